@@ -1,0 +1,49 @@
+# `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench
+
+PYTHON ?=
+BIN := .venv/bin
+STAMP := .venv/.setup-complete
+
+help:
+	@echo "make setup   install everything, pinned, into .venv"
+	@echo "make demo    four peers on this machine train a transformer together; one of them lies"
+	@echo "make test    the test suite"
+	@echo "make lint    style, types and import layers"
+	@echo "make bench   the benchmarks behind the figures in the documents"
+
+setup: $(STAMP)
+
+# The stamp is written last, so an interrupted set-up is taken up again by the next command.
+$(STAMP): pyproject.toml constraints.txt
+	@python="$(PYTHON)"; \
+	for candidate in $${python:-python3 python3.13 python3.12 python3.11 python}; do \
+		if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+		echo "make: no Python 3.11 or newer with venv and pip was found (tried: $${python:-python3 python3.13 python3.12 python3.11 python})." >&2; \
+		echo "make: install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		echo "set-up: creating .venv with $$("$$found" --version)"; "$$found" -m venv --clear .venv; \
+	fi
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[web,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/peer demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m benchmarks

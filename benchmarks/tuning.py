@@ -1,0 +1,155 @@
+"""Finds and checks the default hyper-parameters: `python -m benchmarks.tuning --json FILE [--set field=value …]`.
+
+One process, no network: the proposals of every accepted trainer go through the real engine, codec, error feedback, aggregation
+and outer step. The rival is one process with plain AdamW, the same model and text, the same global batch and as many samples as
+the network accepts, with the best of several rates. Both are measured on the same held-out windows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from protocol.messages import Proposal
+from training.compute.baseline import train_baseline
+from training.compute.engine import Engine
+from training.data import open_tokens
+from training.default_text import default_text
+from training.replicated import codec, feedback
+from training.replicated.layout import Float32Array, layout_of
+from training.replicated.model import Accepted, ReplicatedModel
+from training.spec import JobSpec
+from training.tokenizer import ByteTokenizer
+
+ACCEPTED = 2  # trainers accepted in each round of the default demo: three, one of which lies
+TRAINERS = 3
+CORES = 2
+BASELINE_RATES = (2e-3, 3e-3, 6e-3)
+EVALUATIONS = 8
+
+
+class Network:
+    """The accepted trainers and the replicated model, without anything between them."""
+
+    def __init__(self, spec: JobSpec, text: Path, trainers: int) -> None:
+        self.engine = Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
+        self.job = hashlib.sha256(b"tuning").digest()
+        self.model = ReplicatedModel.initial(self.job, spec)
+        self.trainers = [hashlib.sha256(b"trainer %d" % number).digest() for number in range(trainers)]
+        self.local_seconds: list[float] = []
+        self._last: dict[bytes, tuple[Float32Array, bytes]] = {}
+
+    def round(self) -> None:
+        self.model = self.model.apply([self._propose(trainer) for trainer in self.trainers], {})
+
+    def held_out(self) -> float:
+        bits = self.engine.evaluate(self.model.parameters)
+        assert bits is not None
+        return bits
+
+    def _propose(self, trainer: bytes) -> Accepted:
+        model = self.model
+        m, payload = self._last.get(trainer, (None, None))
+        e = feedback.feedback_after(model.records.get(trainer), m, payload, model.layout)
+        started = time.process_time()
+        delta, _ = self.engine.local_steps(np.array(model.parameters), self.job, model.round, trainer)
+        self.local_seconds.append(time.process_time() - started)
+        m = feedback.accumulate(e, delta, model.spec.feedback_decay)
+        payload = codec.encode(model.header(trainer), m, model.layout)
+        self._last[trainer] = m, payload
+        digest = hashlib.sha256(payload).digest()
+        record = model.records.get(trainer)
+        proposal = Proposal(
+            self.job, model.round, model.root, digest, len(payload), feedback.buffer_digest(m), record.buffer if record else None
+        )
+        return Accepted(trainer, proposal, payload)
+
+
+def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
+    network = Network(spec, text, ACCEPTED)
+    measured = [network.held_out()]
+    for number in range(1, spec.rounds + 1):
+        network.round()
+        if number * EVALUATIONS // spec.rounds > (number - 1) * EVALUATIONS // spec.rounds:
+            measured.append(network.held_out())
+    step = statistics.median(network.local_seconds) / spec.local_steps
+    runs = TRAINERS * TRAINERS  # each trainer's own steps, and its replays of all the others'
+    return {
+        "heldout_bits_per_byte": measured,
+        "step_ms": 1000 * step,
+        "demo_compute_seconds": spec.rounds * spec.local_steps * runs * step / CORES,
+        "payload_bytes": codec.payload_bytes_max(layout_of(spec)),
+    }
+
+
+def train_rival(spec: JobSpec, text: Path, rates: list[float]) -> dict[str, Any]:
+    steps, batch = spec.rounds * spec.local_steps, ACCEPTED * spec.batch
+    runs = {rate: train_baseline(spec, text, steps, batch, rate, evaluations=EVALUATIONS) for rate in rates}
+    best = min(runs, key=lambda rate: runs[rate][-1])
+    return {"rates": {str(rate): run[-1] for rate, run in runs.items()}, "rate": best, "heldout_bits_per_byte": runs[best]}
+
+
+def with_settings(spec: JobSpec, settings: list[str]) -> JobSpec:
+    """`field=value` for fields of the job or of its model."""
+    for setting in settings:
+        name, value = setting.split("=", 1)
+        if name in {field.name for field in fields(spec.model)}:
+            spec = replace(spec, model=replace(spec.model, **{name: int(value)}))
+        else:
+            spec = replace(spec, **{name: type(getattr(spec, name))(value)})
+    return spec.checked()
+
+
+def table(spec: JobSpec, network: dict[str, Any], rival: dict[str, Any] | None) -> str:
+    lines = [
+        f"{layout_of(spec).size} parameters; {spec.rounds} rounds of {spec.local_steps} steps of {spec.batch} sequences, {ACCEPTED} trainers"
+    ]
+    lines.append(
+        f"step {network['step_ms']:.1f} ms on one thread; demo: {network['demo_compute_seconds']:.0f} s of compute on 2 cores"
+    )
+    lines.append("held-out bits/byte   " + "  ".join(f"{bits:5.3f}" for bits in network["heldout_bits_per_byte"]))
+    if rival:
+        lines.append(f"one process {rival['rate']:g}    " + "  ".join(f"{bits:5.3f}" for bits in rival["heldout_bits_per_byte"]))
+        lines.append("  by rate            " + "  ".join(f"{rate}: {bits:.3f}" for rate, bits in rival["rates"].items()))
+        lines.append(f"ratio at the end     {network['heldout_bits_per_byte'][-1] / rival['heldout_bits_per_byte'][-1]:.3f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="hyper-parameters of the default job, against one process alone")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of the job or its model")
+    parser.add_argument("--baseline-rates", nargs="*", type=float, default=list(BASELINE_RATES), help="none: no rival")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    spec = with_settings(JobSpec(name="tuning", data=bytes(32)), arguments.set)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text"
+        text.write_bytes(default_text())
+        network = train_network(spec, text)
+        rival = train_rival(spec, text, arguments.baseline_rates) if arguments.baseline_rates else None
+    print(table(spec, network, rival))
+    if arguments.json:
+        machine = {
+            "machine": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        }
+        settings = {name: value for name, value in asdict(spec).items() if name not in ("data", "tokenizer")}
+        figures = {"spec": settings, "network": network, "one_process": rival, **machine}
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""One round of a job: who is waited for, when a voter speaks, and what the ballots decide.
+
+Sans-IO: proposals, verdicts, ballots and the time come in; at most one ballot and one cut-off of our own go out. The vote gives
+agreement, not truth: nothing here looks into a payload.
+
+Timers count from the application of the opening block: proposals T1 < re-executors' ballots T2 < light voters' ballots T3 < cut-off T4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Annotated
+
+from consensus.quorum import faults_tolerated, quorum
+from protocol.codec import Count, Digest, Key, Length
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, short_id
+from protocol.limits import TRAINERS_MAX, VOTERS_MAX
+from protocol.messages import Ballot, CutOff, Judgement, Proposal
+from protocol.reasons import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTerms:
+    """What the block that opened a round fixed for it."""
+
+    job: bytes
+    round: int
+    model_root: bytes
+    voters: frozenset[bytes]
+    auditors: frozenset[bytes]  # voters with a worker; empty when nobody re-executes
+    trainers: frozenset[bytes]
+    awaited: frozenset[bytes]
+
+    @property
+    def quorum(self) -> int:
+        return quorum(len(self.voters))
+
+    @property
+    def faults(self) -> int:
+        return faults_tolerated(len(self.voters))
+
+
+PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps or a Python that starts must not lose a round for it
+PROPOSALS_FACTOR = 3.0  # stragglers get three times what the majority of the awaited trainers took
+LIGHT_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
+CUT_OFF_SECONDS = 2.0  # T4 − T3: the same
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimers:
+    """Seconds; what a peer measured and the job allows. They may differ between peers: votes may be fuzzy, their sum is exact."""
+
+    proposals_max: float  # T1 when not even a majority of the awaited trainers has spoken
+    replays: float  # T2 − T1: re-executing every trainer's proposal
+
+    def __post_init__(self) -> None:
+        assert self.proposals_max > 0
+        assert self.replays > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What a block carries to close a round; `proposals` are exactly the accepted ones, all ascending by signer."""
+
+    job: Digest
+    round: Count
+    ballots: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
+    cut_offs: Annotated[tuple[Signed, ...], Length(0, VOTERS_MAX)]
+    proposals: Annotated[tuple[Signed, ...], Length(0, TRAINERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the ballots of one closed round decided, a pure function of them."""
+
+    accepted: dict[bytes, bytes]  # trainer -> proposal digest
+    rejected: dict[bytes, Verdict]  # trainer -> the reason given most often
+    absent: frozenset[bytes]  # trainers that no more than f ballots of the block name
+    unjudged: frozenset[bytes]  # trainers that more than f ballots could not judge
+
+
+def signed_digest(signed: Signed) -> bytes:
+    """How ballots name proposals and cut-offs name ballots."""
+    return hashlib.sha256(signed.body).digest()
+
+
+Votes = dict[tuple[bytes, bytes], Counter[Verdict]]  # (trainer, proposal) -> verdicts
+
+
+def tally(ballots: Iterable[Ballot]) -> Votes:
+    votes: Votes = {}
+    for ballot in ballots:
+        for judgement in ballot.judgements:
+            votes.setdefault((judgement.trainer, judgement.proposal), Counter())[judgement.verdict] += 1
+    return votes
+
+
+def settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> bool:
+    """No further ballot could change the outcome: every named proposal has q accepts or n−q+1 ballots without accept."""
+    without_accept_min = len(terms.voters) - terms.quorum + 1
+    return all(
+        verdicts[Verdict.ACCEPT] >= terms.quorum or len(ballots) - verdicts[Verdict.ACCEPT] >= without_accept_min
+        for verdicts in tally(ballots.values()).values()
+    )
+
+
+def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> Outcome:
+    votes = tally(ballots.values())
+    accepted = {trainer: digest for (trainer, digest), verdicts in votes.items() if verdicts[Verdict.ACCEPT] >= terms.quorum}
+    reasons: dict[bytes, Counter[Verdict]] = {}
+    for (trainer, _), verdicts in votes.items():
+        if trainer not in accepted:
+            reasons.setdefault(trainer, Counter()).update(verdicts)
+    # What at most f ballots name may be invented by liars: such a trainer counts as absent.
+    reasons = {trainer: verdicts for trainer, verdicts in reasons.items() if verdicts.total() > terms.faults}
+    unjudged = {trainer for trainer, verdicts in reasons.items() if verdicts[Verdict.UNJUDGED] > terms.faults}
+    return Outcome(
+        accepted=dict(sorted(accepted.items())),
+        rejected={trainer: _reason(verdicts) for trainer, verdicts in sorted(reasons.items())},
+        absent=terms.trainers - accepted.keys() - reasons.keys(),
+        unjudged=frozenset(unjudged),
+    )
+
+
+def _reason(verdicts: Counter[Verdict]) -> Verdict:
+    """The reason most ballots give; a real one before UNJUDGED; ties go to the lower code."""
+    reasons = [verdict for verdict in verdicts if verdict is not Verdict.ACCEPT]
+    return max(reasons, key=lambda v: (v is not Verdict.UNJUDGED, verdicts[v], -v), default=Verdict.UNJUDGED)
+
+
+def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
+    """Raises `RemoteProtocolError` unless this ballot may be counted in this round."""
+    if voter not in terms.voters:
+        raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
+    if (ballot.job, ballot.round, ballot.model_root) != (terms.job, terms.round, terms.model_root):
+        raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {ballot.round}")
+    names = [judgement.trainer for judgement in ballot.judgements]
+    if any(left >= right for left, right in zip(names, names[1:], strict=False)):
+        raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
+    if not terms.trainers.issuperset(names):
+        raise RemoteProtocolError("not-a-trainer", f"ballot of {short_id(voter)}")
+
+
+@dataclass(slots=True)
+class RoundBook:
+    """Everything one peer holds about one open round. `me` is None for a peer that does not vote in it."""
+
+    terms: RoundTerms
+    me: bytes | None
+    opened: float
+    timers: RoundTimers
+    proposals: dict[bytes, Signed] = field(default_factory=dict)  # trainer -> the first proposal seen
+    equivocators: set[bytes] = field(default_factory=set)
+    double_voters: set[bytes] = field(default_factory=set)
+    verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # trainer -> our own judgement
+    ballots: dict[bytes, Ballot] = field(default_factory=dict)
+    signed_ballots: dict[bytes, Signed] = field(default_factory=dict)
+    cut_offs: dict[bytes, CutOff] = field(default_factory=dict)
+    signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
+    arrivals: list[float] = field(default_factory=list)  # when proposals of awaited trainers came, seconds after opening
+
+    # What comes in
+
+    def add_proposal(self, signed: Signed, proposal: Proposal, now: float) -> tuple[Signed, Signed] | None:
+        """Keeps the first proposal of each trainer; a second, different one is evidence and counts for neither."""
+        if signed.signer not in self.terms.trainers:
+            raise RemoteProtocolError("not-a-trainer", f"proposal of {short_id(signed.signer)}")
+        if (proposal.job, proposal.round) != (self.terms.job, self.terms.round):
+            raise RemoteProtocolError("wrong-round", f"proposal of {short_id(signed.signer)} for round {proposal.round}")
+        if signed.signer not in self.proposals and signed.signer in self.terms.awaited:
+            self.arrivals.append(now - self.opened)
+        first = self.proposals.setdefault(signed.signer, signed)
+        if first.body == signed.body or signed.signer in self.equivocators:
+            return None
+        self.equivocators.add(signed.signer)
+        self.verdicts[signed.signer] = Verdict.EQUIVOCATION
+        return first, signed
+
+    def judge(self, trainer: bytes, verdict: Verdict) -> None:
+        if trainer not in self.equivocators:
+            self.verdicts[trainer] = verdict
+
+    def add_ballot(self, signed: Signed, ballot: Ballot) -> tuple[Signed, Signed] | None:
+        """Keeps each voter's first ballot; a second, different one is evidence."""
+        check_ballot(self.terms, signed.signer, ballot)
+        first = self.signed_ballots.setdefault(signed.signer, signed)
+        self.ballots.setdefault(signed.signer, ballot)
+        if first.body == signed.body or signed.signer in self.double_voters:
+            return None
+        self.double_voters.add(signed.signer)
+        return first, signed
+
+    def add_cut_off(self, signed: Signed, cut_off: CutOff) -> None:
+        if signed.signer not in self.terms.voters:
+            raise RemoteProtocolError("not-a-voter", f"cut-off of {short_id(signed.signer)}")
+        self.signed_cut_offs.setdefault(signed.signer, signed)
+        self.cut_offs.setdefault(signed.signer, cut_off)
+
+    # What goes out
+
+    @property
+    def proposals_seconds(self) -> float:
+        """T1. A majority of the awaited trainers sets the pace, so that neither the slowest nor a liar does."""
+        majority = len(self.terms.awaited) // 2 + 1
+        if len(self.arrivals) < majority:
+            return self.timers.proposals_max
+        pace = PROPOSALS_FACTOR * self.arrivals[majority - 1]
+        return min(self.timers.proposals_max, max(PROPOSALS_SECONDS_MIN, pace))
+
+    @property
+    def is_auditor(self) -> bool:
+        return not self.terms.auditors or self.me in self.terms.auditors
+
+    def ballot_due(self, now: float) -> Ballot | None:
+        """Our ballot, once: when all that is waited for is judged, or when our timer says so."""
+        if self.me not in self.terms.voters or self.me in self.ballots or not self.proposals:
+            return None
+        return self._ballot() if self._ready(now - self.opened) else None
+
+    def _ready(self, elapsed: float) -> bool:
+        patience = self.proposals_seconds + self.timers.replays
+        if elapsed >= (patience if self.is_auditor else patience + LIGHT_SECONDS):
+            return True
+        # A proposal that came although nobody waits for it is judged too: that is how a trainer gets back in.
+        waited = set(self.proposals) if elapsed >= self.proposals_seconds else self.terms.awaited | set(self.proposals)
+        return all(self.verdict(trainer) is not None for trainer in waited)
+
+    def verdict(self, trainer: bytes) -> Verdict | None:
+        """Our verdict on this trainer's proposal so far; None: not judged yet."""
+        own = self.verdicts.get(trainer)
+        if own is not Verdict.ACCEPT or self.is_auditor:
+            return own
+        return self._majority(trainer)
+
+    def _majority(self, trainer: bytes) -> Verdict | None:
+        """A light voter, whose own cheap checks passed, accepts what more than w/2 re-executors accept."""
+        digest = signed_digest(self.proposals[trainer])
+        ballots = [ballot for voter, ballot in self.ballots.items() if voter in self.terms.auditors]
+        verdicts = tally(ballots).get((trainer, digest), Counter())
+        accepts, needed = verdicts[Verdict.ACCEPT], len(self.terms.auditors) // 2 + 1
+        if accepts >= needed:
+            return Verdict.ACCEPT
+        still_out = len(self.terms.auditors) - len(ballots)
+        return _reason(verdicts) if accepts + still_out < needed else None
+
+    def _ballot(self) -> Ballot:
+        judgements = tuple(
+            Judgement(trainer, signed_digest(self.proposals[trainer]), self._final_verdict(trainer))
+            for trainer in sorted(self.proposals)
+        )
+        return Ballot(self.terms.job, self.terms.round, self.terms.model_root, judgements)
+
+    def _final_verdict(self, trainer: bytes) -> Verdict:
+        verdict = self.verdict(trainer)
+        return Verdict.UNJUDGED if verdict is None else verdict
+
+    def cut_off_due(self, now: float) -> CutOff | None:
+        """Our cut-off, once: enough ballots are there, time is up, and they do not settle the round."""
+        late = now - self.opened >= self.proposals_seconds + self.timers.replays + LIGHT_SECONDS + CUT_OFF_SECONDS
+        if not late or self.me not in self.terms.voters or self.me in self.cut_offs or len(self.ballots) < self.terms.quorum:
+            return None
+        if settled(self.terms, self.ballots):
+            return None
+        digests = sorted(signed_digest(signed) for signed in self.signed_ballots.values())
+        return CutOff(self.terms.job, self.terms.round, tuple(digests))
+
+    def deadline(self, now: float) -> float | None:
+        """When `ballot_due` or `cut_off_due` may change without any input."""
+        times = accumulate((self.proposals_seconds, self.timers.replays, LIGHT_SECONDS, CUT_OFF_SECONDS))
+        return min((self.opened + t for t in times if self.opened + t > now), default=None)
+
+    # Closing
+
+    def closing(self) -> Closing | None:
+        """What closes this round now, if it can be closed with what is here."""
+        if len(self.ballots) < self.terms.quorum:
+            return None
+        accepted = outcome(self.terms, self.ballots).accepted
+        held = {trainer: self.proposals.get(trainer) for trainer in accepted}
+        proposals = [signed for trainer, signed in held.items() if signed and signed_digest(signed) == accepted[trainer]]
+        cut_offs: list[Signed] = []
+        if not settled(self.terms, self.ballots):
+            cut_offs = list(self.signed_cut_offs.values())
+        if len(proposals) < len(accepted) or (not settled(self.terms, self.ballots) and len(cut_offs) <= self.terms.faults):
+            return None
+        return Closing(self.terms.job, self.terms.round, *map(_ascending, (self.signed_ballots.values(), cut_offs, proposals)))
+
+    def refuses(self, closing: Closing) -> str | None:
+        """Why we do not prepare a fresh block with this closing: a leader must not veto by leaving ballots out."""
+        own = self.cut_offs.get(self.me) if self.me else None
+        if own is None or not closing.cut_offs:
+            return None
+        missing = set(own.ballots) - {signed_digest(signed) for signed in closing.ballots}
+        return f"leaves out {len(missing)} ballots of our cut-off" if missing else None
+
+
+def _ascending(signed: Iterable[Signed]) -> tuple[Signed, ...]:
+    return tuple(sorted(signed, key=lambda item: item.signer))
+
+
+def check_closing(
+    terms: RoundTerms, closing: Closing, ballots: Mapping[bytes, Ballot], cut_offs: Mapping[bytes, CutOff], proposals: Mapping[bytes, Proposal]
+) -> str | None:
+    """Why a closing, whose signatures and forms were verified, is invalid; None if it is valid. The same for every peer, always."""
+    for parts in (closing.ballots, closing.cut_offs, closing.proposals):
+        if any(left.signer >= right.signer for left, right in zip(parts, parts[1:], strict=False)):
+            return "signers must ascend, each once"
+    for voter, ballot in ballots.items():
+        check_ballot(terms, voter, ballot)
+    if len(ballots) < terms.quorum:
+        return f"{len(ballots)} ballots, {terms.quorum} are needed"
+    if not terms.voters.issuperset(cut_offs):
+        return "cut-off of a peer that does not vote"
+    if not settled(terms, ballots) and len(cut_offs) <= terms.faults:
+        return "a named proposal is not settled and there are not f+1 cut-offs"
+    if settled(terms, ballots) and cut_offs:
+        return "cut-offs on a settled round"
+    if any((c.job, c.round) != (terms.job, terms.round) for c in cut_offs.values()):
+        return "cut-off of another round"
+    accepted = outcome(terms, ballots).accepted
+    if {signed.signer: signed_digest(signed) for signed in closing.proposals} != accepted:
+        return "the proposals are not exactly the accepted ones"
+    if any((p.job, p.round) != (terms.job, terms.round) for p in proposals.values()):
+        return "proposal of another round"
+    return None

@@ -1,0 +1,120 @@
+"""What the voters of one undecided height have said: statements, certificates made of them, contradictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from consensus.evidence import Evidence, Statement, conflict
+from consensus.voters import VoterSet
+from protocol.identity import Signed
+from protocol.messages import Certificate, Commit, Prepare, Proposed, Timeout, TimeoutCertificate
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A leader's proposal whose signature and justification are verified."""
+
+    message: Proposed
+    digest: bytes
+    obligation: Prepare | None  # the prepared block that the justification obliges to; None: the block is fresh
+
+
+@dataclass(slots=True)
+class Book:
+    """Only verified statements come in here. The first statement of a voter in a slot counts, a second one is evidence."""
+
+    height: int
+    voters: VoterSet
+    offers: dict[int, Offer] = field(default_factory=dict)  # view -> the first proposal of its leader
+    high: Certificate | None = None  # the highest prepare certificate seen
+    high_vote: Prepare | None = None
+    commit: Certificate | None = None  # a commit certificate: the height is decided
+    commit_vote: Commit | None = None
+    timed_out_view: int = -1  # the highest view with a quorum of timeouts
+    _prepared: list[tuple[Certificate, Prepare]] = field(default_factory=list)
+    _statements: dict[bytes, dict[tuple[str, int], tuple[Signed, Statement]]] = field(default_factory=dict)
+    _tallies: dict[tuple[str, int, bytes], dict[bytes, Signed]] = field(default_factory=dict)
+    _accused: set[bytes] = field(default_factory=set)
+
+    def add(self, signed: Signed, statement: Statement) -> Evidence | None:
+        """Counts a statement of a voter. What it completes shows in `take_prepared`, `commit` and `timed_out_view`."""
+        said = self._statements.setdefault(signed.signer, {})
+        first = said.get((statement.TAG, statement.view))
+        if first is not None and first[1] == statement:
+            return None
+        evidence = self._contradiction(signed, statement)
+        if first is None:
+            said[statement.TAG, statement.view] = (signed, statement)
+            self._count(signed, statement)
+        return evidence
+
+    def _contradiction(self, signed: Signed, statement: Statement) -> Evidence | None:
+        if signed.signer in self._accused:
+            return None  # one proof per voter and height is enough, and bounded
+        for earlier, other in self._statements[signed.signer].values():
+            if conflict(other, statement):
+                self._accused.add(signed.signer)
+                return Evidence(earlier, signed)
+        return None
+
+    def _count(self, signed: Signed, statement: Statement) -> None:
+        # Timeouts of one view count together whatever certificate they name; votes only with equal votes.
+        group = b"" if isinstance(statement, Timeout) else signed.body
+        tally = self._tallies.setdefault((statement.TAG, statement.view, group), {})
+        tally[signed.signer] = signed
+        if len(tally) < self.voters.quorum:
+            return
+        if isinstance(statement, Timeout):
+            self.timed_out_view = max(self.timed_out_view, statement.view)
+        elif isinstance(statement, Commit):
+            self.adopt_commit(_certificate(tally), statement)
+        elif isinstance(statement, Prepare) and len(tally) == self.voters.quorum:
+            self._prepared.append((_certificate(tally), statement))
+
+    def take_prepared(self) -> tuple[Certificate, Prepare] | None:
+        """A prepare certificate that prepares have made since the last call."""
+        return self._prepared.pop() if self._prepared else None
+
+    def adopt_high(self, certificate: Certificate, vote: Prepare) -> bool:
+        """Whether this verified prepare certificate is higher than what was held."""
+        if self.high_vote is not None and self.high_vote.view >= vote.view:
+            return False
+        self.high, self.high_vote = certificate, vote
+        return True
+
+    def adopt_commit(self, certificate: Certificate, vote: Commit) -> None:
+        if self.commit is None or len(certificate.signatures) > len(self.commit.signatures):
+            self.commit, self.commit_vote = certificate, vote
+
+    def timeout_certificate(self, view: int) -> TimeoutCertificate | None:
+        """A quorum of timeouts of exactly `view`. `high` covers them: a timeout is counted after its certificate was adopted."""
+        tally = self._tallies.get((Timeout.TAG, view, b""), {})
+        if len(tally) < self.voters.quorum:
+            return None
+        return TimeoutCertificate(tuple(tally[key] for key in sorted(tally)), self.high)
+
+    def join_view(self) -> int:
+        """The highest view that more voters than there can be liars have given up, in it or above; −1 if there is none."""
+        highest = sorted((max(_timed_out(said), default=-1) for said in self._statements.values()), reverse=True)
+        return highest[self.voters.faults_tolerated] if len(highest) > self.voters.faults_tolerated else -1
+
+    def is_active(self) -> bool:
+        """Whether this height is being decided: a leader's proposal is here, or more voters spoke than there can be liars."""
+        return bool(self.offers) or len(self._statements) > self.voters.faults_tolerated
+
+    def silent_in(self, view: int) -> tuple[bytes, ...]:
+        """The voters from which nothing came for this view or a later one."""
+        return tuple(key for key in self.voters.keys if not any(of_view >= view for _, of_view in self._statements.get(key, ())))
+
+    def forget_offers_below(self, view: int) -> None:
+        for earlier in [known for known in self.offers if known < view]:
+            del self.offers[earlier]
+
+
+def _timed_out(said: dict[tuple[str, int], tuple[Signed, Statement]]) -> list[int]:
+    return [view for tag, view in said if tag == Timeout.TAG]
+
+
+def _certificate(tally: dict[bytes, Signed]) -> Certificate:
+    first = next(iter(tally.values()))
+    return Certificate(first.body, {key: tally[key].signature for key in sorted(tally)})

@@ -1,0 +1,185 @@
+"""Where this replica stands: the last decided blocks, what is applied of them, who votes and who leads next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from consensus.application import Application
+from consensus.block import BODY_BYTES_MAX, FIRST_HEIGHT, Block, block_digest, decode_block, encode_block
+from consensus.events import Applied
+from consensus.leaders import Schedule, failed_leaders, schedule
+from consensus.turn import Decided, Restart
+from consensus.voters import VoterSet, verify_certificate
+from protocol import codec
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.identity import Verifier
+from protocol.limits import CLOCK_AHEAD_SECONDS
+from protocol.messages import Certificate, Commit
+
+DECIDED_AHEAD_MAX = 64  # decided heights that wait for being applied; a peer that applies slower stops asking for more
+
+
+@dataclass(slots=True)
+class Past:
+    """One decided height."""
+
+    block: Block  # without its body
+    digest: bytes
+    vote: Commit
+    certificate: Certificate
+    participants: frozenset[bytes] | None
+
+    def add_commit(self, signer: bytes, signature: bytes) -> None:
+        """A commit that came after the decision: it shows in the next block that its voter is there."""
+        signatures = {**self.certificate.signatures, signer: signature}
+        self.certificate = Certificate(self.certificate.vote, dict(sorted(signatures.items())))
+
+
+class Chain:
+    def __init__(self, chain_id: bytes, application: Application, applied: Applied, restart: Restart) -> None:
+        self._chain_id = chain_id
+        self._application = application
+        self._past: dict[int, Past] = {}
+        self._voters: dict[int, VoterSet] = {}
+        self.applied = applied.height
+        self._state_root = applied.state_root
+        self.divergence: str | None = None
+        self.height = FIRST_HEIGHT  # the next one to be decided
+        for decided in restart.decided:
+            self.height = decided.height
+            self.add_decided(decided)
+        if self.height <= applied.height:
+            raise LocalProtocolError(f"height {applied.height} is applied, the journal ends before {self.height}")
+        self._learn(applied)
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the parent of the next block is applied, so that a block can be made and judged."""
+        return self.applied == self.height - 1
+
+    @property
+    def parent(self) -> Past | None:
+        return self._past.get(self.height - 1)
+
+    def voters(self, height: int) -> VoterSet | None:
+        return self._voters.get(height)
+
+    def is_known_voter(self, key: bytes) -> bool:
+        return any(key in voters for voters in self._voters.values())
+
+    def schedule(self, height: int) -> Schedule | None:
+        """The leaders of `height`; None while what decides about them is not known."""
+        voters, parent = self._voters.get(height), self._past.get(height - 1)
+        if voters is None or (parent is None and height > FIRST_HEIGHT):
+            return None
+        return schedule(height, voters, parent.block if parent else None, parent.participants if parent else None)
+
+    def add_decided(self, decided: Decided) -> None:
+        assert decided.height == self.height
+        block = decided.decode()
+        vote = codec.decode_message(decided.certificate.vote, (Commit,))
+        participants = self._application.participants(block.body)
+        slim = dataclasses.replace(block, body=b"")
+        self._past[self.height] = Past(slim, decided.digest, vote, decided.certificate, participants)
+        self.height += 1
+        # The sets change rarely: the hash in the block usually names one that is known, before this block is applied.
+        known = {voters.hash: voters for voters in self._voters.values()}
+        if self.height not in self._voters and block.next_voters in known:
+            self._voters[self.height] = known[block.next_voters]
+        self._compare()
+        self._forget()
+
+    def add_applied(self, applied: Applied) -> None:
+        if applied.height != self.applied + 1 or applied.height >= self.height:
+            raise LocalProtocolError(f"height {applied.height} applied after {self.applied}, {self.height} is to be decided")
+        self.applied, self._state_root = applied.height, applied.state_root
+        self._learn(applied)
+
+    def _learn(self, applied: Applied) -> None:
+        for height, voters in enumerate(applied.voters, applied.height):
+            self._voters[height] = voters
+        self._compare()
+        self._forget()
+
+    def _compare(self) -> None:
+        """What a decided block says about the state after its parent must be what this replica found."""
+        child = self._past.get(self.applied + 1)
+        if child is None or self.divergence is not None or self.applied + 1 not in self._voters:
+            return
+        block, height = child.block, child.block.height
+        for what, theirs, mine in (
+            ("state root", block.state_root, self._state_root),
+            ("voters", block.voters, self._voters[height].hash),
+            ("next voters", block.next_voters, self._voters[height + 1].hash),
+        ):
+            if theirs != mine:
+                self.divergence = f"height {height} was decided with {what} {theirs.hex()[:16]}, here it is {mine.hex()[:16]}"
+
+    def _forget(self) -> None:
+        needed = min(self.applied, self.height - 2)
+        self._past = {height: past for height, past in self._past.items() if height >= needed}
+        self._voters = {height: voters for height, voters in self._voters.items() if height >= needed}
+
+    # Blocks ----------------------------------------------------------------------------------------------------------
+
+    def build(self, body: bytes, proposer: bytes, now_ms: int) -> bytes:
+        assert self.is_applied and len(body) <= BODY_BYTES_MAX, len(body)
+        parent = self.parent
+        time_ms = max(now_ms, parent.block.time_ms + 1) if parent else now_ms
+        return encode_block(self._envelope(proposer, time_ms, parent.certificate if parent else None, body))
+
+    def _envelope(self, proposer: bytes, time_ms: int, parent_certificate: Certificate | None, body: bytes) -> Block:
+        """The one correct block with these four free parts."""
+        parent = self.parent
+        return Block(
+            height=self.height,
+            parent=parent.digest if parent else self._chain_id,
+            time_ms=time_ms,
+            proposer=proposer,
+            voters=self._voters[self.height].hash,
+            next_voters=self._voters[self.height + 1].hash,
+            state_root=self._state_root,
+            parent_certificate=parent_certificate,
+            failed=dict(self._failed(parent_certificate)),
+            body=body,
+        )
+
+    def _failed(self, certificate: Certificate | None) -> Mapping[bytes, int]:
+        parent, leaders = self.parent, self.schedule(self.height - 1)
+        if certificate is None or parent is None or leaders is None:
+            return {}
+        view = codec.decode_message(certificate.vote, (Commit,)).view
+        return failed_leaders(self.height, self._voters[self.height], parent.block, leaders, view)
+
+    def problem(self, data: bytes, proposer: bytes, now_ms: int, verifier: Verifier) -> str | None:
+        """Why a fresh block must not be prepared; None: nothing is wrong. The parent must be applied."""
+        assert self.is_applied
+        try:
+            block = decode_block(data)
+            self._check_parent_certificate(block.parent_certificate, verifier)
+        except RemoteProtocolError as error:
+            return str(error)
+        if block != self._envelope(proposer, block.time_ms, block.parent_certificate, block.body):
+            return "the envelope is not the one that follows from the parent"
+        if self.parent is not None and block.time_ms <= self.parent.block.time_ms:
+            return f"time {block.time_ms} ms is not after its parent's"
+        if block.time_ms > now_ms + CLOCK_AHEAD_SECONDS * 1_000:
+            return f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock"
+        return self._application.check(block.height, block.body, proposer)
+
+    def _check_parent_certificate(self, certificate: Certificate | None, verifier: Verifier) -> None:
+        parent = self.parent
+        if (certificate is None) != (parent is None):
+            raise RemoteProtocolError("bad-parent", "every block but the first carries its parent's certificate")
+        if certificate is None or parent is None:
+            return
+        vote = verify_certificate(certificate, Commit, self._voters[self.height - 1], self._chain_id, verifier)
+        if (vote.height, vote.block) != (self.height - 1, parent.digest):
+            raise RemoteProtocolError("bad-parent", "the certificate is of another block")
+
+
+def decided_record(data: bytes, certificate: Certificate, vote: Commit) -> Decided:
+    assert block_digest(data) == vote.block
+    return Decided(vote.height, vote.block, data, certificate)

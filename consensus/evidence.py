@@ -1,0 +1,46 @@
+"""Two messages that one honest voter never signs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Verifier, open_signed, short_id
+from protocol.messages import Commit, Prepare, Propose, Timeout
+
+Statement = Propose | Prepare | Commit | Timeout
+KINDS = (Propose, Prepare, Commit, Timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Self-contained: anybody who knows the chain id can check it."""
+
+    first: Signed
+    second: Signed
+
+    @property
+    def culprit(self) -> bytes:
+        return self.first.signer
+
+
+def conflict(first: Statement, second: Statement) -> bool:
+    """Whether no honest voter signs both, in whatever order."""
+    if first.height != second.height or first.voters != second.voters:
+        return False
+    if type(first) is type(second):
+        return first.view == second.view and first != second
+    if isinstance(first, Commit) and isinstance(second, Timeout):
+        # Whoever commits in a view holds its prepare certificate, and every later timeout names one at least as high.
+        return second.view >= first.view > second.high_view
+    return isinstance(second, Commit) and isinstance(first, Timeout) and conflict(second, first)
+
+
+def verify_evidence(evidence: Evidence, chain_id: bytes, verifier: Verifier) -> bytes:
+    """The key of the voter that is proven to lie; `RemoteProtocolError` if nothing is proven."""
+    first = cast(Statement, open_signed(evidence.first, chain_id, verifier, KINDS))
+    second = cast(Statement, open_signed(evidence.second, chain_id, verifier, KINDS))
+    if evidence.first.signer != evidence.second.signer or not conflict(first, second):
+        raise RemoteProtocolError("no-evidence", f"against {short_id(evidence.first.signer)}")
+    return evidence.culprit

@@ -1,0 +1,52 @@
+"""How long a view may take: measured from the decisions of this network, longer with every view that fails."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+VIEW_SECONDS_MIN = 1.0  # machines that vote also train: a busy processor must not look like a dead leader
+VIEW_SECONDS_MAX = 60.0  # a healed network goes on within a minute
+VIEW_GROWTH = 1.5  # per failed view, until all honest voters are in one view long enough
+TAIL_FACTOR = 3.0  # above the slowest of the last decisions
+DECISIONS_MEASURED = 32
+REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is greeted with everything: repeats are a last resort
+
+
+@dataclass(slots=True)
+class Pacemaker:
+    """Timer of the current view and of repeats. Both run only while there is known work."""
+
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=DECISIONS_MEASURED))  # seconds from view start
+    _view: int = 0
+    _started: float | None = None  # when this view's clock began: at its start, or when work turned up
+    _repeat_from: float | None = None
+
+    def enter_view(self, view: int) -> None:
+        self._view = view
+        self._started = self._repeat_from = None
+
+    def run(self, working: bool, now: float) -> None:
+        """Starts or stops the timers."""
+        if not working:
+            self._started = self._repeat_from = None
+        elif self._started is None:
+            self._started = self._repeat_from = now
+
+    def decided(self, now: float) -> None:
+        if self._started is not None:
+            self.durations.append(now - self._started)
+
+    def view_seconds(self) -> float:
+        base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(self.durations, default=0.0))
+        # The exponent is bounded only to keep the power a finite number; the cap is reached long before.
+        return min(VIEW_SECONDS_MAX, base * VIEW_GROWTH ** min(self._view, 64))
+
+    def view_deadline(self) -> float | None:
+        return None if self._started is None else self._started + self.view_seconds()
+
+    def repeat_deadline(self) -> float | None:
+        return None if self._repeat_from is None else self._repeat_from + min(REPEAT_SECONDS_MAX, self.view_seconds())
+
+    def repeated(self, now: float) -> None:
+        self._repeat_from = now

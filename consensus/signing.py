@@ -1,0 +1,54 @@
+"""This voter's own signatures: one message per slot, ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from consensus.evidence import KINDS, Statement
+from consensus.turn import Slot, Voted
+from protocol import codec
+from protocol.errors import LocalProtocolError
+from protocol.identity import Signed, Signer, sign
+from protocol.messages import Commit, Prepare, Timeout
+
+
+class OwnVotes:
+    """Everything signed for the undecided height. A `Voted` record goes out before the message does."""
+
+    def __init__(self, signer: Signer, chain_id: bytes, votes: Iterable[Voted]) -> None:
+        self._signer = signer
+        self._chain_id = chain_id
+        self._signed: dict[Slot, Signed] = {voted.slot: voted.signed for voted in votes}
+
+    def get(self, tag: str, height: int, view: int) -> Signed | None:
+        return self._signed.get((tag, height, view))
+
+    def statements(self, height: int) -> list[tuple[Signed, Statement]]:
+        return [
+            (signed, codec.decode_message(signed.body, KINDS))  # type: ignore[misc]
+            for (_, of_height, _), signed in self._signed.items()
+            if of_height == height
+        ]
+
+    def cast(self, message: Statement) -> Voted:
+        """Signs. `LocalProtocolError` if the slot is taken or a rule of the protocol forbids the message."""
+        slot = (message.TAG, message.height, message.view)
+        if slot in self._signed:
+            raise LocalProtocolError(f"{slot} is signed already")
+        if isinstance(message, (Prepare, Commit)) and self.timed_out(message.height) >= message.view:
+            raise LocalProtocolError(f"{message.TAG} in {message.height}.{message.view} after a timeout")
+        signed = sign(self._signer, self._chain_id, message)
+        self._signed[slot] = signed
+        return Voted(slot, signed)
+
+    def timed_out(self, height: int) -> int:
+        """The highest view of `height` that was given up; −1: none."""
+        views = (view for tag, of_height, view in self._signed if tag == Timeout.TAG and of_height == height)
+        return max(views, default=-1)
+
+    def view(self, height: int) -> int:
+        """The highest view of `height` that anything was signed in."""
+        return max((view for _, of_height, view in self._signed if of_height == height), default=0)
+
+    def forget_below(self, height: int) -> None:
+        self._signed = {slot: signed for slot, signed in self._signed.items() if slot[1] >= height}

@@ -1,0 +1,184 @@
+"""One step's effects, and the one way they are carried out: first everything is durable, then it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from consensus.block import Block, decode_block
+from consensus.events import Message
+from consensus.evidence import Evidence
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed
+from protocol.limits import MESSAGE_BYTES_MAX
+from protocol.messages import BlockBytes, Certificate, Decision
+
+REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # decisions sent at one request; whoever lags asks again
+
+Slot = tuple[str, int, int]  # message tag, height, view: what may be signed once
+
+
+@dataclass(frozen=True, slots=True)
+class Voted:
+    slot: Slot
+    signed: Signed
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """The bytes of an undecided block, kept because this voter prepared it or a certificate names it."""
+
+    height: int
+    digest: bytes
+    block: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCertificate:
+    """The highest prepare certificate of the undecided height; it replaces the one before."""
+
+    height: int
+    certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """`height` is decided. The executor applies it after the turn is durable and answers with `Applied`."""
+
+    height: int
+    digest: bytes
+    block: bytes
+    certificate: Certificate
+
+    def decode(self) -> Block:
+        return decode_block(self.block)
+
+
+Record = Voted | StoredBlock | StoredCertificate | Decided | Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: tuple[bytes, ...]  # those without a link miss it
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendDecisions:
+    """Send the decisions of `first`, `first + 1`, … as far as they exist, `count` at most."""
+
+    to: bytes
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlock:
+    """Send the stored bytes of an undecided block, if they are stored."""
+
+    to: bytes
+    height: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """This peer sent what no correct peer sends: drop it and count the reason."""
+
+    peer: bytes
+    error: RemoteProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    records: tuple[Record, ...] = ()  # durable before anything is sent
+    sends: tuple[Send | SendDecisions | SendBlock, ...] = ()
+    deadline: float | None = None  # call again with `Tick` at this time; replaces the one of the turn before
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def decided(self) -> tuple[Decided, ...]:
+        return tuple(record for record in self.records if isinstance(record, Decided))
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        return tuple(record for record in self.records if isinstance(record, Evidence))
+
+
+def merge(turns: Sequence[Turn]) -> Turn:
+    """Several consecutive turns as one, so that they cost one fsync."""
+    records = tuple(record for turn in turns for record in turn.records)
+    sends = tuple(send for turn in turns for send in turn.sends)
+    faults = tuple(fault for turn in turns for fault in turn.faults)
+    return Turn(records, sends, turns[-1].deadline if turns else None, faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What a replica must know to go on where it stopped."""
+
+    decided: tuple[Decided, ...] = ()  # the last two decided heights, ascending
+    votes: tuple[Voted, ...] = ()  # every vote above the last decided height
+    blocks: tuple[StoredBlock, ...] = ()  # every stored block above the last decided height
+    prepared: Certificate | None = None  # the highest prepare certificate above the last decided height
+
+
+NEVER_VOTED = Restart()
+
+
+class Journal(Protocol):
+    """Durable memory of one replica. What belongs to a decided height, other than the decision and evidence, may be dropped."""
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Durable, all or none, when it returns. Raises `StorageError`: then nothing may be sent and the peer stops."""
+
+    def load(self) -> Restart: ...
+
+    def decision(self, height: int) -> Decided | None: ...
+
+    def block(self, digest: bytes) -> bytes | None:
+        """The bytes of a stored undecided block."""
+
+
+class Outlet(Protocol):
+    def send(self, to: tuple[bytes, ...], message: Message) -> None:
+        """Queue for every peer that has a link; never blocks."""
+
+
+def persist(turn: Turn, journal: Journal) -> tuple[Send, ...]:
+    """All input and output of a turn that touches the disk; what it returns may be sent from then on."""
+    if turn.records:
+        journal.append(turn.records)
+    return tuple(send for wanted in turn.sends for send in _resolve(wanted, journal))
+
+
+def deliver(sends: Iterable[Send], outlet: Outlet) -> None:
+    for send in sends:
+        outlet.send(send.to, send.message)
+
+
+def execute(turn: Turn, journal: Journal, outlet: Outlet) -> None:
+    deliver(persist(turn, journal), outlet)
+
+
+async def execute_in_thread(turn: Turn, journal: Journal, outlet: Outlet, run_in_thread: Callable[..., Awaitable[Any]]) -> None:
+    """`execute` for a caller that must not block: `run_in_thread(function, *arguments)` does the part with the disk."""
+    deliver(await run_in_thread(persist, turn, journal), outlet)
+
+
+def _resolve(wanted: Send | SendDecisions | SendBlock, journal: Journal) -> Iterable[Send]:
+    if isinstance(wanted, Send):
+        yield wanted
+    elif isinstance(wanted, SendBlock):
+        block = journal.block(wanted.digest)
+        if block is not None:
+            yield Send((wanted.to,), BlockBytes(wanted.height, block))
+    else:
+        size = 0
+        for height in range(wanted.first, wanted.first + wanted.count):
+            decided = journal.decision(height)
+            if decided is None or size > REPLY_BYTES_MAX:
+                return
+            size += len(decided.block)
+            yield Send((wanted.to,), Decision(decided.block, decided.certificate))

@@ -1,0 +1,123 @@
+"""Voter sets, and the certificates they sign."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from consensus.quorum import faults_tolerated, quorum
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Verifier, open_signed, preimage, short_id
+from protocol.limits import VOTERS_MAX
+from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate
+
+V = TypeVar("V", Prepare, Commit)
+
+VERIFIED_SIGNATURES_MAX = 4_096  # several heights of VOTERS_MAX prepares, commits and timeouts; about 400 kB
+
+
+@dataclass(frozen=True)
+class VoterSet:
+    """The voters of one height. Build it with `VoterSet.of`, which sorts."""
+
+    keys: tuple[bytes, ...]  # ascending
+
+    @classmethod
+    def of(cls, keys: Iterable[bytes]) -> VoterSet:
+        return cls(tuple(sorted(keys)))
+
+    def __post_init__(self) -> None:
+        assert 1 <= len(self.keys) <= VOTERS_MAX, f"{len(self.keys)} voters, 1..{VOTERS_MAX} are possible"
+        assert all(left < right for left, right in zip(self.keys, self.keys[1:], strict=False)), "voters must ascend"
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._members
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def _members(self) -> frozenset[bytes]:
+        return frozenset(self.keys)
+
+    @cached_property
+    def hash(self) -> bytes:
+        return hashlib.sha256(b"folkmoot/voters\x00" + codec.encode(self.keys)).digest()
+
+    @cached_property
+    def quorum(self) -> int:
+        return quorum(len(self.keys))
+
+    @cached_property
+    def faults_tolerated(self) -> int:
+        return faults_tolerated(len(self.keys))
+
+
+class CachingVerifier:
+    """Checks each signature once: the votes seen one by one come back inside certificates. Only good ones are kept."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self._good: OrderedDict[bytes, None] = OrderedDict()
+
+    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
+        entry = hashlib.sha256(public + signature + data).digest()
+        if entry in self._good:
+            self._good.move_to_end(entry)
+            return True
+        if not self._verifier.verify(public, data, signature):
+            return False
+        self._good[entry] = None
+        if len(self._good) > VERIFIED_SIGNATURES_MAX:
+            self._good.popitem(last=False)
+        return True
+
+
+def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet, chain_id: bytes, verifier: Verifier) -> V:
+    """The vote that a quorum of `voters` signed; `RemoteProtocolError` if the certificate does not prove it."""
+    vote = codec.decode_message(certificate.vote, (kind,))
+    if vote.voters != voters.hash:
+        raise RemoteProtocolError("foreign-voters", f"certificate of another voter set at height {vote.height}")
+    if len(certificate.signatures) < voters.quorum:
+        raise RemoteProtocolError("no-quorum", f"{len(certificate.signatures)} signatures, {voters.quorum} are needed")
+    data = preimage(kind.TAG, chain_id, certificate.vote)
+    for signer, signature in certificate.signatures.items():
+        if signer not in voters:
+            raise RemoteProtocolError("not-a-voter", f"{short_id(signer)} at height {vote.height}")
+        if not verifier.verify(signer, data, signature):
+            raise RemoteProtocolError("bad-signature", f"{kind.TAG} certificate, {short_id(signer)}")
+    return vote
+
+
+def covers(high: Prepare | None, timeout: Timeout) -> bool:
+    """Whether the prepare certificate `high` is at least as high as the one that `timeout` names."""
+    if high is None:
+        return timeout.high_view == NO_VIEW
+    return high.view > timeout.high_view or (high.view, high.block) == (timeout.high_view, timeout.high_block)
+
+
+def verify_timeout_certificate(
+    certificate: TimeoutCertificate, height: int, view: int, voters: VoterSet, chain_id: bytes, verifier: Verifier
+) -> Prepare | None:
+    """What the certificate obliges the leader of `view + 1` to propose again (None: any block); `RemoteProtocolError` if bad."""
+    high: Prepare | None = None
+    if certificate.high is not None:
+        high = verify_certificate(certificate.high, Prepare, voters, chain_id, verifier)
+        if high.height != height or high.view > view:
+            raise RemoteProtocolError("bad-justification", f"prepare certificate of {high.height}.{high.view}")
+    signers = set()
+    for signed in certificate.timeouts:
+        timeout = open_signed(signed, chain_id, verifier, (Timeout,))
+        if (timeout.voters, timeout.height, timeout.view) != (voters.hash, height, view) or signed.signer not in voters:
+            raise RemoteProtocolError("bad-justification", f"timeout of {timeout.height}.{timeout.view} for {height}.{view}")
+        if not covers(high, timeout):
+            raise RemoteProtocolError("bad-justification", f"certificate of view {timeout.high_view} is missing")
+        signers.add(signed.signer)
+    if len(signers) < voters.quorum or len(signers) != len(certificate.timeouts):
+        raise RemoteProtocolError("no-quorum", f"{len(signers)} timeouts, {voters.quorum} are needed")
+    return high

@@ -1,0 +1,54 @@
+"""The first page of a network: everything its peers agree on before the first block. Its hash is the chain id."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated
+
+from consensus.voters import VoterSet
+from protocol import codec
+from protocol.codec import Count, Key, Length
+from protocol.errors import RemoteProtocolError
+from protocol.limits import VOTERS_MAX
+from protocol.messages import Name
+
+TRAINER = "trainer"  # trains, and re-executes what others trained if it also votes
+ROLES = frozenset({TRAINER})  # roles the ledger knows; a lightweight voter has none beside its vote
+
+
+Roles = Annotated[tuple[Name, ...], Length(0, 8)]  # ascending, each once
+
+
+@dataclass(frozen=True, slots=True)
+class Founder:
+    name: Name
+    roles: Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Genesis:
+    network: Name
+    created_ms: Count
+    salt: Annotated[bytes, Length(16, 16)]  # two networks of one name and minute still differ
+    founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # they all vote
+
+    @property
+    def chain_id(self) -> bytes:
+        return hashlib.sha256(b"folkmoot/genesis\x00" + codec.encode(self)).digest()
+
+    @property
+    def voters(self) -> VoterSet:
+        return VoterSet(tuple(sorted(self.founders)))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Genesis:
+        genesis = codec.decode(cls, data)
+        for founder in genesis.founders.values():
+            check_roles(founder.roles)
+        return genesis
+
+
+def check_roles(roles: tuple[str, ...]) -> None:
+    if list(roles) != sorted(set(roles)) or not ROLES.issuperset(roles):
+        raise RemoteProtocolError("bad-roles", f"{roles} is not an ascending list of {sorted(ROLES)}")

@@ -1,0 +1,205 @@
+"""Job envelopes: what the ledger knows of a job without looking into its specification or its model."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Protocol
+
+from consensus.ballots import Outcome, RoundTerms
+from consensus.voters import VoterSet
+from ledger.genesis import TRAINER, Genesis
+from ledger.members import MembersState
+from ledger.transactions import Context, Modules, Refused
+from protocol import codec
+from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.identity import Signed
+from protocol.limits import TRAINERS_MAX, TRANSACTION_BYTES_MAX
+from protocol.messages import Name, Transaction
+
+RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
+FINISHED_KEPT_MAX = 64  # finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks
+PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What a job specification says to the ledger."""
+
+    name: str
+    objective: str
+    rounds: int
+    audited: bool  # re-executed before the ballot
+    needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
+
+
+class JobRules(Protocol):
+    def terms(self, spec: bytes) -> JobTerms:
+        """Raises `RemoteProtocolError` for a specification that is none."""
+
+
+class Phase(enum.StrEnum):
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+Keys = Annotated[tuple[Key, ...], Length(0, TRAINERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
+    name: Name
+    author: Key
+    started: Count  # height
+    rounds: Count
+    phase: Phase
+    round: Count  # the open round; after the last one, `rounds`
+    opened: Count  # height of the block that opened it
+    model_root: Digest
+    voters: Keys  # of the open round, as all of the following
+    auditors: Keys
+    trainers: Keys
+    awaited: Keys
+    patience: Annotated[int, Between(0, PATIENCE_MAX)] = 0
+    accepted: Annotated[dict[Key, Count], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
+    rejected: Annotated[dict[Key, dict[Name, Count]], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
+
+    def terms(self, job: bytes) -> RoundTerms:
+        sets = (frozenset(keys) for keys in (self.voters, self.auditors, self.trainers, self.awaited))
+        return RoundTerms(job, self.round, self.model_root, *sets)
+
+
+@dataclass(frozen=True, slots=True)
+class JobsState:
+    jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
+
+    def running(self) -> dict[bytes, Job]:
+        return {key: job for key, job in self.jobs.items() if job.phase is Phase.RUNNING}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """`job/start`: the specification is opaque here."""
+
+    spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """`job/stop`, by the author: the open round is its last."""
+
+    job: Digest
+
+
+KINDS: dict[str, type] = {"job/start": Start, "job/stop": Stop}
+UNBUILT = bytes(32)  # model root of a job whose model is made while its first block is applied
+
+
+def job_id(author: bytes, transaction: Transaction) -> bytes:
+    return hashlib.sha256(b"folkmoot/job\x00" + author + codec.encode(transaction)).digest()
+
+
+class JobsModule:
+    name = "jobs"
+    kinds = frozenset(KINDS)
+
+    def __init__(self, rules: JobRules) -> None:
+        self.rules = rules
+
+    def state_type(self) -> type:
+        return JobsState
+
+    def genesis(self, genesis: Genesis) -> JobsState:
+        return JobsState()
+
+    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> JobsState:
+        state: JobsState = modules[self.name]
+        members: MembersState = modules["members"]
+        match codec.decode(KINDS[transaction.kind], transaction.content):
+            case Start(spec=spec):
+                return self._start(state, members, job_id(author, transaction), spec, author, context.height)
+            case Stop(job=key):
+                return _stop(state, key, author)
+        raise AssertionError(transaction.kind)
+
+    def _start(
+        self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int
+    ) -> JobsState:
+        terms = self.rules.terms(spec)
+        running = state.running()
+        if len(running) >= RUNNING_MAX:
+            raise Refused(f"{RUNNING_MAX} jobs are running, the most at once")
+        clash = next((job.name for job in running.values() if terms.needs_worker and self.rules.terms(job.spec).needs_worker), None)
+        if clash is not None:
+            raise Refused(f"job {clash!r} is training; one job trains at a time")
+        job = Job(spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, (), (), (), ())
+        job = self.open_round(job, members, height, None)
+        if not job.trainers:
+            raise Refused("no member is registered as a trainer")
+        needed = 2 * VoterSet(job.voters).faults_tolerated + 1
+        if terms.audited and len(job.auditors) < needed:
+            raise Refused(f"audit 'full' needs {needed} voters with a worker, there are {len(job.auditors)}")
+        return JobsState(_bounded({**state.jobs, key: job}))
+
+    def open_round(self, job: Job, members: MembersState, height: int, closed: Outcome | None) -> Job:
+        """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
+        terms = self.rules.terms(job.spec)
+        voters = members.voters
+        workers = {key for key, member in members.members.items() if TRAINER in member.roles}
+        trainers = tuple(sorted(workers)) if terms.needs_worker else (job.author,)
+        auditors: tuple[bytes, ...] = ()
+        if terms.audited:
+            auditors = tuple(sorted(workers & set(voters))) if terms.needs_worker else voters
+        if closed is None:
+            awaited = trainers
+        elif closed.accepted:
+            new = set(trainers) - set(job.trainers)
+            awaited = tuple(sorted((closed.accepted.keys() & set(trainers)) | new))
+        else:
+            awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
+        return replace(job, opened=height, voters=voters, auditors=auditors, trainers=trainers[:TRAINERS_MAX], awaited=awaited)
+
+    def close_round(self, job: Job, members: MembersState, height: int, closed: Outcome) -> Job:
+        """The job after one closed round, before its model has taken the step."""
+        accepted = dict(job.accepted)
+        for trainer in closed.accepted:
+            accepted[trainer] = accepted.get(trainer, 0) + 1
+        rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
+        labels = {trainer: verdict.label for trainer, verdict in closed.rejected.items()} | dict.fromkeys(closed.absent, "absent")
+        for trainer, label in labels.items():
+            reasons = rejected.setdefault(trainer, {})
+            reasons[label] = reasons.get(label, 0) + 1
+        patience = min(PATIENCE_MAX, job.patience + 1) if closed.unjudged else job.patience
+        job = replace(job, accepted=accepted, rejected=rejected, patience=patience, round=job.round + 1)
+        if job.round >= job.rounds:
+            return replace(job, phase=Phase.FINISHED, opened=height)
+        return self.open_round(job, members, height, closed)
+
+
+def _stop(state: JobsState, key: bytes, author: bytes) -> JobsState:
+    job = state.jobs.get(key)
+    if job is None or job.phase is not Phase.RUNNING:
+        raise Refused("no such job is running")
+    if job.author != author:
+        raise Refused("only its author can stop a job")
+    return JobsState({**state.jobs, key: replace(job, rounds=job.round + 1)})
+
+
+def _bounded(jobs: dict[bytes, Job]) -> dict[bytes, Job]:
+    """Forgets the jobs that finished first when there are too many."""
+    finished = sorted((job.opened, key) for key, job in jobs.items() if job.phase is Phase.FINISHED)
+    forgotten = {key for _, key in finished[: max(0, len(finished) - FINISHED_KEPT_MAX)]}
+    return {key: job for key, job in jobs.items() if key not in forgotten}
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRound:
+    """A round that a block closed: what the model step needs, and what people want to see."""
+
+    job: bytes
+    round: int
+    outcome: Outcome
+    proposals: tuple[Signed, ...]  # the accepted ones
+    ballots: tuple[bytes, ...]  # voters whose ballots were decided

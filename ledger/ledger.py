@@ -1,0 +1,125 @@
+"""What consensus decides about, seen from one peer: the state, the open rounds, and transactions that wait for a block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from consensus.ballots import RoundBook
+from consensus.block import BODY_BYTES_MAX
+from ledger import members as membership
+from ledger.state import Body, Rules, State, decode_body
+from ledger.transactions import Refused
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed
+from protocol.limits import TRANSACTIONS_PENDING_MAX, TRANSACTIONS_PER_BLOCK_MAX
+
+CLOSING_BYTES_MAX = BODY_BYTES_MAX // 2  # what transactions leave for closings
+
+
+class Pool:
+    """Transactions that are not decided yet. Only those that could still be decided stay."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, Signed] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterable[Signed]:  # type: ignore[misc]
+        return iter(list(self._waiting.values()))
+
+    def add(self, signed: Signed) -> bool:
+        """False if it was here already or there is no room."""
+        key = hashlib.sha256(signed.body + signed.signer).digest()
+        if key in self._waiting or len(self._waiting) >= TRANSACTIONS_PENDING_MAX:
+            return False
+        self._waiting[key] = signed
+        return True
+
+    def select(self, rules: Rules, state: State) -> tuple[Signed, ...]:
+        """What fits into the next block, in an order in which all of it applies; drops what can never apply again."""
+        chosen: list[Signed] = []
+        size, waiting = 0, dict(self._waiting)
+        progress = True
+        while progress and len(chosen) < TRANSACTIONS_PER_BLOCK_MAX:
+            progress = False
+            for key, signed in list(waiting.items()):
+                if size + len(signed.body) + 128 > CLOSING_BYTES_MAX:
+                    continue
+                try:
+                    state = rules.apply_transaction(state, signed, state.height + 1)
+                except (Refused, RemoteProtocolError):
+                    continue  # its predecessor may be among the later ones
+                del waiting[key]
+                chosen.append(signed)
+                size, progress = size + len(signed.body) + 128, True
+        return tuple(chosen)
+
+    def prune(self, rules: Rules, state: State) -> list[tuple[Signed, str]]:
+        """Forgets what was decided, expired or refused, with the reason; a nonce that is ahead may still come."""
+        gone: list[tuple[Signed, str]] = []
+        for key, signed in list(self._waiting.items()):
+            transaction = rules.open_transaction(signed)
+            member = state.members.members.get(signed.signer)
+            try:
+                rules.apply_transaction(state, signed, state.height + 1)
+            except (Refused, RemoteProtocolError) as error:
+                if transaction.nonce > (member.nonce if member else 0) + 1 and transaction.expires > state.height:
+                    continue
+                del self._waiting[key]
+                gone.append((signed, str(error)))
+        return gone
+
+
+class Ledger:
+    """Implements `consensus.application.Application`. Everything in it refers to the last applied block."""
+
+    def __init__(self, rules: Rules, state: State, certified_root: bytes) -> None:
+        self.rules = rules
+        self.state = state
+        self.certified_root = certified_root  # the root that the last decided block names
+        self.books: dict[bytes, RoundBook] = {}
+        self.pool = Pool()
+
+    def advance(self, state: State, certified_root: bytes) -> None:
+        assert state.height == self.state.height + 1
+        self.state, self.certified_root = state, certified_root
+
+    # Application
+
+    def propose(self, height: int, now_ms: int) -> bytes | None:
+        assert height == self.state.height + 1
+        closings = tuple(closing for _, book in sorted(self.books.items()) if (closing := book.closing()) is not None)
+        body = Body(closings, self.pool.select(self.rules, self.state))
+        if not closings and not body.transactions and not self._certification_due():
+            return None
+        return codec.encode(body)
+
+    def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
+        if height != self.state.height + 1:
+            return f"height {height} does not follow {self.state.height}"
+        problem = self.rules.problem(self.state, body)
+        if problem:
+            return problem
+        for closing in decode_body(body).closings:
+            book = self.books.get(closing.job)
+            refusal = book.refuses(closing) if book else None
+            if refusal:
+                return refusal
+        return None
+
+    def has_work(self) -> bool:
+        closable = any(book.closing() is not None for book in self.books.values())
+        return closable or self._certification_due() or bool(self.pool.select(self.rules, self.state))
+
+    def participants(self, body: bytes) -> frozenset[bytes] | None:
+        closings = decode_body(body).closings
+        return frozenset(ballot.signer for closing in closings for ballot in closing.ballots) if closings else None
+
+    def _certification_due(self) -> bool:
+        """An empty block: it certifies the last root, or moves the voter sets on."""
+        if membership.change_due(self.state.members):
+            return True
+        return self.certified_root != self.state.root and not self.state.jobs.running()

@@ -1,0 +1,49 @@
+"""argparse whose complaints are `UserError`s: one line that names the value and the way out."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from peer.config import nearest
+from protocol.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """A command sees its own unknown arguments here, where what it does know is at hand."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hint = nearest(unknown[0], self.known_options()) if unknown[0].startswith("-") else ""
+            self.error(f"unknown argument {unknown[0]!r}{hint}")
+        return parsed, unknown
+
+    def known_options(self) -> list[str]:
+        return list(self._option_string_actions)
+
+    def error(self, message: str) -> NoReturn:
+        choice = re.match(r"argument command: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
+        if choice:
+            known = [item.strip(" '") for item in choice[2].split(",")]
+            raise UserError(f"no command {choice[1]!r}{nearest(choice[1], known)}")
+        raise UserError(f"{self.prog}: {message}".removeprefix("peer: "))
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A type for argparse: integers in low..high, whose name is what argparse says of anything else."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < low or (high is not None and value > high):
+            raise argparse.ArgumentTypeError(f"{value} is outside {low}..{'' if high is None else high}")
+        return value
+
+    return read

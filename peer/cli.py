@@ -1,0 +1,262 @@
+"""The command `peer`. Everything heavy is imported by the command that needs it, so that `peer --help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from peer.arguments import Parser, whole_number
+from peer.config import ROLES, ROLES_LATER, Config, Settings, load, show
+from peer.grammar import COMMANDS, add_arguments, parse_words
+from protocol.errors import UserError
+
+VERSION = "0.1.0"
+ATTACKS = ("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate")
+DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
+DEMO_ROUNDS = 80
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+EXAMPLES = """examples:
+  peer demo                                    four peers on this machine, one of them lying
+  peer init --network lab                      found a network of your own
+  peer run --listen 0.0.0.0:7700               take part in it
+  peer invite                                  print an invitation for somebody else
+  peer join INVITATION                         on the other machine
+  peer console                                 attach a prompt to the running peer
+
+`peer COMMAND --help` explains one command."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status: 0, or 2 after one line that says what a person can mend."""
+    try:
+        options = build_parser().parse_args(arguments)
+        return int(options.action(options) or 0)
+    except UserError as error:
+        return _complain(error)
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        return 1
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt):
+            return _interrupted()
+        mendable, rest = group.split(UserError)
+        if mendable is None or rest is not None:
+            raise
+        return _complain(_first(mendable))
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _complain(error: BaseException) -> int:
+    print("peer: error: " + " ".join(str(error).split()), file=sys.stderr)
+    return EXIT_USER_ERROR
+
+
+def _interrupted() -> int:
+    print("peer: interrupted", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+# Grammar -------------------------------------------------------------------------------------------------------------
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="peer",
+        description="Train one model together with people you do not trust: no server, every step decided by two thirds.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"folkmoot {VERSION}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+
+    def command(name: str, about: str, action: Callable[[argparse.Namespace], Any], more: str = "") -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".strip())
+        made.set_defaults(action=action)
+        return made
+
+    _add_network_commands(command)
+    _add_control_commands(command)
+    _add_offline_commands(command)
+    return parser
+
+
+def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    init = command("init", "found a network and make this peer's identity", _hook("init"))
+    _add_place(init)
+    init.add_argument("--network", required=True, metavar="NAME", help="what the network is called")
+    init.add_argument("--name", help="what people see beside this peer's id")
+    init.add_argument(
+        "--voter", action="append", default=[], metavar="KEY", help="peer id of a further founding voter; may be repeated"
+    )
+    identity = command("identity", "make this peer's identity where there is none, and print its peer id", _hook("identity"))
+    _add_place(identity)
+    join = command("join", "join the network of an invitation", _hook("join"), "Catches up, is admitted, and goes on running.")
+    join.add_argument("invite", metavar="INVITATION", help="the string that `peer invite` printed")
+    _add_place(join)
+    _add_settings(join)
+    run = command("run", "run the peer of a data directory", _hook("run"), "In a terminal it shows the prompt `peer>`.")
+    _add_place(run)
+    _add_settings(run)
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-dir", dest="data_directory", metavar="DIR", help="everything of this peer (default: see the guide)"
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML settings (default: peer.toml in the data directory)")
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    about = {field.name: field.metadata["about"] for field in dataclasses.fields(Config)}
+    parser.add_argument("--role", metavar="ROLE", help=f"{', '.join(ROLES)} ({', '.join(ROLES_LATER)}: not in this version)")
+    parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
+    parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
+    parser.add_argument("--name", metavar="NAME", help=about["name"])
+    parser.add_argument("--threads", metavar="N", help=about["threads"])
+    parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=about["evaluate"])
+    parser.add_argument("--local-data", metavar="PATH", help=about["local_data"])
+    parser.add_argument("--approve-invited", metavar="N", help=about["approve_invited"])
+    parser.add_argument("--stand", action=argparse.BooleanOptionalAction, default=None, help=about["stand"])
+    parser.add_argument("--log-level", metavar="LEVEL", help=about["log_level"])
+    parser.add_argument("--control-socket", metavar="PATH", help=about["control_socket"])
+    parser.add_argument("--no-console", dest="console", action="store_false", help="log instead of showing the prompt")
+
+
+def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Commands that ask the running peer; they are those of the prompt."""
+    console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
+    _add_place(console)
+    console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
+    for name in ("status", "stats", "invite", "approve", "sample", "export"):
+        made = command(name, COMMANDS[name], _ask)
+        _add_place(made)
+        add_arguments(name, made)
+        if name in ("status", "stats"):
+            made.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    audit = command("audit", "replay an export from its genesis and check every certificate and root, offline", _hook("audit"))
+    audit.add_argument("directory", metavar="DIR", help="what `peer export` wrote")
+    config = command("config", "show the settings and where each one comes from", _config)
+    config.add_argument("what", choices=["show"], metavar="show", help="print every setting as TOML")
+    _add_place(config)
+    _add_settings(config)
+    demo = command("demo", "a whole network on this machine: real processes, real votes, a real liar", _demo)
+    _add_demo(demo)
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
+    peers = whole_number(DEMO_PEERS_MIN, DEMO_PEERS_MAX)
+    demo.add_argument("--peers", type=peers, default=4, metavar="N", help="how many, 4 to 10 (default 4); all of them vote")
+    demo.add_argument("--malicious", type=whole_number(0), default=1, metavar="K", help="how many of them lie (default 1)")
+    demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
+    demo.add_argument("--rounds", type=whole_number(1), default=DEMO_ROUNDS, metavar="R", help=f"default {DEMO_ROUNDS}")
+    demo.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the initialisation and the data order")
+    demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
+    demo.add_argument("--json", metavar="FILE", help="where report.json goes")
+    demo.add_argument("--report", metavar="DIR", help="folder of the report, the picture and the sample")
+    demo.add_argument("--baseline", action="store_true", help="afterwards train the same model alone, for comparison")
+    demo.add_argument("--mixed", action="store_true", help="1 and 2 torch threads mixed, and numpy without AVX on one peer")
+    demo.add_argument("--keep", action="store_true", help="leave the network running until Ctrl-C")
+    demo.add_argument(
+        "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
+    )
+    demo.add_argument("--no-web", dest="web", action="store_false", help="no web page (this version has none yet)")
+
+
+# Actions -------------------------------------------------------------------------------------------------------------
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings in force for this command line. Raises `UserError`."""
+    flags = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(Config)}
+    file = Path(options.config).expanduser().absolute() if options.config else None
+    return load(flags, os.environ, file)
+
+
+def _hook(name: str) -> Callable[[argparse.Namespace], Any]:
+    def action(options: argparse.Namespace) -> Any:
+        if hasattr(options, "config"):
+            options.settings = settings_of(options)  # complains before anything is touched
+        from peer import commands
+
+        return getattr(commands, name)(options)
+
+    return action
+
+
+def _config(options: argparse.Namespace) -> None:
+    print(show(settings_of(options)), end="")
+
+
+def _demo(options: argparse.Namespace) -> Any:
+    tolerated = (options.peers - 1) // 3
+    if options.malicious > tolerated and not options.beyond_bound:
+        raise UserError(
+            f"--malicious {options.malicious}: {options.peers} voters tolerate f = {tolerated} liars (n ≥ 3f + 1); "
+            f"take --peers {min(3 * options.malicious + 1, DEMO_PEERS_MAX)} or say --beyond-bound"
+        )
+    if options.malicious >= options.peers:
+        raise UserError(f"--malicious {options.malicious}: at least one of the {options.peers} peers must be honest")
+    from peer import demo
+
+    return demo.main(options)
+
+
+def _client(options: argparse.Namespace) -> tuple[Any, Config]:
+    from peer.control import ControlClient
+
+    config = settings_of(options).config
+    return ControlClient(config.data_directory, config.control_socket), config
+
+
+def _console(options: argparse.Namespace) -> int:
+    import trio
+
+    from peer import console
+    from peer.datadir import DataDirectory
+
+    client, config = _client(options)
+    if options.line:
+        command = parse_words(options.line)
+        trio.run(partial(console.execute, client, command, console.printer()))
+        return 0
+
+    async def attach() -> int:
+        await client.status()  # says at once if no peer runs here
+        return await console.run(client, attached=True, history=DataDirectory(config.data_directory).history)
+
+    return trio.run(attach)
+
+
+def _ask(options: argparse.Namespace) -> None:
+    import trio
+
+    from peer import console
+
+    client, _ = _client(options)
+    if getattr(options, "json", False):
+        view = trio.run(getattr(client, options.command))
+        print(json.dumps(dataclasses.asdict(view), indent=2))
+        return
+    trio.run(partial(console.execute, client, options, console.printer()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

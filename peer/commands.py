@@ -1,0 +1,128 @@
+"""What `peer identity`, `init`, `join`, `run` and `audit` do."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from ledger.genesis import Founder, Genesis
+from peer.config import Config
+from peer.datadir import DataDirectory, storage_errors
+from peer.invitation import parse_invitation
+from protocol import codec
+from protocol.errors import UserError
+from protocol.identity import Identity, parse_peer_id, peer_id, short_id
+from protocol.limits import NAME_CHARACTERS_MAX
+
+
+def _config(options: argparse.Namespace) -> Config:
+    from peer.cli import settings_of
+
+    return settings_of(options).config
+
+
+def _identity(directory: DataDirectory) -> Identity:
+    return directory.load_identity() if directory.identity_key.exists() else directory.create_identity()
+
+
+def identity(options: argparse.Namespace) -> None:
+    directory = DataDirectory.create(_config(options).data_directory)
+    print(peer_id(_identity(directory).public))
+
+
+def init(options: argparse.Namespace) -> None:
+    """Writes the genesis and, where there is none, an identity."""
+    config = _config(options)
+    network = options.network.strip()
+    if not 1 <= len(network) <= NAME_CHARACTERS_MAX:
+        raise UserError(f"--network {options.network!r}: a name has 1 to {NAME_CHARACTERS_MAX} characters")
+    others = [parse_peer_id(text) for text in options.voter]
+    directory = DataDirectory.create(config.data_directory)
+    me = _identity(directory)
+    founders = {key: Founder(short_id(key), ()) for key in others}
+    founders[me.public] = Founder(config.name or short_id(me.public), ())
+    genesis = Genesis(network, int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())))
+    directory.write_genesis(codec.encode(genesis))
+    print(f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}")
+    print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
+    print(f"data in     {directory.path}")
+    print("next        peer run, then peer invite for everybody else")
+
+
+def join(options: argparse.Namespace) -> int:
+    """Takes an invitation, follows the log until the network has admitted this peer, and goes on as `peer run`."""
+    config = _config(options)
+    invitation = parse_invitation(options.invite)
+    directory = DataDirectory.create(config.data_directory)
+    me = _identity(directory)
+    directory.write_genesis(codec.encode(invitation.genesis))
+    with storage_errors(directory.path):
+        file = directory.path / "invitation"
+        file.touch(mode=0o600)
+        file.write_text(options.invite.strip() + "\n")
+        if not directory.settings_file.exists():
+            addresses = ", ".join(f'"{address}"' for address in invitation.addresses)
+            directory.settings_file.write_text(f"bootstrap = [{addresses}]\n")
+    print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}")
+    return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
+    config = _config(options)
+    on_terminal = options.console and sys.stdin.isatty() and sys.stdout.isatty()
+    _log_to(config, Path(config.data_directory) / "peer.log" if on_terminal else None)
+    return trio.run(partial(_run, config, on_terminal), strict_exception_groups=True)
+
+
+async def _run(config: Config, on_terminal: bool) -> int:
+    from peer import console
+    from peer.daemon import running, wait_for_end
+
+    async with running(config) as daemon:
+        status = await daemon.service.status()
+        logging.getLogger("peer").info("%s listens on %s, network %s", status.peer, status.address, status.network)
+        if on_terminal:
+            async with trio.open_nursery() as nursery:
+
+                async def prompt() -> None:
+                    await console.run(daemon.service, attached=False, history=DataDirectory(config.data_directory).history)
+                    daemon.stopped.set()
+
+                nursery.start_soon(prompt)
+                await wait_for_end(daemon)
+                nursery.cancel_scope.cancel()
+        else:
+            await wait_for_end(daemon)
+    return 0
+
+
+def _log_to(config: Config, file: Path | None) -> None:
+    """To standard error, or into a file while the prompt has the terminal."""
+    handler: logging.Handler = logging.StreamHandler() if file is None else logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+
+
+def audit(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from peer.audit import audit as replay
+
+    with Progress(transient=True, console=Console(stderr=True)) as progress:
+        task = progress.add_task("replaying blocks", total=None)
+        found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
+    print(f"network {found.network}, chain id {found.chain_id}")
+    print(f"{found.blocks} blocks with {found.signatures} valid commit signatures, {found.rounds} rounds, {found.proposals} accepted updates")
+    for job, root in found.models.items():
+        print(f"job {job[:16]}: model root {root} reproduced")
+    print(f"certified state root {found.state_root} reproduced")
+    return 0
+

@@ -1,0 +1,242 @@
+"""Settings of one peer. Each comes from the last of these that names it: default, TOML file, environment, command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import tomllib
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import UserError
+from protocol.limits import NAME_CHARACTERS_MAX
+
+FILE_NAME = "peer.toml"
+PREFIX = "PEER_"
+ROLES = ("trainer", "voter", "full")
+ROLES_LATER = ("annotator", "rlhf")  # they come with labelling and alignment
+LOG_LEVELS = ("debug", "info", "warning", "error")
+THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
+APPROVALS_MAX = 10_000  # equals the largest member table
+
+
+def default_data_directory(environment: Mapping[str, str]) -> Path:
+    base = environment.get("XDG_DATA_HOME") or os.path.join(environment.get("HOME", "~"), ".local/share")
+    return Path(base).expanduser() / "folkmoot"
+
+
+def _about(text: str, default: Any) -> Any:
+    return field(default=default, metadata={"about": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    data_directory: Path = field(metadata={"about": "everything this peer keeps: key, ledger, blobs, models"})
+    name: str = _about("what other people see beside the peer id; empty: the peer id alone", "")
+    role: str = _about("trainer, voter (never imports torch) or full", "full")
+    listen: str = _about("address this peer accepts connections on; port 0: any free one", "0.0.0.0:7700")
+    bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
+    threads: int = _about("threads of the worker process; 0: what torch chooses", 0)
+    evaluate: bool = _about("measure held-out loss after every round", True)
+    local_data: str = _about("this trainer's own text, for jobs with `data: local`", "")
+    approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
+    stand: bool = _about("ask to become a voter once this peer is a member and has caught up", True)
+    log_level: str = _about("debug, info, warning or error", "info")
+    control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
+
+
+_HINTS = typing.get_type_hints(Config)
+NAMES = tuple(_HINTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The configuration and, for each setting, where its value came from."""
+
+    config: Config
+    origins: dict[str, str]
+
+
+def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Settings:
+    """Merges all layers. `flags` holds typed or textual values; None means not given. Raises `UserError`."""
+    from_flags = {name: value for name, value in flags.items() if value is not None}
+    from_environment = _environment(environment)
+    from_file, file = _file_layer(file, {**from_environment, **from_flags}, environment)
+    values: dict[str, Any] = {"data_directory": default_data_directory(environment)}
+    origins = dict.fromkeys(NAMES, "default")
+    layers: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [
+        (from_file, lambda name: str(file)),
+        (from_environment, lambda name: PREFIX + name.upper()),
+        (from_flags, lambda name: "command line"),
+    ]
+    for layer, origin in layers:
+        for name, value in layer.items():
+            values[name] = _convert(name, value, origin(name), typed=layer is from_file)
+            origins[name] = origin(name)
+    config = Config(**values)
+    _check(config, origins)
+    return Settings(config, origins)
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    found = {key: value for key, value in environment.items() if key.startswith(PREFIX)}
+    for key in found:
+        if key.removeprefix(PREFIX).lower() not in NAMES:
+            raise UserError(
+                f"environment variable {key} is no setting of a peer{nearest(key, [PREFIX + n.upper() for n in NAMES])}"
+            )
+    return {key.removeprefix(PREFIX).lower(): value for key, value in found.items()}
+
+
+def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
+    """The values of the file that was named, else of `peer.toml` in the data directory if there is one."""
+    if file is not None:
+        return _read(file), file
+    directory = Path(later.get("data_directory") or default_data_directory(environment)).expanduser()
+    file = directory / FILE_NAME
+    if not file.is_file():
+        return {}, file
+    values = _read(file)
+    if "data_directory" in values:
+        raise UserError(f"{file}: data_directory cannot be set inside the data directory; use --data-dir or --config FILE")
+    return values, file
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"configuration {file} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"configuration {file} is not valid TOML: {error}") from None
+    for key in values:
+        if key not in NAMES:
+            raise UserError(f"{file}: unknown setting {key!r}{nearest(key, NAMES)}")
+    return values
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?`, or all the choices where nothing is near."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+
+
+def _convert(name: str, value: Any, origin: str, *, typed: bool) -> Any:
+    """A file must use TOML's types; environment and flags may give text."""
+    kind = _HINTS[name]
+    try:
+        return _READERS[kind](value, typed)
+    except (ValueError, TypeError):
+        raise UserError(f"{name} = {value!r} ({origin}) is not {_KINDS[kind]}") from None
+
+
+def _path(value: Any, typed: bool) -> Path:
+    if not isinstance(value, Path) and (not isinstance(value, str) or not value):
+        raise TypeError
+    return Path(value).expanduser().absolute()
+
+
+def _text(value: Any, typed: bool) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _integer(value: Any, typed: bool) -> int:
+    if isinstance(value, str) and not typed:
+        return int(value)
+    if type(value) is not int:
+        raise TypeError
+    return value
+
+
+def _boolean(value: Any, typed: bool) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if isinstance(value, str) and not typed and value.lower() in words:
+        return words[value.lower()]
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _texts(value: Any, typed: bool) -> tuple[str, ...]:
+    if isinstance(value, str) and not typed:
+        value = [item.strip() for item in value.split(",") if item.strip()]
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+        raise TypeError
+    return tuple(value)
+
+
+_READERS: dict[Any, Callable[[Any, bool], Any]] = {
+    Path: _path,
+    str: _text,
+    int: _integer,
+    bool: _boolean,
+    tuple[str, ...]: _texts,
+}
+_KINDS = {Path: "a path", str: "text", int: "a whole number", bool: "true or false", tuple[str, ...]: "a list of addresses"}
+
+
+def _check(config: Config, origins: Mapping[str, str]) -> None:
+    def refuse(name: str, why: str) -> UserError:
+        return UserError(f"{name} = {getattr(config, name)!r} ({origins[name]}) {why}")
+
+    if config.role in ROLES_LATER:
+        raise refuse("role", f"is planned but not in this version; roles that work now: {', '.join(ROLES)}")
+    if config.role not in ROLES:
+        raise refuse("role", f"is no role; roles that work now: {', '.join(ROLES)}")
+    if config.log_level not in LOG_LEVELS:
+        raise refuse("log_level", f"is no log level; choose one of {', '.join(LOG_LEVELS)}")
+    if not 0 <= config.threads <= THREADS_MAX:
+        raise refuse("threads", f"is outside 0..{THREADS_MAX}")
+    if not 0 <= config.approve_invited <= APPROVALS_MAX:
+        raise refuse("approve_invited", f"is outside 0..{APPROVALS_MAX}")
+    if len(config.name) > NAME_CHARACTERS_MAX or not config.name.isprintable():
+        raise refuse("name", f"must be printable and at most {NAME_CHARACTERS_MAX} characters long")
+    split_address(config.listen, f"listen ({origins['listen']})")
+    for address in config.bootstrap:
+        _, port = split_address(address, f"bootstrap ({origins['bootstrap']})")
+        if port == 0:
+            raise refuse("bootstrap", f"names {address!r}: nobody can be dialled at port 0")
+
+
+def split_address(text: str, what: str = "address") -> tuple[str, int]:
+    """Host and port of `host:port` or `[ipv6]:port`. Raises `UserError` naming `what` and the text."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    plain_colons = ":" in host and not bracketed
+    if not colon or not host or plain_colons or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UserError(f"{what}: {text!r} is not an address; write host:port, such as 192.0.2.7:7700 or [::1]:7700")
+    return host, int(port)
+
+
+def show(settings: Settings) -> str:
+    """Every value with its meaning and where it came from, as TOML that a configuration file may hold."""
+    lines = ["# Settings of this peer. Stronger last: default, file, environment (PEER_…), command line."]
+    for setting in dataclasses.fields(Config):
+        value = getattr(settings.config, setting.name)
+        comment = "# " if setting.name == "data_directory" else ""  # the data directory's own file may not set it
+        lines += [
+            "",
+            f"# {setting.metadata['about']}",
+            f"{comment}{setting.name} = {_toml(value)}  # {settings.origins[setting.name]}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    # JSON's escapes are TOML's, save that TOML also wants DEL escaped.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

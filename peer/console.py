@@ -1,0 +1,205 @@
+"""The prompt `peer>`: reads commands, asks a `PeerApi`, prints tables. Works inside the daemon and attached to one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+from rich.console import Console, RenderableType
+
+from peer import views
+from peer.grammar import COMMANDS, help_text, option_names, parse, train_request
+from protocol.api import EventView, PeerApi
+from protocol.errors import UserError
+
+PROMPT = "peer> "
+TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
+WIDTH_WITHOUT_TERMINAL = 160  # columns; wide enough that no table wraps
+
+Print = Callable[[RenderableType], None]
+Action = Callable[[PeerApi, argparse.Namespace, Print], Awaitable[None]]
+
+
+# Commands ------------------------------------------------------------------------------------------------------------
+
+
+async def _status(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(views.status(await api.status()))
+
+
+async def _stats(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(views.stats(await api.stats()))
+
+
+async def _peers(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(views.peers(await api.peers()))
+
+
+async def _jobs(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    jobs = await api.jobs()
+    show(views.jobs(jobs) if jobs else "no job yet; start one with `train --rounds 80`")
+
+
+async def _rounds(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    rounds = await api.rounds(options.last)
+    show(views.rounds(rounds) if rounds else "no round is closed yet")
+
+
+async def _log(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    for event in await api.events(-options.last, 0.0):
+        show(views.event(event))
+
+
+async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    job = await api.train(train_request(options))
+    show(f"job {job} is decided; `rounds` shows how it goes")
+
+
+async def _test(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    newest = await api.events(-1, 0.0)
+    seen = newest[-1].number if newest else 0
+    job = await api.test()
+    show(f"scratch round, job {views.short(job)}")
+    with trio.move_on_after(TEST_SECONDS_MAX):
+        while True:
+            for event in await api.events(seen, 1.0):
+                seen = event.number
+                if _belongs(event, job):
+                    show(views.event(event))
+                    if event.fields.get("phase") in ("done", "failed"):
+                        return
+    raise UserError(f"the scratch round is not decided after {TEST_SECONDS_MAX:.0f} s; `peers` shows who is missing")
+
+
+def _belongs(event: EventView, job: str) -> bool:
+    return event.kind == "test" and event.fields.get("job", job) == job
+
+
+async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await api.invite())
+
+
+async def _approve(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await api.approve(await _find_peer(api, options.peer)))
+
+
+async def _find_peer(api: PeerApi, beginning: str) -> str:
+    known = [view.peer for view in await api.peers() if view.peer.startswith(beginning.lower())]
+    if len(known) == 1:
+        return known[0]
+    if not known:
+        raise UserError(f"no member's peer id begins with {beginning!r}; `peers` lists them")
+    raise UserError(f"{beginning!r} fits {len(known)} peers: {', '.join(views.short(peer) for peer in known)}; type more of it")
+
+
+async def _leave(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await api.leave())
+
+
+async def _sample(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await api.sample(options.prompt, options.tokens, options.temperature, options.seed))
+
+
+async def _export(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    view = await api.export(str(Path(options.directory).expanduser().absolute()))
+    show(
+        f"{view.path}: {view.files} files, {view.bytes / 1e6:.1f} MB, up to height {view.height}\n"
+        f"state root {view.state_root}\nmodel root {view.model_root}\ncheck it anywhere with `peer audit {view.path}`"
+    )
+
+
+async def _help(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(help_text())
+
+
+async def _quit(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    """Done by the reader of the lines, which knows what quitting means here."""
+
+
+ACTIONS: dict[str, Action] = {
+    "stats": _stats,
+    "status": _status,
+    "peers": _peers,
+    "train": _train,
+    "test": _test,
+    "jobs": _jobs,
+    "rounds": _rounds,
+    "log": _log,
+    "invite": _invite,
+    "approve": _approve,
+    "leave": _leave,
+    "sample": _sample,
+    "export": _export,
+    "help": _help,
+    "quit": _quit,
+}
+assert ACTIONS.keys() == COMMANDS.keys()
+
+
+async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    """Carries out one parsed command. Raises `UserError`."""
+    await ACTIONS[options.command](api, options, show)
+
+
+# Reading lines -------------------------------------------------------------------------------------------------------
+
+
+def printer() -> Print:
+    """Prints to whatever `sys.stdout` is at the time, so that the prompt can keep its line."""
+    console = Console(
+        width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, soft_wrap=False
+    )
+
+    def show(what: RenderableType) -> None:
+        console.print(what, soft_wrap=isinstance(what, str))
+
+    return show
+
+
+async def run(api: PeerApi, *, attached: bool, history: Path | None = None) -> int:
+    """Reads and executes commands until `quit` or the end of the input; `quit` stops the peer unless attached to it.
+
+    Returns the exit status: 1 if a command from a pipe failed.
+    """
+    show = printer()
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return await _run_lines(api, show, attached=attached)
+    from peer.prompt import Prompt
+
+    prompt = Prompt(PROMPT, history, {name: option_names(name) for name in COMMANDS})
+    with prompt.above():
+        show("type `help`; `quit` " + ("leaves the peer running" if attached else "stops the peer"))
+        while (line := await prompt.ask()) is not None and await _do(api, line, show) != "quit":
+            pass
+    if not attached:
+        await api.stop()
+    return 0
+
+
+async def _do(api: PeerApi, line: str, show: Print) -> str:
+    """Executes a line and returns the command's name; `error` if it failed."""
+    try:
+        options = parse(line)
+        if options is None:
+            return ""
+        await execute(api, options, show)
+    except UserError as error:
+        show(f"error: {error}")
+        return "error"
+    return str(options.command)
+
+
+async def _run_lines(api: PeerApi, show: Print, *, attached: bool) -> int:
+    failed = 0
+    # A thread waiting for a pipe that never speaks must not hold up the end of the program.
+    while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        done = await _do(api, line, show)
+        failed |= done == "error"
+        if done == "quit":
+            if not attached:
+                await api.stop()
+            break
+    return int(failed)

@@ -1,0 +1,154 @@
+"""One running peer: its parts, started inner ones first and stopped in the opposite order.
+
+    control socket  →  driver and membership  →  worker  →  network  →  store
+
+People are turned away first, then agreement stops, then what it stands on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from ledger.blobs import Blobs
+from ledger.genesis import Genesis
+from ledger.store import Store
+from peer import control
+from peer.author import Author
+from peer.config import Config
+from peer.datadir import DataDirectory
+from peer.driver import Driver
+from peer.eventlog import EventLog
+from peer.invitation import InvitationString, parse_invitation
+from peer.membership import Membership
+from peer.roles.base import Role
+from peer.roles.trainer import Trainer
+from peer.roles.voter import Voter
+from peer.service import Service
+from peer.worker import Worker
+from protocol.errors import RemoteProtocolError, StorageError
+from training.host import ModelHost
+from transport.swarm import Swarm
+
+log = logging.getLogger("peer")
+
+STOP_SECONDS = 5.0  # for the parts to end after they were asked to
+
+
+@dataclass
+class Daemon:
+    """What `running` gives to whoever started it."""
+
+    service: Service
+    driver: Driver
+    stopped: trio.Event  # somebody asked for the end
+
+
+@asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Daemon]:
+    """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
+    directory = DataDirectory.open(config.data_directory)
+    with directory.lock():
+        signer = directory.load_identity()
+        genesis = read_genesis(directory)
+        store = Store(directory.ledger, genesis.chain_id)
+        blobs = Blobs(directory.blobs, directory.path / "buffers")
+        texts = directory.path / "texts"
+        texts.mkdir(exist_ok=True)
+        host, events = ModelHost(directory.models), EventLog()
+        network = Swarm(signer, genesis.chain_id, config.listen, config.bootstrap, blobs)
+        worker = None if config.role == "voter" else Worker(config.threads)
+        role = make_role(config, worker, texts)
+        driver = Driver(signer, genesis, store, blobs, host, network, role, events)
+        author, stopped = Author(driver), trio.Event()
+        service = Service(
+            config=config,
+            genesis=genesis,
+            driver=driver,
+            network=network,
+            address=lambda: reachable(network.address),
+            role_name=config.role,
+            worker=worker,
+            stop_daemon=stopped.set,
+            author=author,
+            started=time.monotonic(),
+        )
+        membership = Membership(driver, author, config.name, role.registered, config.stand, config.approve_invited, _invitation(directory))
+        try:
+            async with trio.open_nursery() as outer:
+                await outer.start(network.run)
+                async with trio.open_nursery() as computing:
+                    if worker is not None:
+                        computing.start_soon(worker.run)
+                    async with trio.open_nursery() as agreeing:
+                        await agreeing.start(driver.run)
+                        agreeing.start_soon(membership.run)
+                        async with trio.open_nursery() as talking:
+                            await talking.start(control.serve, service, directory.path, config.control_socket)
+                            yield Daemon(service, driver, stopped)
+                            talking.cancel_scope.cancel()
+                        agreeing.cancel_scope.cancel()
+                    computing.cancel_scope.cancel()
+                outer.cancel_scope.cancel()
+        finally:
+            store.close()
+
+
+def make_role(config: Config, worker: Worker | None, texts: Path) -> Role:
+    if worker is None:
+        return Voter()
+    local = Path(config.local_data).expanduser() if config.local_data else None
+    return Trainer(worker, texts, local, config.evaluate)
+
+
+def read_genesis(directory: DataDirectory) -> Genesis:
+    try:
+        return Genesis.decode(directory.read_genesis())
+    except RemoteProtocolError as error:
+        raise StorageError(f"{directory.genesis} is damaged ({error}); copy it again from a peer of the same network") from None
+
+
+def _invitation(directory: DataDirectory) -> InvitationString | None:
+    file = directory.path / "invitation"
+    return parse_invitation(file.read_text()) if file.exists() else None
+
+
+def reachable(address: str) -> str:
+    """An address that others can dial: a wildcard host becomes this machine's outward one."""
+    host, _, port = address.rpartition(":")
+    if host.strip("[]") not in ("0.0.0.0", "::", ""):
+        return address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address: choosing the route sends nothing
+            host = probe.getsockname()[0]
+        except OSError:
+            host = "127.0.0.1"
+    return f"{host}:{port}"
+
+
+async def wait_for_end(daemon: Daemon) -> None:
+    """Returns when the peer was asked to stop, by a person or by a signal."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_on_signal, daemon.stopped)
+        await daemon.stopped.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal(stopped: trio.Event) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            log.info("stopping on %s", signal.Signals(number).name)
+            if stopped.is_set():
+                os._exit(128 + number)  # asked twice: everything that matters is on disk already
+            stopped.set()
+            break

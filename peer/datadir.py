@@ -1,0 +1,176 @@
+"""The data directory: everything of one peer, and the only place it writes to.
+
+identity.key    secret Ed25519 seed, mode 0600          ledger.sqlite   blocks, certificates, own votes
+genesis         founding block of the network           blobs/          payloads and data, by digest
+peer.toml       settings                                models/         parameters, memory-mapped
+peer.lock       held by the running daemon              control.sock    where consoles attach
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocol.errors import StorageError, UserError
+from protocol.identity import Identity
+
+SEED_CHARACTERS = 64  # 32 bytes, hexadecimal
+PID_CHARACTERS_MAX = 32  # of the lock file; the largest process id on Linux has seven digits
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full; free some space and start again",
+    errno.EDQUOT: "the disk quota is used up; free some space and start again",
+    errno.EROFS: "the file system is read-only; mount it writable or choose another --data-dir",
+    errno.EACCES: "permission denied; check the owner of the data directory",
+    errno.EPERM: "permission denied; check the owner of the data directory",
+    errno.ENOTDIR: "a part of the path is not a directory; choose another --data-dir",
+}
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turns what the operating system says about `path` into a line for a person."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+        raise StorageError(f"{error.filename or path}: {reason}") from None
+
+
+class DataDirectory:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity_key = path / "identity.key"
+        self.genesis = path / "genesis"
+        self.ledger = path / "ledger.sqlite"
+        self.blobs = path / "blobs"
+        self.models = path / "models"
+        self.control_socket = path / "control.sock"
+        self.lock_file = path / "peer.lock"
+        self.settings_file = path / "peer.toml"
+        self.history = path / "console_history"
+
+    @classmethod
+    def create(cls, path: Path) -> DataDirectory:
+        """Makes the directory and its folders where they are missing; what is there stays."""
+        directory = cls(path)
+        with storage_errors(path):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.blobs.mkdir(exist_ok=True)
+            directory.models.mkdir(exist_ok=True)
+        return directory
+
+    @classmethod
+    def open(cls, path: Path) -> DataDirectory:
+        """The directory of a peer that exists already, or `UserError`."""
+        if not path.is_dir():
+            raise UserError(f"no data directory at {path}: make one with `peer init` or `peer join`, or name it with --data-dir")
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UserError(f"data directory {path} cannot be written by this user; check its owner and mode")
+        directory = cls.create(path)
+        if not directory.identity_key.exists():
+            raise UserError(f"{path} holds no identity.key: make one with `peer init` or `peer join`")
+        return directory
+
+    def create_identity(self) -> Identity:
+        """Makes the peer's key. Raises `UserError` if there is one: a key is never replaced."""
+        identity = Identity.generate()
+        try:
+            self._create(self.identity_key, identity.seed.hex().encode() + b"\n", 0o600)
+        except FileExistsError:
+            raise UserError(f"{self.identity_key} exists; this peer has an identity already") from None
+        return identity
+
+    def load_identity(self) -> Identity:
+        """The peer's key. Raises `UserError` if it is missing, damaged or readable by others."""
+        try:
+            with storage_errors(self.identity_key), open(self.identity_key, "rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                text = file.read(SEED_CHARACTERS + 2)
+        except StorageError as error:
+            if not self.identity_key.exists():
+                raise UserError(f"{self.path} holds no identity.key: make one with `peer init` or `peer join`") from None
+            raise error
+        if mode & 0o077:
+            raise UserError(
+                f"{self.identity_key} has mode {mode:04o}, so others can use this identity; mend it: chmod 600 {self.identity_key}"
+            )
+        try:
+            seed = bytes.fromhex(text.decode("ascii"))
+        except ValueError:
+            seed = b""
+        if len(seed) != SEED_CHARACTERS // 2:
+            raise UserError(
+                f"{self.identity_key} is damaged: expected {SEED_CHARACTERS} hexadecimal digits; restore it from a copy"
+            )
+        return Identity(seed)
+
+    def write_genesis(self, data: bytes) -> None:
+        """Raises `UserError` if this peer belongs to a network already."""
+        try:
+            self._create(self.genesis, data, 0o644)
+        except FileExistsError:
+            raise UserError(f"{self.genesis} exists: this peer belongs to a network already; use another --data-dir") from None
+
+    def read_genesis(self) -> bytes:
+        if not self.genesis.exists():
+            raise UserError(f"{self.path} belongs to no network yet: run `peer init` or `peer join` first")
+        with storage_errors(self.genesis):
+            return self.genesis.read_bytes()
+
+    def _create(self, path: Path, data: bytes, mode: int) -> None:
+        """Writes a new file so that after a crash it is there whole or not at all. Raises `FileExistsError`."""
+        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+        with storage_errors(path):
+            draft.unlink(missing_ok=True)
+            try:
+                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+                with open(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                try:
+                    os.link(draft, path)  # unlike a rename, a link never replaces a file
+                except FileExistsError:
+                    exists = True
+                else:
+                    exists = False
+            finally:
+                draft.unlink(missing_ok=True)
+            sync_directory(path.parent)
+        if exists:
+            raise FileExistsError(path)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held as long as a daemon works on this directory; the operating system drops it with the process."""
+        with storage_errors(self.lock_file):
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.pread(descriptor, PID_CHARACTERS_MAX, 0).decode("ascii", "replace").strip() or "unknown"
+                raise UserError(
+                    f"a peer runs on {self.path} already (process {holder}); attach with `peer console --data-dir {self.path}`"
+                ) from None
+            with storage_errors(self.lock_file):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

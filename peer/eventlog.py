@@ -1,0 +1,47 @@
+"""What happened, numbered, for consoles and displays that follow along. In memory, bounded; the decided truth is in the store."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+
+import trio
+
+from protocol.api import EventView
+from protocol.identity import peer_id
+
+EVENTS_KEPT = 5_000  # a console that was away longer sees the newest ones
+
+log = logging.getLogger("peer")
+
+
+class EventLog:
+    def __init__(self) -> None:
+        self._events: deque[EventView] = deque(maxlen=EVENTS_KEPT)
+        self._last = 0
+        self._more = trio.Event()
+
+    def add(self, kind: str, text: str, **fields: object) -> None:
+        """Keys called `peer` become peer ids, other bytes hex."""
+        self._last += 1
+        shown = {name: _shown(name, value) for name, value in fields.items()}
+        self._events.append(EventView(self._last, int(time.time() * 1000), kind, text, shown))
+        log.log(logging.WARNING if kind in ("warning", "evidence") else logging.INFO, "%s", text)
+        more, self._more = self._more, trio.Event()
+        more.set()
+
+    async def after(self, number: int, wait_seconds: float) -> tuple[EventView, ...]:
+        """Events above `number`, waiting for the first; a negative number asks for that many of the last ones, at once."""
+        if number < 0:
+            return tuple(self._events)[number:]
+        with trio.move_on_after(max(0.0, wait_seconds)):
+            while self._last <= number:
+                await self._more.wait()
+        return tuple(event for event in self._events if event.number > number)
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, bytes):
+        return peer_id(value) if name == "peer" else value.hex()
+    return str(value)

@@ -1,0 +1,133 @@
+"""A run as a folder that anybody can check offline: genesis, every decided block with its certificate, payloads, models.
+
+    manifest.json            what the folder holds, each file with its SHA-256
+    genesis.msgpack          the founding block; its hash is the chain id
+    blocks/00000001.msgpack  `Decision`: the block and the quorum's signatures on it
+    payloads/<sha256>        the accepted updates
+    <job>.safetensors        parameters under the last certified state root
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ledger.blobs import Blobs
+from ledger.genesis import Genesis
+from ledger.state import Rules, State, decode_body
+from ledger.store import Store
+from protocol import codec
+from protocol.api import ExportView
+from protocol.errors import UserError
+from protocol.identity import Ed25519Verifier
+from protocol.messages import Decision, Proposal
+from training import checkpoint
+from training.host import ModelHost
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec, Objective
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+GENESIS = "genesis.msgpack"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a folder is about; the manifest says it in JSON. Certified is the last state whose root a decided block names."""
+
+    network: str
+    chain_id: str
+    blocks: int
+    state_root: str
+    models: dict[str, dict[str, str | int]]  # job -> {"round": rounds applied, "root": model root}
+
+
+def block_path(height: int) -> str:
+    return f"blocks/{height:08d}.msgpack"
+
+
+def payload_path(digest: bytes) -> str:
+    return f"payloads/{digest.hex()}"
+
+
+def model_path(job: bytes) -> str:
+    return f"{job.hex()}.safetensors"
+
+
+def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> ExportView:
+    """Writes everything up to the last applied block into a new folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not an empty folder: name a new one")
+    encoded = store.state()
+    if encoded is None:
+        raise UserError("nothing has been decided yet, so there is nothing to export")
+    state = Rules(genesis, Ed25519Verifier(), host).decode_state(encoded)
+    try:
+        return _write(store, blobs, host, genesis, state, folder)
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
+
+
+def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> ExportView:
+    for name in ("blocks", "payloads"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / GENESIS).write_bytes(codec.encode(genesis))
+    for height in range(1, state.height + 1):
+        decided = store.decision(height)
+        assert decided is not None, "every applied block is stored"
+        (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
+        for digest in payloads_of(decided.decode().body):
+            (folder / payload_path(digest)).write_bytes(blobs.read(digest))
+    certified = state.certified_roots[state.height - 1]
+    closings = decode_body(decided.decode().body).closings if certified != state.root else ()
+    rounds = certified_rounds(state, {closing.job for closing in closings})
+    models = write_models(folder, host, state, rounds)
+    summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, certified.hex(), models)
+    write_manifest(folder, summary)
+    files = listed_files(folder)
+    model = str(list(models.values())[-1]["root"]) if models else ""
+    size = sum((folder / name).stat().st_size for name in files)
+    return ExportView(str(folder), state.height, summary.state_root, model, len(files), size)
+
+
+def payloads_of(body: bytes) -> list[bytes]:
+    """Digests of the payloads that a block's closings accept."""
+    closings = decode_body(body).closings
+    proposals = [codec.decode_message(signed.body, (Proposal,)) for closing in closings for signed in closing.proposals]
+    return [proposal.payload for proposal in proposals]
+
+
+def certified_rounds(state: State, closed_by_last: set[bytes]) -> dict[bytes, int]:
+    """Rounds applied of each job's model under the last certified root; the last block's own effect is not certified yet."""
+    rounds = {job: item.round - (job in closed_by_last) for job, item in state.jobs.jobs.items()}
+    return {job: number for job, number in sorted(rounds.items()) if not _unmade(state, job)}
+
+
+def _unmade(state: State, job: bytes) -> bool:
+    """Started by the last block, so that no certified root knows it."""
+    return state.jobs.jobs[job].started == state.height and state.certified_roots[state.height - 1] != state.root
+
+
+def write_models(folder: Path, host: ModelHost, state: State, rounds: dict[bytes, int]) -> dict[str, dict[str, str | int]]:
+    """A safetensors file for each language model; says which round and root they are of."""
+    models: dict[str, dict[str, str | int]] = {}
+    for job, number in rounds.items():
+        spec = JobSpec.decode(state.jobs.jobs[job].spec)
+        if spec.objective is Objective.LANGUAGE:
+            model = ReplicatedModel.open(host.directory(job, number))
+            origin = checkpoint.Origin(job, number, model.root)
+            checkpoint.export(folder / model_path(job), spec, model.parameters, origin)
+            models[job.hex()] = {"round": number, "root": model.root.hex()}
+    return models
+
+
+def write_manifest(folder: Path, summary: Summary) -> None:
+    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in listed_files(folder) if name != MANIFEST}
+    content = {"format": FORMAT, **asdict(summary), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def listed_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())

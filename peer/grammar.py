@@ -1,0 +1,106 @@
+"""The language of the prompt: from a line to a command. `peer COMMAND` on the command line has the same arguments."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from peer.arguments import Parser, whole_number
+from peer.config import nearest
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+
+LINES_SHOWN = 20  # of rounds and log, unless told otherwise
+
+COMMANDS = {
+    "stats": "decisions, traffic, refusals, memory",
+    "status": "who and where this peer is",
+    "peers": "who takes part, and the links to them",
+    "train": "start a job: --rounds N --data PATH --name NAME --vocabulary N --set FIELD=VALUE",
+    "test": "a scratch round on the live network, phase by phase",
+    "jobs": "what is and was trained",
+    "rounds": "the last closed rounds: verdicts, loss, time",
+    "log": "what happened last",
+    "invite": "a string that lets somebody join as a member",
+    "approve": "let a member vote: approve PEER",
+    "leave": "stop being a member of the network",
+    "sample": 'text from the current model: sample "PROMPT"',
+    "export": "everything decided so far, for `peer audit`: export DIR",
+    "help": "this list",
+    "quit": "stop the peer; in an attached console: leave it running",
+}
+
+
+def parser() -> Parser:
+    """The grammar of the prompt; `peer COMMAND` uses the same one."""
+    whole = Parser(prog="", add_help=False)
+    commands = whole.add_subparsers(dest="command", metavar="command")
+    for name, about in COMMANDS.items():
+        add_arguments(name, commands.add_parser(name, help=about, prog=name, add_help=False))
+    return whole
+
+
+def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
+    """The arguments of one command of the prompt."""
+    if name in ("rounds", "log"):
+        command.add_argument("last", nargs="?", type=whole_number(1), default=LINES_SHOWN, metavar="N", help="how many")
+    elif name == "approve":
+        command.add_argument("peer", metavar="PEER", help="a member's peer id; its first characters are enough")
+    elif name == "export":
+        command.add_argument("directory", metavar="DIR", help="a new directory")
+    elif name == "train":
+        _add_train_arguments(command)
+    elif name == "sample":
+        command.add_argument("prompt", metavar="PROMPT", help="text to go on from")
+        command.add_argument("--tokens", type=whole_number(1, 100_000), default=200, metavar="N", help="how many (default 200)")
+        command.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest (default 0.8)")
+        command.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the choice of tokens (default 0)")
+
+
+def _add_train_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--rounds", type=whole_number(1), default=0, metavar="N", help="how many rounds to train")
+    command.add_argument("--data", default="", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
+    command.add_argument("--name", default="", metavar="NAME", help="what people call the job")
+    command.add_argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 256: train a BPE")
+    command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the job")
+
+
+def parse(line: str) -> argparse.Namespace | None:
+    """The command in a line, None for an empty one. Raises `UserError`."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise UserError(f"{line.strip()!r}: {error}; close the quotation") from None
+    return parse_words(words) if words else None
+
+
+def parse_words(words: Sequence[str]) -> argparse.Namespace:
+    if words[0] not in COMMANDS:
+        raise UserError(f"no command {words[0]!r}{nearest(words[0], COMMANDS)}")
+    return parser().parse_args(words)
+
+
+def train_request(options: argparse.Namespace) -> TrainRequest:
+    overrides = {}
+    for item in options.set:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
+        overrides[name] = value
+    data = options.data
+    if data not in ("", "local"):
+        data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
+    return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides)
+
+
+def option_names(command: str) -> tuple[str, ...]:
+    """What a command's arguments may begin with, for completion."""
+    parser = Parser(add_help=False)
+    add_arguments(command, parser)
+    return tuple(name for name in parser.known_options() if name.startswith("--"))
+
+
+def help_text() -> str:
+    return "\n".join(f"{name:<8} {about}" for name, about in COMMANDS.items())

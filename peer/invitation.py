@@ -1,0 +1,59 @@
+"""The one string that lets somebody join: the genesis, where to dial, and a permission that works once."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass
+from typing import Annotated
+
+from ledger.genesis import Genesis
+from ledger.members import Admit, Invitation, token_preimage
+from protocol import codec
+from protocol.codec import Length
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Identity, Signed, Signer, sign
+from protocol.messages import Address
+
+PREFIX = "folkmoot1:"
+HEIGHTS = 900  # how long an invitation lasts; below the ledger's memory for transactions
+BYTES_MAX = 64 << 10  # an invitation into a network of 200 founders is about 20 kB
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationString:
+    genesis: Genesis
+    addresses: Annotated[tuple[Address, ...], Length(1, 8)]
+    invitation: Signed
+    token_seed: Annotated[bytes, Length(32, 32)]  # whoever holds it can join, so it is as secret as the string
+
+
+def make_invitation(signer: Signer, genesis: Genesis, height: int, addresses: tuple[str, ...]) -> str:
+    token = Identity.generate()
+    signed = sign(signer, genesis.chain_id, Invitation(token.public, height + HEIGHTS))
+    data = codec.encode(InvitationString(genesis, addresses, signed, token.seed))
+    return PREFIX + base64.urlsafe_b64encode(zlib.compress(data, 9)).decode().rstrip("=")
+
+
+def parse_invitation(text: str) -> InvitationString:
+    """`UserError` for text that is no whole invitation."""
+    text = "".join(text.split())
+    try:
+        if not text.startswith(PREFIX):
+            raise ValueError("prefix")
+        packed = base64.urlsafe_b64decode(text.removeprefix(PREFIX) + "===")
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(packed, BYTES_MAX)
+        if unpacker.unconsumed_tail or not unpacker.eof:
+            raise ValueError("length")
+        return codec.decode(InvitationString, data)
+    except (ValueError, zlib.error, RemoteProtocolError):
+        shown = text if len(text) <= 24 else f"{text[:16]}…{text[-6:]}"
+        raise UserError(f"{shown!r} is not a whole invitation: paste everything that `peer invite` printed") from None
+
+
+def admission(invitation: InvitationString, newcomer: bytes, name: str) -> Admit:
+    """What the newcomer puts on the log. It registers its roles when it first runs with them."""
+    token = Identity(invitation.token_seed)
+    signature = token.sign(token_preimage(invitation.genesis.chain_id, newcomer))
+    return Admit(invitation.invitation, signature, name, ())

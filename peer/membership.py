@@ -1,0 +1,68 @@
+"""Keeps this peer's membership as its operator configured it: admission by invitation, roles, standing as a voter, approvals by policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledger.members import Approve, Register, Stand
+from peer.author import Author
+from peer.driver import Driver
+from peer.invitation import InvitationString, admission
+from protocol.errors import UserError
+from protocol.identity import short_id
+
+
+@dataclass
+class Membership:
+    driver: Driver
+    author: Author
+    name: str
+    roles: tuple[str, ...]
+    stands: bool  # wants to vote
+    approve_invited: int  # approvals this voter gives by itself
+    invitation: InvitationString | None
+
+    async def run(self) -> None:
+        """After every block, does the one next thing that is missing."""
+        said = ""
+        while True:
+            applied = self.driver.applied
+            try:
+                await self._next()
+            except UserError as error:
+                if str(error) != said:
+                    said = str(error)
+                    self.driver.events.add("warning", f"membership: {error}")
+            await applied.wait()
+
+    async def _next(self) -> None:
+        state, me = self.driver.state, self.driver.signer.public
+        member = state.members.members.get(me)
+        if member is None:
+            await self._join()
+        elif member.roles != self.roles:
+            await self.author.submit("member/register", Register(self.roles))
+        elif self.stands and me not in state.members.upcoming and me not in state.members.standing and state.certified_roots:
+            height = max(state.certified_roots)
+            await self.author.submit("member/stand", Stand(height, state.certified_roots[height]))
+            self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")
+        elif me in state.members.voters:
+            await self._approve()
+
+    async def _join(self) -> None:
+        if self.invitation is None or not self.driver.network.connected() or self.invitation.invitation.signer not in self.driver.state.members.voters:
+            return
+        me = self.driver.signer.public
+        await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)))
+        self.driver.events.add("member", f"{short_id(me)} was admitted as a member")
+
+    async def _approve(self) -> None:
+        """Policy: whom a voter invited, up to the number the operator set."""
+        state, me = self.driver.state.members, self.driver.signer.public
+        invited = {key for key, member in state.members.items() if member.invited_by is not None}
+        given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.standing.values())
+        for candidate, approvals in sorted(state.standing.items()):
+            if given < self.approve_invited and me not in approvals and candidate in invited:
+                await self.author.submit("member/approve", Approve(candidate))
+                self.driver.events.add("member", f"approved {short_id(candidate)} by policy", peer=candidate)
+                return

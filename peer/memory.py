@@ -1,0 +1,15 @@
+"""Memory of a process as the kernel counts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def process_memory_mb(process: int) -> float:
+    """Proportional set size in 10^6 bytes: shared pages count for their share. 0 if the process is gone or the kernel does not tell."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    kib = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return kib * 1024 / 1e6

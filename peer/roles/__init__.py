@@ -1,0 +1,1 @@
+"""What a peer does beside taking part, as plug-ins behind one narrow context."""

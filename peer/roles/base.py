@@ -1,0 +1,59 @@
+"""The narrow context that a role sees, and what it may do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from consensus.ballots import RoundTerms
+from ledger.blobs import Blobs
+from protocol.identity import Signed
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """One open round of one job. Whatever awaits here is cancelled when the round closes."""
+
+    me: bytes
+    terms: RoundTerms
+    spec: JobSpec
+    model: ReplicatedModel  # what the round starts from
+    model_directory: Path
+    blobs: Blobs
+    fetch: Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, who may have it)
+    publish: Callable[[Proposal], Awaitable[None]]  # our proposal: durable, then sent
+    measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people
+
+    @property
+    def job(self) -> bytes:
+        return self.terms.job
+
+    @property
+    def number(self) -> int:
+        return self.terms.round
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    verdict: Verdict
+    seconds: float | None = None  # of re-execution, where there was one
+
+
+class Role(Protocol):
+    name: str
+    registered: tuple[str, ...]  # roles of the ledger that this peer must hold
+
+    async def propose(self, round: OpenRound) -> None:
+        """Called once for each round in which this peer is among the trainers."""
+
+    async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
+        """Called once for each proposal of the round; the payload is not here yet."""
+
+    async def observe(self, round: OpenRound) -> None:
+        """Called once for each round, beside everything else."""

@@ -1,0 +1,171 @@
+"""The open rounds of one peer: which messages belong to them, what this peer says in them, and when. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+from consensus.ballots import RoundBook, RoundTimers
+from consensus.evidence import Evidence
+from ledger.jobs import Job, Phase
+from ledger.state import State
+from ledger.store import RoundVoted
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Signer, sign
+from protocol.messages import Ballot, CutOff, Proposal
+from protocol.reasons import Verdict
+from training.spec import JobSpec
+
+EARLY_MAX = 1_024  # messages kept for rounds that are not open here yet; a round of 200 voters has about 600
+REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
+REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer
+SEEK_SECONDS = 3.0  # a round that cannot be closed asks the others for what they hold, this often
+
+RoundMessage = Proposal | Ballot | CutOff
+RoundKey = tuple[bytes, int]  # job, round
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What handling something led to: to be made durable, then sent."""
+
+    records: list[RoundVoted | Evidence] = field(default_factory=list)
+    sends: list[Signed] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        self.records += other.records
+        self.sends += other.sends
+
+
+class Rounds:
+    """Keeps `books` (shared with the ledger, which closes rounds from them) in step with the applied state."""
+
+    def __init__(self, signer: Signer, chain_id: bytes, books: dict[bytes, RoundBook]) -> None:
+        self._signer, self._chain_id = signer, chain_id
+        self.books = books
+        self._early: dict[RoundKey, list[tuple[Signed, RoundMessage]]] = {}
+        self._replays: list[float] = []  # seconds of recent re-executions
+        self._sought: dict[bytes, float] = {}
+
+    # Opening and closing
+
+    def follow(self, state: State) -> tuple[list[RoundKey], list[RoundKey]]:
+        """(rounds that are open now and were not before, rounds that are no longer open)."""
+        running = {key: job for key, job in state.jobs.jobs.items() if job.phase is Phase.RUNNING}
+        before = {(key, book.terms.round) for key, book in self.books.items()}
+        now = {(key, job.round) for key, job in running.items()}
+        for key, _ in before - now:
+            del self.books[key]
+            self._sought.pop(key, None)
+        self._early = {k: v for k, v in self._early.items() if k[0] not in running or k[1] >= running[k[0]].round}
+        return sorted(now - before), sorted(before - now)
+
+    def open(self, key: bytes, job: Job, now: float, spoken: dict[str, Signed]) -> Outcome:
+        """Opens the round, with what we said in it before a restart and what came too early."""
+        spec = JobSpec.decode(job.spec)
+        terms = job.terms(key)
+        replay = REPLAY_FACTOR * (median(self._replays) if self._replays else REPLAY_SECONDS_START)
+        timers = RoundTimers(spec.proposal_seconds, replay * len(terms.trainers) * 2**job.patience)
+        me = self._signer.public if self._signer.public in terms.voters else None
+        self.books[key] = RoundBook(terms, me, now, timers)
+        outcome = Outcome(sends=list(spoken.values()))
+        kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
+        own = [(signed, _decoded(signed, kinds[tag])) for tag, signed in spoken.items()]
+        for signed, message in [*own, *self._early.pop((key, job.round), [])]:
+            try:
+                self._put(self.books[key], signed, message, now, outcome)
+            except RemoteProtocolError:
+                continue  # it came before we could know that it does not belong
+        return outcome
+
+    # Messages in
+
+    def receive(self, signed: Signed, message: RoundMessage, now: float) -> Outcome | None:
+        """None: it is for no round that is open here, and kept if that may still come. The signature was verified."""
+        book = self.books.get(message.job)
+        if book is None or message.round > book.terms.round:
+            if sum(map(len, self._early.values())) < EARLY_MAX:
+                self._early.setdefault((message.job, message.round), []).append((signed, message))
+            return None
+        if message.round < book.terms.round:
+            return None
+        outcome = Outcome()
+        self._put(book, signed, message, now, outcome)
+        return outcome
+
+    def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+        pair = None
+        match message:
+            case Proposal():
+                pair = book.add_proposal(signed, message, now)
+            case Ballot():
+                pair = book.add_ballot(signed, message)
+            case CutOff():
+                book.add_cut_off(signed, message)
+        if pair is not None:
+            outcome.records.append(Evidence(*pair))
+            outcome.sends.append(pair[1])  # the others must see both, or the liar gets two proposals judged
+
+    def judge(self, key: RoundKey, trainer: bytes, verdict: Verdict, seconds: float | None) -> None:
+        book = self.books.get(key[0])
+        if seconds is not None:
+            self._replays = [*self._replays[-15:], seconds]
+        if book is not None and book.terms.round == key[1]:
+            book.judge(trainer, verdict)
+
+    # Messages out
+
+    def publish(self, proposal: Proposal, now: float) -> Outcome:
+        """Our proposal for an open round, signed; nothing if the round is over or we spoke already."""
+        book = self.books.get(proposal.job)
+        if book is None or book.terms.round != proposal.round or self._signer.public in book.proposals:
+            return Outcome()
+        outcome = self._say(proposal)
+        self._put(book, outcome.sends[0], proposal, now, outcome)
+        return outcome
+
+    def due(self, now: float) -> Outcome:
+        """Ballots and cut-offs whose time has come."""
+        outcome = Outcome()
+        for book in self.books.values():
+            for message in (book.ballot_due(now), book.cut_off_due(now)):
+                if message is not None:
+                    said = self._say(message)
+                    outcome.add(said)
+                    self._put(book, said.sends[0], message, now, outcome)
+        return outcome
+
+    def _say(self, message: RoundMessage) -> Outcome:
+        signed = sign(self._signer, self._chain_id, message)
+        return Outcome([RoundVoted(message.TAG, message.job, message.round, signed)], [signed])
+
+    def seeking(self, now: float) -> Iterator[RoundKey]:
+        """Rounds that have been open for a while and cannot be closed with what is here."""
+        for key, book in self.books.items():
+            last = self._sought.get(key, book.opened)
+            if now - last >= SEEK_SECONDS and book.closing() is None:
+                self._sought[key] = now
+                yield key, book.terms.round
+
+    def held(self, key: RoundKey) -> list[Signed]:
+        book = self.books.get(key[0])
+        if book is None or book.terms.round != key[1]:
+            return []
+        return [*book.proposals.values(), *book.signed_ballots.values(), *book.signed_cut_offs.values()]
+
+    def own(self) -> list[Signed]:
+        """What we said in the open rounds: a new neighbour must hear it."""
+        me = self._signer.public
+        tables = ((book.proposals, book.signed_ballots, book.signed_cut_offs) for book in self.books.values())
+        return [table[me] for group in tables for table in group if me in table]
+
+    def deadline(self, now: float) -> float | None:
+        times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]
+        times += [self._sought.get(key, book.opened) + SEEK_SECONDS for key, book in self.books.items()]
+        return min(times, default=None)
+
+
+def _decoded(signed: Signed, kind: type[RoundMessage]) -> RoundMessage:
+    return codec.decode_message(signed.body, (kind,))

@@ -1,0 +1,332 @@
+"""What this peer answers to people: `protocol.api.PeerApi` over the running parts of the daemon."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import trio
+
+from consensus.voters import VoterSet
+from ledger.genesis import TRAINER, Genesis
+from ledger.jobs import Job, Start, job_id
+from ledger.members import Approve, Leave, warning_for_removal
+from peer.author import Author
+from peer.config import Config
+from peer.driver import Driver
+from peer.export import export
+from peer.invitation import make_invitation
+from peer.memory import process_memory_mb
+from peer.roles.trainer import Trainer
+from peer.worker import Worker
+from protocol.api import EventView, ExportView, JobView, LinkView, PeerView, RoundView, StatsView, StatusView, TrainRequest
+from protocol.errors import UserError
+from protocol.identity import parse_peer_id, peer_id, short_id
+from training import data, default_text, tasks, tokenizer
+from training.spec import Audit, JobSpec, ModelSpec, Objective
+from transport.network import LinkInfo, Network, Priority
+
+BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
+LOCAL = "local"
+ROUNDS_SHOWN_MAX = 10_000
+
+
+@dataclass
+class Service:
+    """Implements `PeerApi`."""
+
+    config: Config
+    genesis: Genesis
+    driver: Driver
+    network: Network
+    address: Callable[[], str]
+    role_name: str
+    worker: Worker | None
+    stop_daemon: Callable[[], None]
+    author: Author
+    started: float
+
+    # Looking ---------------------------------------------------------------------------------------------------------
+
+    async def status(self) -> StatusView:
+        driver, members = self.driver, self.driver.state.members
+        voters = VoterSet(members.voters)
+        return StatusView(
+            peer=peer_id(driver.signer.public),
+            name=self.config.name,
+            network=self.genesis.network,
+            chain_id=driver.chain_id.hex(),
+            role=self.role_name,
+            version=version("folkmoot"),
+            address=self.address(),
+            data_directory=str(self.config.data_directory),
+            process=os.getpid(),
+            height=driver.state.height,
+            view=driver.replica.view,
+            state_root=driver.state.root.hex(),
+            voter=driver.signer.public in voters,
+            voters=len(voters),
+            tolerated=voters.faults_tolerated,
+            quorum=voters.quorum,
+            links=len(self.network.connected()),
+            halted=driver.replica.divergence or "",
+            uptime_seconds=time.monotonic() - self.started,
+        )
+
+    async def stats(self) -> StatsView:
+        driver, traffic = self.driver, self.network.traffic()
+        first = driver.first_decision_at
+        refused = dict(self.network.refused())
+        for reason, count in driver.refused.items():
+            refused[reason] = refused.get(reason, 0) + count
+        evidence = await trio.to_thread.run_sync(driver.store.evidence)
+        processes = [os.getpid(), self.worker.pid if self.worker else None]
+        return StatsView(
+            status=await self.status(),
+            decisions=driver.decisions,
+            decision_ms_p50=_percentile(driver.decision_seconds, 50),
+            decision_ms_p99=_percentile(driver.decision_seconds, 99),
+            seconds_to_first_decision=None if first is None else first - driver.started_at,
+            bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent),
+            bytes_received=_by_kind(traffic.received, traffic.blobs_received),
+            refused=refused,
+            evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
+            transactions_pending=len(driver.ledger.pool),
+            worker=_worker_state(self.worker),
+            memory_mb=sum(process_memory_mb(process) for process in processes if process is not None),
+        )
+
+    async def peers(self) -> tuple[PeerView, ...]:
+        members = self.driver.state.members
+        links = {link.peer: link for link in self.network.links()}
+        known = sorted(set(members.members) | set(links) | {self.driver.signer.public})
+        return tuple(self._peer(key, links.get(key)) for key in known)
+
+    def _peer(self, key: bytes, link: LinkInfo | None) -> PeerView:
+        members = self.driver.state.members
+        member = members.members.get(key)
+        jobs = self.driver.state.jobs.jobs.values()
+        accepted = sum(job.accepted.get(key, 0) for job in jobs)
+        return PeerView(
+            peer=peer_id(key),
+            name=member.name if member else "",
+            roles=member.roles if member else (),
+            member=member is not None,
+            voter=key in members.voters,
+            leader=key == self.driver.replica.leader,
+            me=key == self.driver.signer.public,
+            link=_link(link) if link else None,
+            approvals=tuple(peer_id(k) for k in members.standing.get(key, ())),
+            last_seen=f"{accepted} proposals accepted" if accepted else "",
+        )
+
+    async def jobs(self) -> tuple[JobView, ...]:
+        jobs = sorted(self.driver.state.jobs.jobs.items(), key=lambda item: item[1].started)
+        return tuple(_job(key, job) for key, job in jobs)
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]:
+        store = self.driver.store
+        stored = await trio.to_thread.run_sync(store.rounds, max(1, min(last, ROUNDS_SHOWN_MAX)))
+        measured = {job: await trio.to_thread.run_sync(store.measured, job) for job in {item.job for item in stored}}
+        views = []
+        for item in stored:
+            during, after = (measured[item.job].get(number, {}) for number in (item.round, item.round + 1))
+            views.append(
+                RoundView(
+                    job=item.job.hex(),
+                    round=item.round,
+                    height=item.height,
+                    verdicts={peer_id(trainer): verdict for trainer, verdict in item.verdicts.items()},
+                    ballots=tuple(peer_id(voter) for voter in item.ballots),
+                    stepped=item.stepped,
+                    model_root=item.model_root.hex(),
+                    held_out_bits_per_byte=after.get("held_out_bits_per_byte"),
+                    training_nats=during.get("training_nats"),
+                    seconds=during.get("seconds", 0.0),
+                    decision_ms=during.get("decision_ms", 0.0),
+                )
+            )
+        return tuple(views)
+
+    async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
+        return await self.driver.events.after(after, min(wait_seconds, 60.0))
+
+    # Doing -----------------------------------------------------------------------------------------------------------
+
+    async def train(self, request: TrainRequest) -> str:
+        self._require_member()
+        spec = await trio.to_thread.run_sync(self._job_spec, request)
+        transaction = await self.author.submit("job/start", Start(spec.encode()))
+        return job_id(self.driver.signer.public, transaction).hex()
+
+    def _job_spec(self, request: TrainRequest) -> JobSpec:
+        """Makes the job's blobs: shards, manifest and tokenizer. `UserError` for text or values that cannot be used."""
+        overrides = parse_overrides(request.overrides)
+        base = JobSpec(name=request.name or "text", data=bytes(32), liars=self._tolerated())
+        if request.rounds:
+            overrides["rounds"] = request.rounds
+        spec = replace(base, **overrides)
+        if request.data == LOCAL:
+            return replace(spec, data=None, audit=Audit.OFF).checked()
+        keep = self.driver.blobs.add
+        pieces = _pieces(request.data)
+        if request.vocabulary > 256:
+            made = tokenizer.train_bpe(pieces(), request.vocabulary)
+            spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
+        spec.checked()
+        manifest = data.split(pieces(), keep)
+        data.require_enough(spec, manifest.size, request.data or "the built-in text")
+        return replace(spec, data=keep(manifest.encode())).checked()
+
+    def _tolerated(self) -> int:
+        trainers = sum(TRAINER in member.roles for member in self.driver.state.members.members.values())
+        return min(VoterSet(self.driver.state.members.voters).faults_tolerated, max(0, (trainers - 1) // 2))
+
+    async def test(self) -> str:
+        self._require_member()
+        spec = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
+        transaction = await self.author.submit("job/start", Start(spec.encode()))
+        return job_id(self.driver.signer.public, transaction).hex()
+
+    async def invite(self) -> str:
+        if self.driver.signer.public not in self.driver.state.members.voters:
+            raise UserError("only a voter can invite, and this peer does not vote (`peers` shows who does)")
+        return make_invitation(self.driver.signer, self.genesis, self.driver.state.height, self._addresses())
+
+    def _addresses(self) -> tuple[str, ...]:
+        others = sorted(link.address for link in self.network.links() if link.dialed)
+        return (self.address(), *others)[:8]
+
+    async def approve(self, peer: str) -> str:
+        candidate = self._resolve(peer)
+        await self.author.submit("member/approve", Approve(candidate))
+        members = self.driver.state.members
+        if candidate not in members.standing:
+            return f"{short_id(candidate)} has the approvals it needs and votes from the second height on"
+        have, need = len(members.standing[candidate]), VoterSet(members.voters).quorum
+        return f"{short_id(candidate)} has {have} of {need} approvals"
+
+    async def leave(self) -> str:
+        warning = warning_for_removal(len(self.driver.state.members.voters))
+        await self.author.submit("member/leave", Leave())
+        return "this peer stops voting in two heights" + (f"; {warning}" if warning else "")
+
+    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        role = self.driver.role
+        if not isinstance(role, Trainer):
+            raise UserError("this peer has no worker to generate with: ask one with --role trainer")
+        key, job = self._latest_job()
+        opened = self.driver.open_round((key, job.round), job)
+        directory = str(self.driver.host.directory(key, job.round))
+        done = await role.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
+        return done.text.decode(errors="replace")
+
+    def _latest_job(self) -> tuple[bytes, Job]:
+        jobs = [(job.started, key, job) for key, job in self.driver.state.jobs.jobs.items() if _spec(job).objective is Objective.LANGUAGE]
+        if not jobs:
+            raise UserError("no model has been trained yet: start one with `train`")
+        _, key, job = max(jobs, key=lambda item: item[:2])
+        return key, job
+
+    async def export(self, path: str) -> ExportView:
+        return await trio.to_thread.run_sync(export, self.driver.store, self.driver.blobs, self.driver.host, self.genesis, Path(path))
+
+    async def stop(self) -> None:
+        self.stop_daemon()
+
+    def _require_member(self) -> None:
+        if self.driver.signer.public not in self.driver.state.members.members:
+            raise UserError("this peer is not a member yet: it follows the log until its admission is decided")
+
+    def _resolve(self, text: str) -> bytes:
+        """A peer id, or the beginning of one that only one known peer has."""
+        known = [key for key in self.driver.state.members.members if peer_id(key).startswith(text.strip().lower())]
+        if len(known) == 1 and text.strip():
+            return known[0]
+        if len(known) > 1:
+            raise UserError(f"{text!r} fits {len(known)} peers: give more characters")
+        return parse_peer_id(text)
+
+
+def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:
+    """Typed values of job fields that a person typed; model fields as `model.width`."""
+    overrides: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    for name, text in texts.items():
+        owner, target, field = (ModelSpec, model, name[6:]) if name.startswith("model.") else (JobSpec, overrides, name)
+        kinds = get_type_hints(owner)
+        if field not in kinds or field in ("data", "tokenizer", "model", "objective", "audit", "name"):
+            free = sorted(k for k in get_type_hints(JobSpec) if k not in ("data", "tokenizer", "model", "objective", "audit", "name"))
+            raise UserError(f"{name!r} is not a job field; there are {', '.join(free)} and model.width, model.layers, …")
+        try:
+            target[field] = kinds[field](text)
+        except ValueError:
+            raise UserError(f"{name} = {text!r} is not a number") from None
+    if model:
+        overrides["model"] = replace(ModelSpec(), **model)
+    return overrides
+
+
+def _pieces(source: str) -> Callable[[], Any]:
+    if source == BUILT_IN:
+        return lambda: iter([default_text.default_text()])
+    return lambda: data.read_text(Path(source).expanduser())
+
+
+def _spec(job: Job) -> JobSpec:
+    return JobSpec.decode(job.spec)
+
+
+def _job(key: bytes, job: Job) -> JobView:
+    spec = _spec(job)
+    return JobView(
+        job=key.hex(),
+        name=job.name,
+        objective=spec.objective.value,
+        state=job.phase.value,
+        round=job.round,
+        rounds=job.rounds,
+        model_root=job.model_root.hex(),
+        audit=spec.audit.value,
+        data=spec.data.hex() if spec.data else LOCAL,
+        accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
+        rejected={peer_id(trainer): dict(reasons) for trainer, reasons in job.rejected.items()},
+        started_height=job.started,
+    )
+
+
+def _worker_state(worker: Worker | None) -> str:
+    if worker is None:
+        return ""
+    restarts = f", restarted {worker.restarts} times" if worker.restarts else ""
+    return (f"{worker.ready.engine}, {worker.ready.threads} threads" if worker.ready else "starting") + restarts
+
+
+def _link(link: LinkInfo) -> LinkView:
+    return LinkView(
+        peer=peer_id(link.peer),
+        address=link.address,
+        outgoing=link.dialed,
+        connected_seconds=max(0.0, trio.current_time() - link.connected_since),
+        round_trip_ms=None if link.round_trip_seconds is None else 1_000 * link.round_trip_seconds,
+        bytes_sent=sum(link.sent),
+        bytes_received=sum(link.received),
+    )
+
+
+def _by_kind(counts: tuple[int, int, int], blobs: int) -> dict[str, int]:
+    return {priority.name.lower(): counts[priority] for priority in Priority} | {"blobs": blobs}
+
+
+def _percentile(seconds: list[float], percent: int) -> float | None:
+    """In milliseconds; the nearest rank."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    return 1_000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+

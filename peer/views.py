@@ -1,0 +1,150 @@
+"""What a peer says of itself, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from protocol.api import EventView, JobView, PeerView, RoundView, StatsView, StatusView
+
+SHORT = 8  # characters of an id or root that people see
+
+
+def short(text: str) -> str:
+    return text[:SHORT]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _pairs(rows: Mapping[str, object]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, escape(str(value)))
+    return table
+
+
+def _optional(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _megabytes(amounts: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {amount / 1e6:.2f} MB" for kind, amount in amounts.items()) or "nothing"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items())) or "none"
+
+
+def status(view: StatusView) -> Table:
+    return _pairs(
+        {
+            "peer id": view.peer,
+            "name": view.name or "–",
+            "network": f"{view.network} (chain {short(view.chain_id)})",
+            "role": view.role + (", votes" if view.voter else ", does not vote"),
+            "state": f"HALTED: {view.halted}" if view.halted else "working",
+            "height": f"{view.height}, view {view.view}",
+            "state root": view.state_root,
+            "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
+            "links": view.links,
+            "address": view.address,
+            "data": view.data_directory,
+            "process": f"{view.process}, up {_duration(view.uptime_seconds)}, version {view.version}",
+        }
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def stats(view: StatsView) -> Table:
+    return _pairs(
+        {
+            "height": f"{view.status.height}, view {view.status.view}",
+            "state root": view.status.state_root,
+            "decisions": view.decisions,
+            "decision time": f"p50 {_optional(view.decision_ms_p50, '.0f')} ms, p99 {_optional(view.decision_ms_p99, '.0f')} ms",
+            "first decision": f"{_optional(view.seconds_to_first_decision, '.1f')} s after start",
+            "sent": _megabytes(view.bytes_sent),
+            "received": _megabytes(view.bytes_received),
+            "refused": _counts(view.refused),
+            "evidence": "; ".join(view.evidence) or "none",
+            "pending": f"{view.transactions_pending} transactions",
+            "worker": view.worker or "none",
+            "memory": f"{view.memory_mb:.0f} MB",
+            "state": f"HALTED: {view.status.halted}" if view.status.halted else "working",
+        }
+    )
+
+
+def peers(views: Iterable[PeerView]) -> Table:
+    table = _table("peer", "name", "part", "link", "round trip", "sent", "received", "last seen")
+    for view in views:
+        part = "voter" if view.voter else "member" if view.member else "guest"
+        part += " (leader)" if view.leader else ""
+        part += f" {len(view.approvals)} approvals" if view.approvals and not view.voter else ""
+        link = view.link
+        table.add_row(
+            short(view.peer) + (" me" if view.me else ""),
+            escape(view.name),
+            f"{part} {','.join(view.roles)}",
+            ("→ " if link.outgoing else "← ") + escape(link.address) if link else "–",
+            _optional(link.round_trip_ms, ".1f") + " ms" if link else "–",
+            f"{link.bytes_sent / 1e6:.2f} MB" if link else "–",
+            f"{link.bytes_received / 1e6:.2f} MB" if link else "–",
+            escape(view.last_seen),
+        )
+    return table
+
+
+def jobs(views: Iterable[JobView]) -> Table:
+    table = _table("job", "name", "state", "round", "audit", "data", "accepted", "rejected", "model root")
+    for view in views:
+        table.add_row(
+            short(view.job),
+            escape(view.name),
+            view.state,
+            f"{view.round}/{view.rounds}",
+            view.audit,
+            view.data if view.data == "local" else short(view.data),
+            " ".join(f"{short(peer)}:{count}" for peer, count in view.accepted.items()) or "–",
+            " ".join(f"{short(peer)}: {_counts(reasons)}" for peer, reasons in view.rejected.items()) or "–",
+            short(view.model_root),
+        )
+    return table
+
+
+def rounds(views: Iterable[RoundView]) -> Table:
+    table = _table("round", "height", "verdicts", "ballots", "held-out bits/byte", "seconds", "decision", "model root")
+    for view in views:
+        table.add_row(
+            f"{view.round} {short(view.job)}",
+            str(view.height),
+            " ".join(f"{short(peer)}:{verdict}" for peer, verdict in view.verdicts.items()),
+            str(len(view.ballots)),
+            _optional(view.held_out_bits_per_byte, ".3f"),
+            f"{view.seconds:.1f}",
+            f"{view.decision_ms:.0f} ms",
+            short(view.model_root) + ("" if view.stepped else " (no step)"),
+        )
+    return table
+
+
+def event(view: EventView) -> str:
+    # Local time, because that is what the reader's clock shows.
+    time = datetime.fromtimestamp(view.at_ms / 1000).astimezone()
+    return f"{time:%H:%M:%S} {view.kind:<9} {view.text}"

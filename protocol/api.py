@@ -1,0 +1,181 @@
+"""What a peer offers to the people and programs that use it: console, control socket, demo and web site share these values.
+
+All values are frozen codec dataclasses, so that they cross the control socket as they are. Peers, jobs and roots are given in
+full as text (`peer_id` or hex); a display shortens them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    peer: str  # peer id
+    address: str
+    outgoing: bool
+    connected_seconds: float
+    round_trip_ms: float | None
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    peer: str
+    name: str
+    roles: tuple[str, ...]
+    member: bool
+    voter: bool
+    leader: bool  # of the height being decided
+    me: bool
+    link: LinkView | None
+    approvals: tuple[str, ...]  # voters that want this member to vote
+    last_seen: str  # what of it was decided last, for people
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """One look at a peer, cheap enough to ask for every second."""
+
+    peer: str
+    name: str
+    network: str
+    chain_id: str
+    role: str
+    version: str
+    address: str
+    data_directory: str
+    process: int
+    height: int  # blocks decided and applied
+    view: int
+    state_root: str
+    voter: bool
+    voters: int
+    tolerated: int  # f
+    quorum: int  # q
+    links: int
+    halted: str  # why this peer signs nothing; empty when it works
+    uptime_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StatsView:
+    status: StatusView
+    decisions: int
+    decision_ms_p50: float | None
+    decision_ms_p99: float | None
+    seconds_to_first_decision: float | None
+    bytes_sent: dict[str, int]  # by kind: vote, control, bulk
+    bytes_received: dict[str, int]
+    refused: dict[str, int]  # reason -> count of what peers sent and we did not take
+    evidence: tuple[str, ...]
+    transactions_pending: int
+    worker: str  # state of the worker process; empty without one
+    memory_mb: float  # PSS of the daemon and its worker
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    job: str
+    name: str
+    objective: str
+    state: str  # running, finished
+    round: int  # the open round
+    rounds: int
+    model_root: str
+    audit: str
+    data: str  # hash of the text, or "local"
+    accepted: dict[str, int]  # trainer -> proposals accepted
+    rejected: dict[str, dict[str, int]]  # trainer -> reason -> count
+    started_height: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """One closed round."""
+
+    job: str
+    round: int
+    height: int
+    verdicts: dict[str, str]  # trainer -> "accept", a reason, or "absent"
+    ballots: tuple[str, ...]  # voters whose ballots were decided
+    stepped: bool
+    model_root: str  # after the round
+    held_out_bits_per_byte: float | None  # measured by this peer, where it measures
+    training_nats: float | None  # this trainer's own loss
+    seconds: float  # since the round opened here
+    decision_ms: float  # from the closing block's first sight here to its certificate
+
+
+@dataclass(frozen=True, slots=True)
+class EventView:
+    """One line of what happened, numbered so that a reader can go on where it stopped."""
+
+    number: int
+    at_ms: int
+    kind: str  # decided, round, ballot, proposal, peer, evidence, job, member, test, warning
+    text: str
+    fields: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """A job to start. Empty or zero values mean the default of `training.spec.JobSpec`."""
+
+    name: str
+    data: str  # a path on the peer's machine; empty: the built-in text; "local": each trainer's own
+    rounds: int
+    vocabulary: int  # more than 256: a byte-level BPE of that size is trained on the text
+    overrides: dict[str, str]  # further fields of the job specification, as a person typed them
+
+
+@dataclass(frozen=True, slots=True)
+class ExportView:
+    path: str
+    height: int
+    state_root: str
+    model_root: str
+    files: int
+    bytes: int
+
+
+class PeerApi(Protocol):
+    """Every call may raise `UserError`, whose text is for the person who asked."""
+
+    async def status(self) -> StatusView: ...
+
+    async def stats(self) -> StatsView: ...
+
+    async def peers(self) -> tuple[PeerView, ...]: ...
+
+    async def jobs(self) -> tuple[JobView, ...]: ...
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]: ...
+
+    async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
+        """Events numbered above `after` (negative: the last ones); waits up to `wait_seconds` for the first."""
+        ...
+
+    async def train(self, request: TrainRequest) -> str:
+        """Puts a job on the log and returns its id once it is decided."""
+        ...
+
+    async def test(self) -> str:
+        """Starts a scratch round on the live network and returns its job id; `events` tells its phases."""
+        ...
+
+    async def invite(self) -> str: ...
+
+    async def approve(self, peer: str) -> str:
+        """Approves a member as a voter; says how many approvals it has and needs."""
+        ...
+
+    async def leave(self) -> str: ...
+
+    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
+
+    async def export(self, path: str) -> ExportView: ...
+
+    async def stop(self) -> None: ...

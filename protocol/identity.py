@@ -1,0 +1,120 @@
+"""Ed25519 identities and the one way anything is signed.
+
+What is signed is `"folkmoot/1/" + domain + 0x00 + chain id + body`: the domain is the message's tag, so that no signature given
+for one purpose, or on one chain, can be used for another.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, TypeVar
+
+from nacl import exceptions
+from nacl.signing import SigningKey, VerifyKey
+
+from protocol import codec
+from protocol.codec import Digest, Key, Length, SignatureBytes
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import MESSAGE_BYTES_MAX
+
+M = TypeVar("M")
+
+WIRE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A message as it was signed: the received bytes stay together with their signature and are never re-encoded."""
+
+    body: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
+    signer: Key
+    signature: SignatureBytes
+
+
+class Signer(Protocol):
+    """Whatever can sign for one key; the simulator injects a fast one."""
+
+    @property
+    def public(self) -> bytes: ...
+
+    def sign(self, data: bytes) -> bytes: ...
+
+
+class Verifier(Protocol):
+    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool: ...
+
+
+class Identity:
+    """An Ed25519 key pair, made from its 32-byte seed."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = SigningKey(seed)
+        self.public: bytes = bytes(self._key.verify_key)
+
+    @classmethod
+    def generate(cls) -> Identity:
+        return cls(bytes(SigningKey.generate()))
+
+    @property
+    def seed(self) -> bytes:
+        return bytes(self._key)
+
+    def sign(self, data: bytes) -> bytes:
+        return self._key.sign(data).signature
+
+
+class Ed25519Verifier:
+    """Stateless verification with libsodium, which refuses small-order keys and non-canonical signatures."""
+
+    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
+        try:
+            _verify_key(public).verify(data, signature)
+        except (exceptions.BadSignatureError, exceptions.ValueError, exceptions.TypeError):
+            return False
+        return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _verify_key(public: bytes) -> VerifyKey:
+    return VerifyKey(public)
+
+
+def preimage(domain: str, chain_id: bytes, body: bytes) -> bytes:
+    return b"folkmoot/%d/" % WIRE_VERSION + domain.encode() + b"\x00" + chain_id + body
+
+
+def sign(signer: Signer, chain_id: Digest, message: Any) -> Signed:
+    body = codec.encode(message)
+    return Signed(body, signer.public, signer.sign(preimage(message.TAG, chain_id, body)))
+
+
+def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tuple[type[M], ...]) -> M:
+    """The signed message, after checking type, form and signature; `RemoteProtocolError` otherwise."""
+    message = codec.decode_message(signed.body, kinds)
+    tag: str = getattr(message, "TAG")  # noqa: B009 - TAG is what makes a dataclass a message
+    if not verifier.verify(signed.signer, preimage(tag, chain_id, signed.body), signed.signature):
+        raise RemoteProtocolError("bad-signature", f"{tag} of {short_id(signed.signer)}")
+    return message
+
+
+def peer_id(public: bytes) -> str:
+    """The full, typeable form of a public key: 52 letters and digits."""
+    return base64.b32encode(public).decode().lower().rstrip("=")
+
+
+def short_id(public: bytes) -> str:
+    """The form people see: the first eight characters of `peer_id`."""
+    return peer_id(public)[:8]
+
+
+def parse_peer_id(text: str) -> bytes:
+    """The public key of a full peer id. Raises `UserError` naming the text."""
+    try:
+        public = base64.b32decode(text.strip().upper() + "====")
+    except ValueError:
+        public = b""
+    if len(public) != 32 or peer_id(public) != text.strip().lower():
+        raise UserError(f"{text!r} is not a peer id: expected the 52 characters that `peer status` prints as `peer id`")
+    return public

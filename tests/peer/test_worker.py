@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from peer import worker as supervisor
+from peer.worker import Worker, WorkerDied, WorkerFailed
+from protocol.errors import LocalProtocolError, UserError
+from protocol.reasons import Verdict
+from training import proposals, tasks
+from training.default_text import default_text
+from training.replicated.feedback import buffer_digest
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec, ModelSpec, Objective
+
+MODEL = ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48)
+SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, batch=4, micro_batch=4, rounds=10)
+JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
+
+# A worker without torch: it does what the text of an OpenJob's path tells it to, and logs what it was asked.
+FAKE = """
+import os, signal, sys, time
+from training import tasks
+from training.tasks import *
+log = open(sys.argv[1], "a", buffering=1)
+log.write("start " + " ".join(sys.argv[2:]) + "\\n")
+output = os.fdopen(os.dup(1), "wb")
+def send(number, message): output.write(tasks.frame(number, message)); output.flush()
+def read():
+    header = sys.stdin.buffer.read(8)
+    if not header: os._exit(0)
+    length, number = tasks.parse_header(header)
+    return number, tasks.parse_body(sys.stdin.buffer.read(length), tasks.TO_WORKER)
+send(0, Ready("fake", 1))
+while True:
+    number, request = read()
+    what = getattr(request, "text", None) or getattr(request, "model_directory", None) or request.TAG
+    if what == "cancel": continue  # of a request that is over
+    log.write(what + "\\n")
+    if what == "die": sys.stderr.write("last words\\n"); sys.stderr.flush(); os._exit(7)
+    elif what == "killed": os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "garbage": output.write(b"\\xff" * 100); output.flush()
+    elif what == "hang": log.write(read()[1].TAG + "\\n"); send(number, Failed("cancelled"))
+    elif what == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN); send(number, Opened(0, 0, 0)); time.sleep(1000)
+    elif isinstance(request, OpenJob): [send(number, Beat()) for _ in range(3)]; send(number, Opened(1, 2, 3))
+    elif isinstance(request, Evaluate): send(number, Evaluated(2.5, 0.1))
+    elif isinstance(request, Propose): send(number, Proposed(b"p", bytes(32), bytes(32), 1.0, 0.1))
+    elif isinstance(request, Audit): send(number, Audited(0, 0.0, 0.1))
+    else: send(number, Failed("no such thing"))
+"""
+
+
+@dataclass
+class Fake:
+    worker: Worker
+    journal: Path
+
+    def asked(self) -> list[str]:
+        return self.journal.read_text().splitlines()
+
+    async def until(self, what: str) -> None:
+        # Another process writes the journal, so there is nothing to wait for but its lines.
+        while what not in self.asked():  # noqa: ASYNC110
+            await trio.sleep(0.001)
+
+
+def open_job(what: str, job: bytes = JOB) -> tasks.OpenJob:
+    return tasks.OpenJob(job, SPEC.encode(), what, None)
+
+
+def evaluate(what: str = "model") -> tasks.Evaluate:
+    return tasks.Evaluate(JOB, what)
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[Fake]:
+    async with running_fake(tmp_path) as fake:
+        yield fake
+
+
+@asynccontextmanager
+async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
+    script, journal = tmp_path / "fake.py", tmp_path / "journal"
+    script.write_text(FAKE)
+    worker = Worker(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(worker.run)
+            yield Fake(worker, journal)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_request_gets_its_reply_after_any_number_of_beats(fake: Fake) -> None:
+    assert await fake.worker.ask(open_job("text")) == tasks.Opened(1, 2, 3)
+    assert await fake.worker.ask(evaluate()) == tasks.Evaluated(2.5, 0.1)
+    assert fake.worker.ready == tasks.Ready("fake", 1) and fake.worker.restarts == 0
+
+
+async def test_a_failed_request_says_why_and_the_worker_lives_on(fake: Fake) -> None:
+    with pytest.raises(WorkerFailed, match="no such thing"):
+        await fake.worker.ask(tasks.Ping())
+    assert await fake.worker.ask(evaluate()) and fake.worker.restarts == 0
+
+
+async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(fake: Fake) -> None:
+    waiting: list[tasks.Request[Any]] = [
+        evaluate("evaluate"),
+        tasks.Audit(JOB, 0, TRAINER, "audit", "p", "b", None, None),
+        evaluate("evaluate again"),
+        tasks.Propose(JOB, 0, TRAINER, "propose", None, None, "b"),
+    ]
+    async with trio.open_nursery() as nursery, trio.open_nursery() as busy:
+        busy.start_soon(fake.worker.ask, evaluate("hang"))
+        await fake.until("hang")
+        for request in waiting:
+            nursery.start_soon(fake.worker.ask, request)
+            await trio.testing.wait_all_tasks_blocked()
+        busy.cancel_scope.cancel()
+    assert fake.asked()[1:] == ["hang", "cancel", "propose", "audit", "evaluate", "evaluate again"]
+
+
+@pytest.mark.parametrize("what, why", [("die", "exit status 7: last words"), ("killed", "SIGKILL"), ("garbage", "framing")])
+async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_new_worker_with_the_jobs_open(
+    fake: Fake, what: str, why: str
+) -> None:
+    await fake.worker.ask(open_job("text"))
+    with pytest.raises(WorkerDied, match=why):
+        await fake.worker.ask(evaluate(what))
+    assert await fake.worker.ask(evaluate()) == tasks.Evaluated(2.5, 0.1)
+    assert fake.worker.restarts == 1
+    starts = [line for line in fake.asked() if line.startswith("start")]
+    assert fake.asked()[-2:] == ["text", "model"] and len(starts) == 2
+
+
+async def test_requests_that_wait_survive_the_death_of_the_worker(fake: Fake) -> None:
+    async def dies() -> None:
+        with pytest.raises(WorkerDied):
+            await fake.worker.ask(tasks.Propose(JOB, 0, TRAINER, "die", None, None, "b"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dies)
+        nursery.start_soon(fake.worker.ask, evaluate())
+    assert fake.worker.restarts == 1
+
+
+async def test_a_kill_out_of_the_blue_is_taken_for_lack_of_memory_and_halves_the_micro_batch(fake: Fake) -> None:
+    await fake.worker.ask(open_job("text"))
+    for expected in (2, 1, 1):
+        with pytest.raises(WorkerDied):
+            await fake.worker.ask(evaluate("killed"))
+        await fake.worker.ask(evaluate())
+        starts = [line for line in fake.asked() if line.startswith("start")]
+        assert starts[-1] == f"start --threads 1 --micro-batch-max {expected}"
+
+
+async def test_a_request_beyond_its_deadline_ends_the_worker(fake: Fake) -> None:
+    with pytest.raises(WorkerDied, match="took longer than"):
+        await fake.worker.ask(evaluate("hang"), deadline_seconds=0.05)
+    assert await fake.worker.ask(evaluate())
+
+
+async def test_a_silent_worker_is_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "SILENCE_SECONDS_MAX", 0.05)
+    with pytest.raises(WorkerDied, match="silent"):
+        await fake.worker.ask(evaluate("hang"))
+
+
+async def test_a_cancelled_request_is_dropped_by_the_worker_which_lives_on(fake: Fake) -> None:
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fake.worker.ask, evaluate("hang"))
+            await fake.until("hang")
+            scope.cancel()
+    assert await fake.worker.ask(evaluate()) == tasks.Evaluated(2.5, 0.1)
+    assert fake.asked()[1:] == ["hang", "cancel", "model"] and fake.worker.restarts == 0
+
+
+async def test_a_waiting_request_that_is_cancelled_never_reaches_the_worker(fake: Fake) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fake.worker.ask, evaluate("hang"))
+        await fake.until("hang")
+        with trio.move_on_after(0):
+            await fake.worker.ask(evaluate("never"))
+        nursery.cancel_scope.cancel()
+    await fake.worker.ask(evaluate())
+    assert fake.asked()[1:] == ["hang", "cancel", "model"]
+
+
+async def test_the_queue_is_bounded(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "QUEUE_MAX", 0)
+    with pytest.raises(LocalProtocolError):
+        await fake.worker.ask(evaluate())
+
+
+async def test_an_idle_worker_is_pinged(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PING_SECONDS", 0.001)
+    await fake.worker.ask(evaluate())
+    await fake.until("ping")
+
+
+async def test_stopping_leaves_no_process_and_fails_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.05)
+    async with running_fake(tmp_path) as fake:
+        worker, pid = fake.worker, fake.worker.pid
+        await worker.ask(open_job("stubborn"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid or 0, 0)
+    with pytest.raises(WorkerDied, match="stopped"):
+        await worker.ask(evaluate())
+
+
+@pytest.mark.parametrize("command", [["/nowhere/python"], [sys.executable, "-c", "raise SystemExit('no torch here')"]])
+async def test_a_worker_that_never_starts_is_a_clear_error(command: list[str]) -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(Worker(command=command, backoff_seconds=0.001).run)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, UserError) and ("no torch here" in str(error) or "/nowhere/python" in str(error))
+
+
+# The real worker process
+
+
+@dataclass
+class Files:
+    folder: Path
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def digest(self, name: str) -> bytes:
+        return hashlib.sha256((self.folder / name).read_bytes()).digest()
+
+    def write(self, name: str, content: bytes) -> None:
+        (self.folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    (tmp_path / "text").write_bytes(default_text()[:20_000])
+    ReplicatedModel.initial(JOB, SPEC).save(tmp_path / "model")
+    return Files(tmp_path)
+
+
+async def test_the_real_worker_proposes_and_accepts_its_own_proposal_but_not_another(files: Files) -> None:
+    worker = Worker()
+    with trio.fail_after(60):
+        await propose_and_audit(worker, files)
+
+
+async def propose_and_audit(worker: Worker, files: Files) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+        opened = await worker.ask(tasks.OpenJob(JOB, SPEC.encode(), files.path("text"), None))
+        assert opened.train_tokens == 18_000 and opened.held_out_tokens == 2_000
+        model, buffer = files.path("model"), files.path("buffer")
+        proposed = await worker.ask(tasks.Propose(JOB, 0, TRAINER, model, None, None, buffer))
+        assert files.digest("buffer") == proposed.buffer_digest
+        files.write("payload", proposed.payload)
+        audit = tasks.Audit(JOB, 0, TRAINER, model, files.path("payload"), buffer, None, None)
+        own = await worker.ask(audit)
+        assert own.verdict is Verdict.ACCEPT and own.relative_error < 1e-5
+        foreign = await worker.ask(replace(audit, trainer=b"u" * 32))
+        assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
+        evaluated = await worker.ask(tasks.Evaluate(JOB, model))
+        assert evaluated.bits_per_byte == pytest.approx(8, abs=0.1)
+        assert len((await worker.ask(tasks.Generate(JOB, model, "The ", 5, 1.0, 0))).text) == 5
+        with pytest.raises(WorkerFailed, match="is not open"):
+            await worker.ask(tasks.Evaluate(bytes(32), model))
+        with pytest.raises(WorkerFailed, match="nowhere"):
+            await worker.ask(tasks.Evaluate(JOB, files.path("nowhere")))
+        with pytest.raises(WorkerFailed, match="round"):
+            await worker.ask(replace(audit, round=5))
+        nursery.cancel_scope.cancel()
+
+
+def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_conversation() -> None:
+    script = "import peer.worker_main as w, builtins; w.torch.set_num_threads = lambda n: print('stray'); w.main()"
+    ended = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, timeout=60, check=True)
+    output, errors = ended.stdout, ended.stderr
+    length, _ = tasks.parse_header(output[:8])
+    assert isinstance(tasks.parse_body(output[8 : 8 + length], tasks.FROM_WORKER), tasks.Ready)
+    assert b"stray" in errors and b"stray" not in output
+
+
+def test_the_daemons_side_does_not_import_torch() -> None:
+    script = "import sys, peer.worker, training.proposals, training.checkpoint; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_scratch_update_needs_no_worker(tmp_path: Path) -> None:
+    spec = JobSpec(name="s", objective=Objective.SCRATCH)
+    model = ReplicatedModel.initial(JOB, spec)
+    model.save(tmp_path / "model")
+    update, paths = proposals.scratch_update(spec), {name: str(tmp_path / name) for name in ("model", "payload", "buffer")}
+    proposed = proposals.propose(tasks.Propose(JOB, 0, TRAINER, paths["model"], None, None, paths["buffer"]), update)
+    Path(paths["payload"]).write_bytes(proposed.payload)
+    audit = tasks.Audit(JOB, 0, TRAINER, paths["model"], paths["payload"], paths["buffer"], None, None)
+    assert proposals.audit(audit, update).verdict is Verdict.ACCEPT
+    assert proposals.audit(replace(audit, trainer=b"u" * 32), update).verdict is Verdict.REPLAY
+    assert buffer_digest(np.fromfile(paths["buffer"], "<f4")) == proposed.buffer_digest
+    Path(paths["buffer"]).write_bytes(b"short")
+    assert proposals.audit(audit, update).verdict is Verdict.REPLAY

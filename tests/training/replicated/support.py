@@ -1,0 +1,50 @@
+"""Small jobs, deterministic buffers and proposals for the tests of `training.replicated`."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from protocol.messages import Proposal
+from training.replicated import codec, feedback, stream
+from training.replicated.layout import Float32Array, Layout, of_shapes
+from training.replicated.model import Accepted, ReplicatedModel
+from training.spec import JobSpec, ModelSpec
+
+JOB = bytes(range(32))
+SMALL = JobSpec(name="small", data=bytes(32), model=ModelSpec(vocabulary=70, width=64, layers=1, hidden=96), norm_start=2.0)
+# Sizes that are no multiple of 8, so that every chunk has padding.
+ODD = JobSpec(name="odd", data=bytes(32), model=ModelSpec(vocabulary=7, width=6, layers=1, heads=3, kv_heads=1, hidden=5))
+# One tensor of several chunks with a ragged end, one below a byte, one exactly a chunk.
+RAGGED: Layout = of_shapes([("long", (2, 4099)), ("tiny", (3,)), ("whole", (64, 64))])
+
+
+def trainer(number: int) -> bytes:
+    return hashlib.sha256(b"trainer %d" % number).digest()
+
+
+def header(number: int = 0) -> codec.Header:
+    return codec.Header(JOB, 3, trainer(number), b"b" * 32, 15, 8)
+
+
+def buffer(layout: Layout, *seed: object, deviation: float = 0.01) -> Float32Array:
+    """A nearly normal buffer from integers: the same on every machine."""
+    return stream.irwin_hall(layout.size, *seed).astype(np.float32) * np.float32(deviation / stream.IRWIN_HALL_DEVIATION)
+
+
+def update(m: Float32Array, layout: Layout, number: int = 0) -> codec.Update:
+    return codec.decode(codec.encode(header(number), m, layout), header(number), layout)
+
+
+def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> Accepted:
+    """An honest proposal that continues the trainer's record."""
+    payload = codec.encode(model.header(key), m, model.layout)
+    record = model.records.get(key)
+    digests = hashlib.sha256(payload).digest(), len(payload), feedback.buffer_digest(m), record.buffer if record else None
+    return Accepted(key, Proposal(model.job, model.round, model.root, *digests), payload)
+
+
+def round_of(model: ReplicatedModel, trainers: int) -> list[Accepted]:
+    keys = [trainer(number) for number in range(trainers)]
+    return [proposed(model, key, buffer(model.layout, model.round, key)) for key in keys]

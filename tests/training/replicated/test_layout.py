@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from protocol.errors import LocalProtocolError
+from tests.training.replicated.support import ODD, RAGGED, SMALL
+from training.replicated.layout import BLOCK, CHUNK, Layout, layout_of, of_shapes
+from training.spec import JobSpec, ModelSpec, Objective
+
+LAYOUTS = [RAGGED, layout_of(SMALL), layout_of(ODD), layout_of(JobSpec(name="default", data=bytes(32)))]
+
+
+def test_names_and_shapes_are_those_of_the_model_in_torch_orientation() -> None:
+    model = ModelSpec(vocabulary=256, width=64, layers=2, heads=4, kv_heads=2, hidden=192)
+    shapes = {tensor.name: tensor.shape for tensor in layout_of(JobSpec(name="job", data=bytes(32), model=model)).tensors}
+    first, *_, last = shapes
+    assert (first, last) == ("embedding.weight", "final_norm.weight")
+    assert shapes["embedding.weight"] == (256, 64)
+    assert shapes["layers.1.key.weight"] == shapes["layers.0.value.weight"] == (32, 64)
+    assert shapes["layers.0.query.weight"] == shapes["layers.0.output.weight"] == (64, 64)
+    assert shapes["layers.0.gate.weight"] == shapes["layers.0.up.weight"] == (192, 64)
+    assert shapes["layers.0.down.weight"] == (64, 192)
+    assert shapes["layers.0.mlp_norm.weight"] == shapes["layers.1.attention_norm.weight"] == (64,)
+    assert len(shapes) == 2 + 2 * 9
+
+
+def test_the_default_job_has_about_160_thousand_parameters() -> None:
+    assert 150_000 < layout_of(JobSpec(name="default", data=bytes(32))).size < 175_000
+
+
+def test_a_scratch_job_has_one_tensor() -> None:
+    layout = layout_of(JobSpec(name="test", objective=Objective.SCRATCH))
+    assert [(tensor.name, tensor.shape) for tensor in layout.tensors] == [("scratch", (4096,))]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_tile_elements_chunks_and_signs_exactly(layout: Layout) -> None:
+    for name, total in (("elements", layout.size), ("chunks", len(layout.chunk_lengths)), ("signs", layout.sign_bytes)):
+        parts = [getattr(block, name) for block in layout.blocks]
+        assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+        assert parts[-1].stop == total
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_block_lies_within_one_tensor_and_starts_on_a_chunk(layout: Layout) -> None:
+    tensors = {tensor.name: tensor for tensor in layout.tensors}
+    for block in layout.blocks:
+        inside = tensors[block.tensor].elements
+        assert inside.start <= block.elements.start < block.elements.stop <= inside.stop
+        assert (block.elements.start - inside.start) % BLOCK == 0 and block.size <= BLOCK
+        assert layout.chunk_lengths[block.chunks].sum() == block.size
+
+
+def test_chunks_are_4096_long_but_for_the_last_of_each_tensor() -> None:
+    assert RAGGED.chunk_lengths.tolist() == [CHUNK, CHUNK, 6, 3, CHUNK]
+    assert RAGGED.sign_starts.tolist() == [0, 512, 1024, 1025, 1026]
+    assert RAGGED.sign_bytes == 1538
+
+
+def test_padding_marks_the_unused_low_bits_of_ragged_chunks() -> None:
+    positions, masks = RAGGED.padding
+    assert dict(zip(positions.tolist(), masks.tolist(), strict=True)) == {1024: 0b11, 1025: 0b11111}
+
+
+def test_views_share_memory_with_the_flat_vector() -> None:
+    flat = np.zeros(RAGGED.size, dtype=np.float32)
+    RAGGED.view(flat)["tiny"][2] = 5
+    assert flat[8200] == 5 and np.count_nonzero(flat) == 1
+
+
+def test_a_vector_of_another_size_has_no_view() -> None:
+    with pytest.raises(LocalProtocolError, match="8196"):
+        of_shapes([("tensor", (2, 4098))]).view(np.zeros(5, dtype=np.float32))
+
+
+@pytest.mark.parametrize("spec", [SMALL, ODD, JobSpec(name="default", data=bytes(32))])
+def test_the_specification_knows_the_number_of_parameters(spec: JobSpec) -> None:
+    assert spec.model.parameters == layout_of(spec).size
+
+
+@pytest.mark.parametrize(
+    "model", [ModelSpec(vocabulary=2**31), ModelSpec(layers=2**31), ModelSpec(width=2**20, heads=1, kv_heads=1)]
+)
+def test_a_model_beyond_the_bounds_is_named_before_anything_is_laid_out(model: ModelSpec) -> None:
+    assert "are more than" in str(model.problem())

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.reasons import Verdict
+from tests.training.replicated.support import JOB, ODD, SMALL, buffer, proposed, round_of, trainer
+from training.replicated import aggregate, codec, feedback, outer
+from training.replicated.init import initial_parameters
+from training.replicated.layout import Float32Array
+from training.replicated.model import NORM_RATIO, Accepted, ReplicatedModel
+from training.replicated.scratch import known_update
+from training.replicated.state import NORM_ROUNDS
+from training.spec import JobSpec, Objective
+
+NOTHING = None, None
+
+
+@pytest.fixture
+def first() -> ReplicatedModel:
+    return ReplicatedModel.initial(JOB, SMALL)
+
+
+@pytest.fixture
+def second(first: ReplicatedModel) -> ReplicatedModel:
+    return first.apply(round_of(first, 3), {})
+
+
+def verdict(model: ReplicatedModel, item: Accepted) -> Verdict:
+    return model.check(item.trainer, item.proposal, item.payload)
+
+
+def with_payload(item: Accepted, payload: bytes) -> Accepted:
+    digest = hashlib.sha256(payload).digest()
+    return replace(item, proposal=replace(item.proposal, payload=digest, payload_bytes=len(payload)), payload=payload)
+
+
+def scaled(model: ReplicatedModel, number: int, norm: float) -> Accepted:
+    """A proposal whose payload has this norm: its elements are all of one size, so that encoding loses nothing."""
+    signs = np.sign(buffer(model.layout, "scaled", number) + np.float32(1e-9))
+    return proposed(model, trainer(number), signs * np.float32(norm / model.layout.size**0.5))
+
+
+# Judging -------------------------------------------------------------------------------------------------------------
+
+
+def test_honest_proposals_are_accepted(first: ReplicatedModel, second: ReplicatedModel) -> None:
+    for model in (first, second):
+        assert {verdict(model, item) for item in round_of(model, 4)} == {Verdict.ACCEPT}
+
+
+@pytest.mark.parametrize(("field", "value"), [("job", b"x" * 32), ("round", 1), ("model_root", b"x" * 32)])
+def test_a_proposal_for_another_model_is_stale(first: ReplicatedModel, field: str, value: object) -> None:
+    item = round_of(first, 1)[0]
+    changed = replace(item, proposal=replace(item.proposal, **{field: value}))  # type: ignore[arg-type]
+    assert verdict(first, changed) is Verdict.STALE
+
+
+def test_an_old_payload_under_a_new_proposal_is_malformed(first: ReplicatedModel, second: ReplicatedModel) -> None:
+    old, new = round_of(first, 1)[0], round_of(second, 1)[0]
+    assert verdict(second, old) is Verdict.STALE
+    assert verdict(second, with_payload(new, old.payload)) is Verdict.MALFORMED
+
+
+def test_anothers_payload_is_malformed(first: ReplicatedModel) -> None:
+    mine, others = round_of(first, 2)
+    assert verdict(first, with_payload(mine, others.payload)) is Verdict.MALFORMED
+
+
+def test_bytes_that_are_not_what_was_signed_are_malformed(first: ReplicatedModel) -> None:
+    item = round_of(first, 1)[0]
+    assert first.check(item.trainer, item.proposal, item.payload[:-1] + bytes([item.payload[-1] ^ 1])) is Verdict.MALFORMED
+    assert first.check(item.trainer, replace(item.proposal, payload_bytes=1), item.payload) is Verdict.MALFORMED
+    assert verdict(first, with_payload(item, b"garbage")) is Verdict.MALFORMED
+
+
+def test_the_first_limit_is_sixteen_times_the_norm_of_the_job(first: ReplicatedModel) -> None:
+    assert verdict(first, scaled(first, 0, 15.9 * SMALL.norm_start)) is Verdict.ACCEPT
+    assert verdict(first, scaled(first, 0, 16.1 * SMALL.norm_start)) is Verdict.NORM
+
+
+def test_later_limits_follow_the_accepted_norms(first: ReplicatedModel) -> None:
+    model = first.apply([scaled(first, number, norm) for number, norm in enumerate((0.1, 0.2, 30.0))], {})
+    assert NORM_RATIO == 16
+    assert verdict(model, scaled(model, 0, 16 * 0.15)) is Verdict.ACCEPT
+    assert verdict(model, scaled(model, 0, 16 * 0.21)) is Verdict.NORM
+
+
+def test_a_million_times_the_norm_is_refused_in_every_round(first: ReplicatedModel) -> None:
+    model = first
+    for _ in range(3):
+        honest = round_of(model, 3)
+        assert verdict(model, scaled(model, 3, 1e6 * SMALL.norm_start)) is Verdict.NORM
+        model = model.apply(honest, {trainer(3): Verdict.NORM})
+
+
+def test_the_limit_looks_back_a_bounded_number_of_rounds(first: ReplicatedModel) -> None:
+    model = first
+    for number in range(NORM_ROUNDS + 3):
+        model = model.apply([scaled(model, 0, 1.0 + number)], {})
+    assert len(model.state.norms) == NORM_ROUNDS
+    assert model.norm_squared_max == pytest.approx(256 * (1 + 3 + NORM_ROUNDS // 2) ** 2, rel=1e-3)
+
+
+def test_a_round_of_zeros_does_not_shut_everybody_out(first: ReplicatedModel) -> None:
+    silent = proposed(first, trainer(0), np.zeros(first.layout.size, dtype=np.float32))
+    model = first.apply([silent], {})
+    assert verdict(model, round_of(model, 2)[1]) is Verdict.ACCEPT
+
+
+def test_feedback_must_continue_the_last_accepted_buffer_or_start_again(second: ReplicatedModel) -> None:
+    item = round_of(second, 1)[0]
+    assert item.proposal.feedback == second.records[item.trainer].buffer
+    for digest, expected in ((None, Verdict.ACCEPT), (b"invented e" + bytes(22), Verdict.COMMITMENT)):
+        assert verdict(second, replace(item, proposal=replace(item.proposal, feedback=digest))) is expected
+
+
+def test_a_newcomer_has_no_feedback_to_continue(second: ReplicatedModel) -> None:
+    item = proposed(second, trainer(9), buffer(second.layout, "newcomer"))
+    stolen = second.records[trainer(0)].buffer
+    assert verdict(second, item) is Verdict.ACCEPT
+    assert verdict(second, replace(item, proposal=replace(item.proposal, feedback=stolen))) is Verdict.COMMITMENT
+
+
+# Applying ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_aggregation_and_outer_step(first: ReplicatedModel, second: ReplicatedModel) -> None:
+    updates = [codec.read(item.payload, first.layout) for item in round_of(first, 3)]
+    gradient = aggregate.aggregate(updates, first.layout, SMALL.liars)
+    expected = outer.step(first.parameters, first.momentum, gradient, SMALL.outer_rate, SMALL.outer_momentum)
+    assert np.array_equal(second.parameters, expected[0]) and np.array_equal(second.momentum, expected[1])
+    assert second.round == 1 and second.root != first.root
+
+
+def test_the_model_before_is_left_alone(first: ReplicatedModel, second: ReplicatedModel) -> None:
+    assert np.array_equal(first.parameters, initial_parameters(SMALL)) and not first.momentum.any()
+    assert first.round == 0 and not first.records
+    first.verify()
+    for vector in (first.parameters, second.momentum):
+        with pytest.raises(ValueError, match="read-only"):
+            vector[0] = 1
+
+
+def test_the_order_of_the_accepted_does_not_matter(first: ReplicatedModel) -> None:
+    items = round_of(first, 4)
+    assert first.apply(items, {}).root == first.apply(items[::-1], {}).root
+
+
+def test_too_few_accepted_take_no_step_but_are_remembered(first: ReplicatedModel) -> None:
+    model = ReplicatedModel.initial(JOB, replace(SMALL, accepted_min=3))
+    items = round_of(model, 2)
+    after = model.apply(items, {})
+    assert np.array_equal(after.parameters, model.parameters) and not after.momentum.any()
+    assert after.round == 1 and after.root != model.root
+    record = after.records[trainer(1)]
+    assert record == feedback.Record(items[1].proposal.buffer, items[1].proposal.payload, 0, False, 0)
+    after.verify()
+
+
+def test_a_round_without_proposals_only_counts(first: ReplicatedModel) -> None:
+    after = first.apply([], {trainer(0): Verdict.REPLAY})
+    assert after.round == 1 and after.root != first.root and after.state.norms == ()
+    assert after.parameters is first.parameters
+
+
+def test_only_a_norm_rejection_halves_what_remains(second: ReplicatedModel) -> None:
+    rejected = {trainer(0): Verdict.NORM, trainer(1): Verdict.REPLAY, trainer(7): Verdict.NORM}
+    after = second.apply([], rejected).apply([], rejected)
+    assert after.records[trainer(0)] == replace(second.records[trainer(0)], halvings=2)
+    assert after.records[trainer(1)] == second.records[trainer(1)]
+    assert trainer(7) not in after.records
+
+
+def test_acceptance_starts_the_record_anew(second: ReplicatedModel) -> None:
+    halved = second.apply([], {trainer(0): Verdict.NORM})
+    item = round_of(halved, 1)[0]
+    assert halved.apply([item], {}).records[trainer(0)] == feedback.Record(
+        item.proposal.buffer, item.proposal.payload, 2, True, 0
+    )
+
+
+def test_what_cannot_have_been_decided_is_our_own_mistake(first: ReplicatedModel) -> None:
+    items = round_of(first, 2)
+    with pytest.raises(LocalProtocolError, match="both"):
+        first.apply(items, {trainer(0): Verdict.NORM})
+    with pytest.raises(LocalProtocolError, match="one per trainer"):
+        first.apply([*items, items[0]], {})
+    with pytest.raises(LocalProtocolError, match="not the one"):
+        first.apply([replace(items[0], payload=items[1].payload)], {})
+    with pytest.raises(RemoteProtocolError, match="malformed"):
+        first.apply([with_payload(items[0], items[1].payload)], {})
+
+
+def test_the_root_covers_everything(second: ReplicatedModel) -> None:
+    def root(**changes: object) -> bytes:
+        state = replace(second.state, **changes)  # type: ignore[arg-type]
+        return ReplicatedModel.of(state, second.parameters.copy(), second.momentum.copy()).root
+
+    record = second.records[trainer(0)]
+    roots = {
+        root(),
+        root(round=7),
+        root(job=b"x" * 32),
+        root(norms=()),
+        root(records={}),
+        root(spec=replace(SMALL, outer_rate=0.6)),
+    }
+    roots.add(root(records={**second.records, trainer(0): replace(record, halvings=1)}))
+    for vector in (0, 1):
+        for element in (0, second.layout.size - 1):
+            vectors = [second.parameters.copy(), second.momentum.copy()]
+            vectors[vector][element] += 1
+            roots.add(ReplicatedModel.of(second.state, *vectors).root)
+    assert root() == second.root and len(roots) == 11
+
+
+def test_a_model_with_ragged_tensors_runs_as_well() -> None:
+    model = ReplicatedModel.initial(JOB, ODD)
+    for _ in range(3):
+        items = round_of(model, 4)
+        assert {verdict(model, item) for item in items} == {Verdict.ACCEPT}
+        model = model.apply(items, {})
+    model.verify()
+
+
+def test_a_scratch_job_can_be_replayed_by_anybody() -> None:
+    spec = JobSpec(name="test", objective=Objective.SCRATCH)
+    model = ReplicatedModel.initial(JOB, spec)
+    delta = known_update(model.job, model.round, trainer(0), model.layout)
+    item = proposed(model, trainer(0), delta)
+    assert verdict(model, item) is Verdict.ACCEPT
+    again = known_update(model.job, model.round, trainer(0), model.layout)
+    e = feedback.feedback_after(None, None, None, model.layout)
+    judged = feedback.judge_replay(delta, e, again, item.payload, model.header(trainer(0)), model.layout, spec.feedback_decay)
+    assert judged is Verdict.ACCEPT
+
+
+def test_training_converges_with_a_liar_and_error_feedback() -> None:
+    """Descent on ½‖θ − target‖² with honest trainers, one liar that flips its sign, and the whole pipeline in between."""
+    model = ReplicatedModel.initial(JOB, replace(SMALL, norm_start=100.0))
+    target = buffer(model.layout, "target", deviation=0.5)
+    start = np.linalg.norm(model.parameters - target)
+    buffers: dict[bytes, tuple[Float32Array | None, bytes | None]] = {}
+    for number in range(40):
+        items = []
+        for key in (trainer(i) for i in range(4)):
+            noise = buffer(model.layout, "noise", number, key, deviation=0.05)
+            delta = (model.parameters - target) * np.float32(0.2) + noise
+            e = feedback.feedback_after(model.records.get(key), *buffers.get(key, NOTHING), model.layout)
+            m = feedback.accumulate(e, -delta if key == trainer(3) else delta, 0.95)
+            items.append(proposed(model, key, m))
+            buffers[key] = m, items[-1].payload
+        assert {verdict(model, item) for item in items[:3]} == {Verdict.ACCEPT}
+        model = model.apply(items, {})
+    assert np.linalg.norm(model.parameters - target) < 0.15 * start
+
+
+# On disk -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_opens_as_the_same_model(second: ReplicatedModel, tmp_path: Path) -> None:
+    second.save(tmp_path / "model")
+    opened = ReplicatedModel.open(tmp_path / "model")
+    opened.verify()
+    assert opened.root == second.root and opened.state == second.state and opened.spec == SMALL
+    assert np.array_equal(opened.parameters, second.parameters) and np.array_equal(opened.momentum, second.momentum)
+
+
+def test_an_opened_model_continues_to_the_same_root(second: ReplicatedModel, tmp_path: Path) -> None:
+    second.save(tmp_path / "model")
+    opened = ReplicatedModel.open(tmp_path / "model")
+    items = round_of(second, 4)
+    continued = opened.apply(items, {})
+    assert continued.root == second.apply(items, {}).root and type(continued.parameters) is np.ndarray
+
+
+def test_an_opened_model_is_mapped_not_read(second: ReplicatedModel, tmp_path: Path) -> None:
+    second.save(tmp_path / "model")
+    opened = ReplicatedModel.open(tmp_path / "model")
+    assert isinstance(opened.parameters.base, np.memmap) and not opened.parameters.flags.writeable
+
+
+def test_the_parameters_file_is_the_flat_vector(second: ReplicatedModel, tmp_path: Path) -> None:
+    second.save(tmp_path / "model")
+    assert (tmp_path / "model" / "parameters.f32").read_bytes() == second.parameters.tobytes()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "momentum.f32", "parameters.f32", "state.msgpack"]
+
+
+def test_saving_replaces_what_was_there(first: ReplicatedModel, second: ReplicatedModel, tmp_path: Path) -> None:
+    for model in (first, second, second):
+        model.save(tmp_path / "model")
+        assert ReplicatedModel.open(tmp_path / "model").root == model.root
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_crash_at_any_step_of_saving_leaves_the_old_model_or_the_new(
+    first: ReplicatedModel, second: ReplicatedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+    while _crashes_at(steps, first, second, tmp_path / f"{steps}", monkeypatch):
+        steps += 1
+    assert steps >= 10
+
+
+def _crashes_at(step: int, old: ReplicatedModel, new: ReplicatedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether saving did not get past `step` calls to the file system."""
+    old.save(home / "model")
+    left = step
+
+    def dies(function: object) -> object:
+        def call(*args: object, **kwargs: object) -> object:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            return function(*args, **kwargs)  # type: ignore[operator]
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", dies(os.fsync))
+        for name in ("rename", "open", "mkdir"):
+            patch.setattr(Path, name, dies(getattr(Path, name)))
+        patch.setattr(shutil, "rmtree", dies(shutil.rmtree))
+        try:
+            new.save(home / "model")
+            crashed = False
+        except KeyboardInterrupt:
+            crashed = True
+    opened = ReplicatedModel.open(home / "model")
+    opened.verify()
+    assert opened.root in (old.root, new.root) and (crashed or opened.root == new.root)
+    new.save(home / "model")
+    assert ReplicatedModel.open(home / "model").root == new.root
+    return crashed
+
+
+@pytest.mark.parametrize(("file", "name"), [("parameters.f32", "final_norm.weight"), ("momentum.f32", "momentum of final_norm")])
+def test_a_flipped_bit_is_found_and_named(second: ReplicatedModel, tmp_path: Path, file: str, name: str) -> None:
+    second.save(tmp_path / "model")
+    path = tmp_path / "model" / file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match=name):
+        ReplicatedModel.open(tmp_path / "model").verify()
+
+
+def test_every_flipped_byte_of_the_state_is_found(second: ReplicatedModel, tmp_path: Path) -> None:
+    second.save(tmp_path / "model")
+    path = tmp_path / "model" / "state.msgpack"
+    good = path.read_bytes()
+    for position in range(0, len(good), 7):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        with pytest.raises(StorageError, match=r"state\.msgpack|parameters"):
+            ReplicatedModel.open(tmp_path / "model").verify()
+    path.write_bytes(good)
+    ReplicatedModel.open(tmp_path / "model").verify()
+
+
+@pytest.mark.parametrize("file", ["parameters.f32", "momentum.f32", "state.msgpack"])
+def test_a_missing_or_shortened_file_is_one_clear_error(second: ReplicatedModel, tmp_path: Path, file: str) -> None:
+    second.save(tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(StorageError, match=file):
+        ReplicatedModel.open(tmp_path / "model")
+    path.unlink()
+    with pytest.raises(StorageError, match=file):
+        ReplicatedModel.open(tmp_path / "model")
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(
+    first: ReplicatedModel, second: ReplicatedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first.save(tmp_path / "model")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="No space left"):
+            second.save(tmp_path / "model")
+    assert ReplicatedModel.open(tmp_path / "model").root == first.root

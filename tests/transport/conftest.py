@@ -1,0 +1,79 @@
+"""Worlds to run one suite of tests in: real sockets on loopback, and the in-memory twin."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from protocol.identity import Identity
+from tests.transport.helpers import CHAIN, MemoryBlobs
+from transport.memory import Mesh
+from transport.network import Network
+from transport.swarm import Swarm
+
+
+class World:
+    """`start` runs a network in a nursery of the test's; `stop` ends it as a crash would."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._scopes: dict[Network, trio.CancelScope] = {}
+        self.networks: list[Network] = []
+
+    async def start(self, identity: Identity, blobs: MemoryBlobs | None = None, **options: object) -> Network:
+        network = self.make(identity, blobs or MemoryBlobs(), **options)
+        self.networks.append(network)
+        await self._nursery.start(self._run, network)
+        return network
+
+    async def _run(self, network: Network, *, task_status: trio.TaskStatus[None]) -> None:
+        with trio.CancelScope() as self._scopes[network]:
+            await network.run(task_status=task_status)
+
+    def stop(self, network: Network) -> None:
+        self._scopes[network].cancel()
+
+    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
+        raise NotImplementedError
+
+
+class SwarmWorld(World):
+    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
+        options.setdefault("bootstrap", [network.address for network in self.networks])
+        listen = options.pop("listen", "127.0.0.1:0")
+        return Swarm(identity, CHAIN, listen=listen, blobs=blobs, **options)
+
+
+class MemoryWorld(World):
+    def __init__(self, nursery: trio.Nursery) -> None:
+        super().__init__(nursery)
+        self.mesh = Mesh(seed=1)
+
+    def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
+        return self.mesh.network(identity.public, blobs, **options)
+
+
+@asynccontextmanager
+async def open_world(kind: type[World]) -> AsyncIterator[World]:
+    async with trio.open_nursery() as nursery:
+        world = kind(nursery)
+        yield world
+        nursery.cancel_scope.cancel()
+    for network in world.networks:
+        assert "internal-error" not in network.refused()
+
+
+@pytest.fixture(params=[SwarmWorld, MemoryWorld], ids=["swarm", "memory"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    async with open_world(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def tcp() -> AsyncIterator[SwarmWorld]:
+    async with open_world(SwarmWorld) as opened:
+        assert isinstance(opened, SwarmWorld)
+        yield opened

@@ -1,0 +1,108 @@
+"""What the transport tests share: a blob store in memory, keys, and a pair of sessions joined back to back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import trio
+
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Identity
+from transport.framing import Message
+from transport.network import Event, Network
+from transport.noise import KeyPair
+from transport.session import Established, Session
+
+CHAIN = hashlib.sha256(b"a chain").digest()
+ALICE, BOB, CAROL, DAVE = sorted((Identity(bytes([n]) * 32) for n in range(1, 5)), key=lambda identity: identity.public)
+
+
+class MemoryBlobs:
+    def __init__(self, *blobs: bytes) -> None:
+        self.blobs = {digest(blob): blob for blob in blobs}
+        self.aborted = 0
+
+    def size(self, digest: bytes) -> int | None:
+        return len(self.blobs[digest]) if digest in self.blobs else None
+
+    def read(self, digest: bytes, offset: int, length: int) -> bytes:
+        return self.blobs[digest][offset : offset + length]
+
+    def begin(self, digest: bytes, total: int) -> MemoryWriter:
+        return MemoryWriter(self, digest, total)
+
+
+class MemoryWriter:
+    def __init__(self, store: MemoryBlobs, name: bytes, total: int) -> None:
+        self._store, self._name, self._total, self._data = store, name, total, bytearray()
+
+    def write(self, chunk: bytes) -> None:
+        assert len(self._data) + len(chunk) <= self._total
+        self._data += chunk
+
+    def finish(self) -> None:
+        if digest(self._data) != self._name:
+            raise RemoteProtocolError("bad-blob", "the bytes do not have the digest they were asked for by")
+        self._store.blobs[self._name] = bytes(self._data)
+
+    def abort(self) -> None:
+        self._store.aborted += 1
+
+
+class LyingBlobs(MemoryBlobs):
+    """Claims to hold `digest` and serves other bytes."""
+
+    def __init__(self, digest: bytes, lie: bytes) -> None:
+        super().__init__()
+        self.blobs[digest] = lie
+
+
+def digest(data: bytes | bytearray) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def make_session(
+    me: Identity, initiator: bool, *, chain: bytes = CHAIN, expected: bytes | None = None, ephemeral: int = 0
+) -> Session:
+    static = KeyPair.of(hashlib.sha256(me.seed + b"static").digest())
+    fresh = KeyPair.of(hashlib.sha256(me.seed + bytes([initiator, ephemeral])).digest())
+    return Session(me, chain, initiator=initiator, static=static, ephemeral=fresh, expected=expected)
+
+
+def exchange_bytes(one: Session, other: Session) -> list[tuple[Session, Established | Message]]:
+    """Carry bytes both ways until nobody has any; the events, with the session that saw them."""
+    events: list[tuple[Session, Established | Message]] = []
+    while True:
+        moved = False
+        for sender, receiver in ((one, other), (other, one)):
+            while data := sender.data_to_send():
+                moved = True
+                events += [(receiver, event) for event in receiver.receive(data)]
+        if not moved:
+            return events
+
+
+def joined_sessions() -> tuple[Session, Session]:
+    initiator, responder = make_session(ALICE, True), make_session(BOB, False)
+    exchange_bytes(initiator, responder)
+    return initiator, responder
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when `condition` holds; for what no event tells."""
+    while not condition():
+        await trio.sleep(0.001)
+
+
+async def next_event(network: Network, *kinds: type[Event]) -> Event:
+    """The next event of one of these kinds; the others are passed over."""
+    async for event in network.events:
+        if isinstance(event, kinds):
+            return event
+    raise AssertionError("events do not end")
+
+
+async def linked(*networks: Network) -> None:
+    """Return when every two of these networks are connected."""
+    await until(lambda: all(network.connected() >= {other.me for other in networks} - {network.me} for network in networks))

@@ -1,0 +1,369 @@
+"""One suite for both networks: what the daemon relies on must hold over TCP and in memory alike."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import trio
+
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.limits import BLOB_CHUNK_BYTES
+from tests.transport.conftest import World
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, LyingBlobs, MemoryBlobs, digest, linked, next_event, until
+from transport import exchange, hub
+from transport.framing import Channel
+from transport.network import Connected, Disconnected, Priority, Received
+
+DEADLINE_SECONDS = 20.0  # far beyond what any of these needs; only a defect meets it
+
+
+def blob_of(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+async def test_peers_connect_and_talk(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        assert await alice.events.receive() == Connected(bob.me)
+        assert await bob.events.receive() == Connected(alice.me)
+        assert alice.connected() == {bob.me}
+        for n, priority in enumerate(Priority):
+            assert alice.send(bob.me, b"%d" % n, priority)
+            assert await bob.events.receive() == Received(alice.me, b"%d" % n)
+        assert bob.send(alice.me, b"back")
+        assert await alice.events.receive() == Received(bob.me, b"back")
+        assert not alice.refused()
+
+
+async def test_a_broadcast_reaches_everybody(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        networks = [await world.start(identity) for identity in (ALICE, BOB, CAROL, DAVE)]
+        await linked(*networks)
+        assert networks[0].broadcast(b"to all", Priority.VOTE) == 3
+        for network in networks[1:]:
+            assert await next_event(network, Received) == Received(networks[0].me, b"to all")
+
+
+async def test_sending_to_a_stranger_is_refused(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await world.start(ALICE)
+        assert not alice.send(BOB.public, b"x")
+        assert alice.broadcast(b"x") == 0
+
+
+async def test_one_senders_messages_stay_in_order(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        await linked(alice, bob)
+        sent = [b"%d" % n * (1 + n * 37) for n in range(200)]
+        for data in sent:
+            assert alice.send(bob.me, data)
+        assert [(await next_event(bob, Received)).data for _ in sent] == sent
+
+
+async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        await linked(alice, bob)
+        listen = {"listen": bob.address} if hasattr(bob, "address") else {}
+        world.stop(bob)
+        assert await next_event(alice, Disconnected) == Disconnected(bob.me)
+        assert not alice.send(bob.me, b"nobody there")
+        again = await world.start(BOB, **listen, **({"bootstrap": []} if listen else {}))
+        assert await next_event(alice, Connected) == Connected(bob.me)
+        assert await next_event(again, Connected) == Connected(alice.me)
+        assert alice.send(bob.me, b"welcome back")
+        assert await next_event(again, Received) == Received(alice.me, b"welcome back")
+
+
+async def test_events_of_a_peer_are_in_order_when_the_network_ends(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        await linked(alice, bob)
+        world.stop(alice)
+        assert await alice.events.receive() == Connected(bob.me)
+        assert await alice.events.receive() == Disconnected(bob.me)
+        assert not alice.connected()
+
+
+async def test_a_dropped_peer_is_counted_kept_out_for_a_while_and_then_let_in(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "BAN_SECONDS", 0.5)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        await linked(alice, bob)
+        start = trio.current_time()
+        alice.drop(bob.me, RemoteProtocolError("bad-manners", "ate with his fingers"))
+        assert bob.me not in alice.connected()
+        assert alice.refused()["bad-manners"] == 1
+        assert await next_event(alice, Disconnected) == Disconnected(bob.me)
+        assert await next_event(bob, Disconnected) == Disconnected(alice.me)
+        await next_event(alice, Connected)
+        assert trio.current_time() - start >= 0.5
+
+
+def test_bans_grow_and_are_forgotten() -> None:
+    bans = hub.Bans()
+    lengths, now = [], 0.0
+    for _ in range(12):
+        bans.add(b"x", now)
+        lengths.append(bans.until(b"x") - now)
+        now = bans.until(b"x")
+    assert lengths[:3] == [hub.BAN_SECONDS, 2 * hub.BAN_SECONDS, 4 * hub.BAN_SECONDS]
+    assert lengths[-1] == hub.BAN_SECONDS_MAX
+    bans.add(b"x", now + hub.BAN_MEMORY_SECONDS + 1)
+    assert bans.until(b"x") == now + hub.BAN_MEMORY_SECONDS + 1 + hub.BAN_SECONDS
+    for n in range(hub.BANS_MAX):
+        bans.add(b"%d" % n, now)
+    assert bans.until(b"x") < 0, "bounded"
+
+
+async def test_a_key_that_is_not_allowed_does_not_stay(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await world.start(ALICE, allow=lambda peer: peer != BOB.public)
+        bob, carol = await world.start(BOB), await world.start(CAROL)
+        await until(lambda: alice.refused().get("not-allowed"))
+        await linked(alice, carol)
+        await linked(bob, carol)
+        assert bob.me not in alice.connected()
+        assert alice.me not in bob.connected()
+
+
+async def test_a_bad_message_of_transports_own_costs_the_connection(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        await linked(alice, bob)
+        alice._push(bob.me, Channel.LINK, b"\x91\xa5bogus", Priority.CONTROL)
+        assert await next_event(bob, Disconnected) == Disconnected(alice.me)
+        assert bob.refused()["unknown-message"] == 1
+
+
+async def test_links_and_traffic_tell_what_happened(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        await linked(alice, bob)
+        before = alice.traffic(), bob.traffic()
+        alice.send(bob.me, bytes(1000), Priority.BULK)
+        await next_event(bob, Received)
+        await until(lambda: all(network.links()[0].round_trip_seconds is not None for network in (alice, bob)))
+        assert alice.traffic().sent[Priority.BULK] - before[0].sent[Priority.BULK] == 1000
+        assert bob.traffic().received[Priority.BULK] - before[1].received[Priority.BULK] == 1000
+        (link,) = alice.links()
+        assert link.peer == bob.me
+        assert link.dialed != bob.links()[0].dialed
+        assert 0 < link.round_trip_seconds < DEADLINE_SECONDS
+        total = alice.traffic().sent
+        world.stop(bob)
+        await next_event(alice, Disconnected)
+        assert alice.traffic().sent >= total, "what closed links carried is not forgotten"
+
+
+async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vote(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        await linked(alice, bob)
+        vote = bytes(1 << 20)
+        for count in itertools.count():  # bob's events are taken by nobody
+            if not alice.send(bob.me, vote, Priority.VOTE):
+                break
+            await trio.lowlevel.checkpoint()
+        assert count < 80, "what is in flight is bounded"
+        assert await next_event(alice, Disconnected) == Disconnected(bob.me)
+        assert alice.refused()["vote-queue-full"] == 1
+
+
+async def test_a_full_queue_of_less_urgent_messages_is_counted_and_keeps_the_connection(world: World) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE), await world.start(BOB)
+        await linked(alice, bob)
+        while alice.send(bob.me, bytes(4 << 20), Priority.BULK):
+            pass
+        assert alice.refused() == {"queue-full": 1}
+        assert bob.me in alice.connected()
+
+
+# Payload exchange -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOB_CHUNK_BYTES, BLOB_CHUNK_BYTES + 1, 5_000_000])
+async def test_a_blob_is_fetched_from_its_holder(world: World, size: int) -> None:
+    blob = blob_of(size)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await world.start(ALICE, MemoryBlobs(blob))
+        bob = await world.start(BOB, wanted := MemoryBlobs())
+        await bob.fetch(digest(blob), size)
+        assert wanted.blobs[digest(blob)] == blob
+        assert alice.traffic().blobs_sent == bob.traffic().blobs_received == size
+        await bob.fetch(digest(blob), size)  # is held now
+        assert bob.traffic().blobs_received == size
+
+
+async def test_a_vote_overtakes_a_large_blob(world: World) -> None:
+    blob, store = blob_of(50_000_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
+        await linked(alice, bob)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bob.fetch, digest(blob), len(blob))
+            await until(lambda: bob.traffic().blobs_received > 1_000_000)
+            alice.send(bob.me, b"vote", Priority.VOTE)
+            assert await next_event(bob, Received) == Received(alice.me, b"vote")
+            assert bob.traffic().blobs_received < 25_000_000
+            assert digest(blob) not in store.blobs
+        assert store.blobs[digest(blob)] == blob
+
+
+async def test_concurrent_fetches_of_one_blob_share_a_transfer(world: World) -> None:
+    blob, store = blob_of(3_000_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
+        await linked(alice, bob)
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(bob.fetch, digest(blob), len(blob))
+        assert bob.traffic().blobs_received == len(blob)
+
+
+async def test_many_blobs_at_once(world: World) -> None:
+    blobs, store = [blob_of(200_000, seed) for seed in range(40)], MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, MemoryBlobs(*blobs)), await world.start(BOB, store)
+        await linked(alice, bob)
+        async with trio.open_nursery() as nursery:
+            for blob in blobs:
+                nursery.start_soon(bob.fetch, digest(blob), len(blob))
+        assert set(store.blobs) == {digest(blob) for blob in blobs}
+        assert not alice.refused()
+
+
+async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(world: World) -> None:
+    blob, store = blob_of(1_000_000), MemoryBlobs()
+    lie = bytes(500_000) + blob[500_000:]
+    with trio.fail_after(DEADLINE_SECONDS):
+        await world.start(ALICE, LyingBlobs(digest(blob), lie))
+        await world.start(CAROL, MemoryBlobs(blob))
+        bob = await world.start(BOB, store)
+        await until(lambda: len(bob.connected()) == 2)
+        await bob.fetch(digest(blob), len(blob), sources=[ALICE.public])
+        assert store.blobs[digest(blob)] == blob
+        assert bob.refused() == {"bad-blob": 1}
+        assert bob.connected() == {CAROL.public}
+
+
+async def test_of_two_contributors_only_the_liar_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The liar serves the first half and falls silent; the honest holder completes it, and must not pay for the sum."""
+    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.1)
+    blob, store = blob_of(3_000_000), MemoryBlobs()
+
+    class HalfALie(LyingBlobs):
+        silent = True
+
+        def read(self, digest: bytes, offset: int, length: int) -> bytes:
+            return b"" if offset > 1_000_000 and self.silent else super().read(digest, offset, length)
+
+    liar = HalfALie(digest(blob), bytes(len(blob)))
+    with trio.fail_after(DEADLINE_SECONDS):
+        await world.start(ALICE, liar)
+        await world.start(CAROL, MemoryBlobs(blob))
+        bob = await world.start(BOB, store)
+        await until(lambda: len(bob.connected()) == 2)
+        await bob.fetch(digest(blob), len(blob), sources=[ALICE.public])
+        assert store.blobs[digest(blob)] == blob
+        assert CAROL.public in bob.connected()
+
+
+async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: World) -> None:
+    blob, store = blob_of(20_000_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await world.start(ALICE, MemoryBlobs(blob))
+        await world.start(CAROL, MemoryBlobs(blob))
+        bob = await world.start(BOB, store)
+        await until(lambda: len(bob.connected()) == 2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bob.fetch, digest(blob), len(blob), [ALICE.public])
+            await until(lambda: bob.traffic().blobs_received > 5_000_000)
+            world.stop(alice)
+        assert store.blobs[digest(blob)] == blob
+        assert bob.traffic().blobs_received < 20_000_000 + 5_000_000, "nothing that was received is asked for again"
+
+
+async def test_a_holder_without_the_blob_is_asked_again(world: World) -> None:
+    blob, late = blob_of(100_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, late), await world.start(BOB)
+        await linked(alice, bob)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bob.fetch, digest(blob), len(blob))
+            await until(lambda: bob.traffic().received[Priority.CONTROL] > 40)
+            late.blobs[digest(blob)] = blob
+
+
+async def test_a_blob_that_nobody_has_holds_up_no_other(world: World) -> None:
+    blob, store = blob_of(100_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
+        await linked(alice, bob)
+        async with trio.open_nursery() as nursery:
+            for n in range(2 * exchange.TRANSFERS_MAX):
+                nursery.start_soon(bob.fetch, digest(b"nobody's %d" % n), 10)
+            await bob.fetch(digest(blob), len(blob))
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_blob_larger_than_asked_for_is_not_taken_and_nobody_is_blamed(world: World) -> None:
+    blob, store = blob_of(100_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
+        await linked(alice, bob)
+        with trio.move_on_after(0.3):
+            await bob.fetch(digest(blob), len(blob) - 1)
+        assert not store.blobs
+        assert not bob.refused()
+        await bob.fetch(digest(blob), len(blob))
+
+
+async def test_a_cancelled_fetch_leaves_nothing_behind_and_can_be_repeated(world: World) -> None:
+    blob, store = blob_of(20_000_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
+        await linked(alice, bob)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bob.fetch, digest(blob), len(blob))
+            await until(lambda: bob.traffic().blobs_received > 1_000_000)
+            nursery.cancel_scope.cancel()
+        await until(lambda: store.aborted == 1)
+        assert not store.blobs
+        await bob.fetch(digest(blob), len(blob))
+        assert store.blobs[digest(blob)] == blob
+        assert bob.connected() == {alice.me}
+
+
+async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> None:
+    blob, store = blob_of(20_000_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
+        await linked(alice, bob)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bob.fetch, digest(blob), len(blob))
+            async with trio.open_nursery() as impatient:
+                impatient.start_soon(bob.fetch, digest(blob), len(blob))
+                await until(lambda: bob.traffic().blobs_received > 1_000_000)
+                impatient.cancel_scope.cancel()
+        assert bob.traffic().blobs_received == len(blob)
+
+
+async def test_a_store_that_fails_is_reported_to_whoever_fetches(world: World) -> None:
+    class FullDisk(MemoryBlobs):
+        def begin(self, digest: bytes, total: int) -> None:  # type: ignore[override]
+            raise StorageError("no space left")
+
+    blob = blob_of(100_000)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, FullDisk())
+        await linked(alice, bob)
+        with pytest.raises(StorageError):
+            await bob.fetch(digest(blob), len(blob))
+        assert bob.connected() == {alice.me}

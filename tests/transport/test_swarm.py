@@ -1,0 +1,337 @@
+"""What only TCP has: dialing, listening, handshakes that hang, floods, addresses that spread."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import pytest
+import trio
+
+from protocol.codec import encode
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Identity, peer_id
+from protocol.messages import Addresses, PeerAddress, Ping
+from tests.transport.conftest import SwarmWorld
+from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, MemoryBlobs, digest, linked, make_session, next_event, until
+from transport import hub, swarm
+from transport.framing import Channel
+from transport.network import Connected, Disconnected, Priority, Received
+from transport.swarm import Swarm, format_address, parse_address
+
+DEADLINE_SECONDS = 20.0
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def connect(network: Swarm) -> trio.SocketStream:
+    return await trio.open_tcp_stream(*parse_address(network.address))
+
+
+async def connect_as_bob(network: Swarm) -> trio.SocketStream:
+    """A connection that is confirmed, and says nothing more."""
+    stream, session = await connect(network), make_session(BOB, True)
+    await stream.send_all(session.data_to_send())
+    while session.peer is None:
+        session.receive(await stream.receive_some())
+    session.outbox.push(Channel.LINK, encode(Ping(1)), Priority.VOTE)
+    while data := session.data_to_send():
+        await stream.send_all(data)
+    return stream
+
+
+async def test_two_that_dial_each_other_at_once_keep_one_connection(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        for _ in range(20):
+            addresses = free_address(), free_address()
+            alice = tcp.make(ALICE, MemoryBlobs(), listen=addresses[0], bootstrap=[addresses[1]])
+            bob = tcp.make(BOB, MemoryBlobs(), listen=addresses[1], bootstrap=[addresses[0]])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(alice.run)
+                nursery.start_soon(bob.run)
+                await linked(alice, bob)
+                await until(lambda: alice._half_open.total() == bob._half_open.total() == 0)
+                await until(lambda: alice._open.total() + bob._open.total() == 1)
+                assert alice.send(bob.me, b"ping")
+                assert bob.send(alice.me, b"pong")
+                assert [await bob.events.receive() for _ in range(2)] == [Connected(alice.me), Received(alice.me, b"ping")]
+                assert [await alice.events.receive() for _ in range(2)] == [Connected(bob.me), Received(bob.me, b"pong")]
+                assert alice.links()[0].dialed != bob.links()[0].dialed
+                assert not alice.refused() and not bob.refused()
+                nursery.cancel_scope.cancel()
+
+
+async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp: SwarmWorld) -> None:
+    identities = [Identity(bytes([n]) * 32) for n in range(10, 20)]
+    addresses = [free_address() for _ in identities]
+    with trio.fail_after(DEADLINE_SECONDS):
+        networks = [
+            tcp.make(identity, MemoryBlobs(), listen=address, bootstrap=addresses)
+            for identity, address in zip(identities, addresses, strict=True)
+        ]
+        async with trio.open_nursery() as nursery:
+            for network in networks:
+                nursery.start_soon(network.run)
+            await linked(*networks)
+            for network in networks:
+                events = [await network.events.receive() for _ in range(9)]
+                assert {event.peer for event in events if isinstance(event, Connected)} == network.connected()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_only_knows_one_other_finds_everybody(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        others = [await tcp.start(identity, bootstrap=[alice.address]) for identity in (BOB, CAROL, DAVE)]
+        await linked(alice, *others)
+
+
+async def test_a_peer_that_listens_everywhere_is_found_at_the_host_it_is_seen_at(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        bob = await tcp.start(BOB, listen="0.0.0.0:0", bootstrap=[alice.address])
+        carol = await tcp.start(CAROL, bootstrap=[alice.address])
+        await linked(alice, bob, carol)
+
+
+async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -> None:
+    """Alice's own address is announced by Carol as Dave's: Bob dials it, meets Alice, and forgets the claim."""
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+        carol = await tcp.start(CAROL, bootstrap=[bob.address])
+        carol._claims[DAVE.public] = alice.address
+        await linked(bob, carol)
+        link = carol._links[bob.me]
+        link.post(Addresses(carol._addresses()), Priority.CONTROL)
+        await until(lambda: bob.refused().get("wrong-peer"))
+        assert alice.address not in bob._book
+        assert DAVE.public not in bob._claims
+
+
+async def test_a_pinned_address_is_only_used_with_its_key(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        bob = await tcp.start(BOB, bootstrap=[f"{peer_id(CAROL.public)}@{alice.address}"])
+        carol = await tcp.start(CAROL, bootstrap=[f"{peer_id(ALICE.public)}@{alice.address}"])
+        await linked(alice, carol)
+        await until(lambda: bob.refused().get("wrong-peer"))
+        assert alice.me not in bob.connected() or not bob._links[alice.me].dialed
+
+
+async def test_another_chain_is_refused_by_both_and_named(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        stranger = Swarm(BOB, digest(b"another"), "127.0.0.1:0", [alice.address], MemoryBlobs())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(stranger.run)
+            await until(lambda: alice.refused().get("wrong-chain") and stranger.refused().get("wrong-chain"))
+            assert not alice.connected()
+            nursery.cancel_scope.cancel()
+
+
+async def test_another_protocol_on_the_port_is_refused(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        stream = await connect(alice)
+        await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        async for _ in stream:
+            pass
+        assert alice.refused() == {"not-folkmoot": 1}
+
+
+async def test_a_handshake_that_hangs_is_ended(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "HANDSHAKE_SECONDS", 0.1)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        stream = await connect(alice)
+        async for _ in stream:
+            pass
+        await until(lambda: alice.refused() == {"handshake-timeout": 1})
+
+
+async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "HANDSHAKE_SECONDS", 0.2)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        stream, session = await connect(alice), make_session(BOB, True)
+        await stream.send_all(session.data_to_send())
+        async for data in stream:
+            if session.receive(data):
+                await stream.send_all(session.data_to_send())
+        await until(lambda: alice.refused() == {"handshake-timeout": 1})
+        assert not alice._links
+
+
+async def test_half_open_connections_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "HALF_OPEN_PER_HOST_MAX", 3)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        idle = [await connect(alice) for _ in range(3)]
+        await until(lambda: alice._half_open.total() == 3)
+        extra = await connect(alice)
+        assert await extra.receive_some() == b""
+        assert alice.refused() == {"half-open": 1}
+        for stream in idle:
+            await stream.aclose()
+        await until(lambda: alice._half_open.total() == 0)
+        bob = await tcp.start(BOB)
+        await linked(alice, bob)
+
+
+async def test_open_links_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "LINKS_PER_HOST_MAX", 1)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        bob = await tcp.start(BOB, bootstrap=[alice.address])
+        await linked(alice, bob)
+        await tcp.start(CAROL, bootstrap=[alice.address])
+        await until(lambda: alice.refused().get("too-many-links"))
+        assert alice.connected() == {bob.me}
+
+
+async def test_a_silent_link_is_ended(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "IDLE_SECONDS", 0.2)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        stream = await connect_as_bob(alice)
+        await next_event(alice, Connected)
+        await next_event(alice, Disconnected)
+        await until(lambda: alice.refused() == {"idle": 1})
+        await stream.aclose()
+
+
+async def test_pings_keep_an_idle_link(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "IDLE_SECONDS", 0.4)
+    monkeypatch.setattr(hub, "PING_SECONDS", 0.05)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.start(ALICE), await tcp.start(BOB)
+        await linked(alice, bob)
+        with trio.move_on_after(1.2):
+            await next_event(alice, Disconnected)
+            raise AssertionError("the link ended")
+
+
+async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: SwarmWorld) -> None:
+    """As after a power cut: nothing tells Alice that the old connection is dead."""
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        stream = await connect_as_bob(alice)
+        await next_event(alice, Connected)
+        bob = await tcp.start(BOB, bootstrap=[alice.address])
+        assert await next_event(alice, Disconnected) == Disconnected(bob.me)
+        assert await next_event(alice, Connected) == Connected(bob.me)
+        assert await next_event(bob, Connected) == Connected(alice.me)
+        await stream.aclose()
+
+
+async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        middle = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        spoil = trio.Event()
+
+        async def relay(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+            async for data in source:
+                changed = bytearray(data)
+                if spoil.is_set():
+                    changed[-1] ^= 1
+                try:
+                    await sink.send_all(changed)
+                except trio.BrokenResourceError:
+                    break
+            await trio.aclose_forcefully(sink)
+
+        async def between(stream: trio.SocketStream) -> None:
+            onward = await connect(alice)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(relay, stream, onward)
+                await relay(onward, stream)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, between, middle)
+            address = format_address(*middle[0].socket.getsockname())
+            bob = await tcp.start(BOB, listen="127.0.0.1:0", bootstrap=[address])
+            await linked(alice, bob)
+            spoil.set()
+            bob.send(alice.me, b"a vote")
+            await next_event(alice, Disconnected)
+            await until(lambda: alice.refused().get("bad-tag") == 1)
+            spoil = trio.Event()
+            await linked(alice, bob)
+            nursery.cancel_scope.cancel()
+
+
+async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        address = free_address()
+        alice = await tcp.start(ALICE, listen=address, bootstrap=[address])
+        await until(lambda: address not in alice._book)
+        assert not alice.refused()
+
+
+async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
+    alice = await tcp.start(ALICE)
+    with pytest.raises(UserError) as caught:
+        await tcp.make(BOB, MemoryBlobs(), listen=alice.address).run()
+    assert alice.address in str(caught.value)
+    assert "in use" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
+    with pytest.raises(UserError, match="cannot listen on 192.0.2.1:7400"):
+        await Swarm(ALICE, CHAIN, "192.0.2.1:7400", [], MemoryBlobs()).run()
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:http", "host:70000", "host:-1", "host:٣"])
+def test_what_is_no_address_is_named(text: str) -> None:
+    with pytest.raises(UserError, match="is not an address"):
+        parse_address(text)
+    with pytest.raises(UserError):
+        Swarm(ALICE, CHAIN, "127.0.0.1:0", [text], MemoryBlobs())
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:80", "[::1]:7400", "example.org:1"])
+def test_an_address_survives_parsing(text: str) -> None:
+    assert format_address(*parse_address(text)) == text
+
+
+async def test_dialing_backs_off_with_full_jitter(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens: the pauses are drawn from 0..0.2, 0..0.4, … up to the cap."""
+    highs: list[float] = []
+
+    class Recorder(random.Random):
+        def uniform(self, low: float, high: float) -> float:
+            assert low == 0
+            highs.append(high)
+            return 0.0
+
+    with trio.fail_after(DEADLINE_SECONDS):
+        await tcp.start(ALICE, bootstrap=[free_address()], random=Recorder(0))
+        await until(lambda: len(highs) >= 12)
+    assert highs[:4] == [0.4, 0.8, 1.6, 3.2]
+    assert highs[11] == swarm.BACKOFF_SECONDS_MAX
+
+
+async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.start(ALICE), await tcp.start(BOB)
+        await linked(alice, bob)
+        bad = Addresses((PeerAddress(CAROL.public, "nowhere"),))
+        alice._links[bob.me].post(bad, Priority.CONTROL)
+        await next_event(bob, Disconnected)
+        assert bob.refused() == {"bad-address": 1}
+
+
+async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        alice.drop(BOB.public, RemoteProtocolError("hearsay"))
+        bob = await tcp.start(BOB)
+        await until(lambda: alice.refused().get("banned"))
+        assert alice.refused()["hearsay"] == 1
+        assert bob.me not in alice.connected()

@@ -1,0 +1,74 @@
+"""Parameters as a safetensors file with the job, round and model root they belong to: read by every framework, never executed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors import numpy as safetensors
+
+from protocol.errors import RemoteProtocolError, UserError
+from training.data import replace_durably
+from training.replicated.layout import Float32Array, layout_of
+from training.spec import JobSpec
+
+FORMAT = "folkmoot-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    job: bytes
+    round: int  # rounds applied
+    model_root: bytes
+
+
+def export(path: Path, spec: JobSpec, parameters: Float32Array, origin: Origin) -> None:
+    """Writes the file whole or not at all. Tensor names and shapes are those of the layout."""
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in layout_of(spec).view(np.asarray(parameters)).items()}
+    metadata = {
+        "format": FORMAT,
+        "job": origin.job.hex(),
+        "round": str(origin.round),
+        "model_root": origin.model_root.hex(),
+        "spec": spec.encode().hex(),
+    }
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as stream:
+        stream.write(safetensors.save(tensors, metadata))
+        stream.flush()
+        os.fsync(stream.fileno())
+    replace_durably(part, path)
+
+
+def read(path: Path) -> tuple[JobSpec, Float32Array, Origin]:
+    """`UserError` naming the file if it is no checkpoint of ours."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"format {metadata.get('format')!r}")
+            spec = JobSpec.decode(bytes.fromhex(metadata["spec"]))
+            parameters = _flat(file, spec)
+            origin = Origin(bytes.fromhex(metadata["job"]), int(metadata["round"]), bytes.fromhex(metadata["model_root"]))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, KeyError, RemoteProtocolError) as error:
+        raise UserError(f"{path} is not a checkpoint written by `peer export`: {error}") from None
+    return spec, parameters, origin
+
+
+def _flat(file: Any, spec: JobSpec) -> Float32Array:
+    layout = layout_of(spec)
+    parameters = np.empty(layout.size, dtype=np.float32)
+    if sorted(file.keys()) != sorted(tensor.name for tensor in layout.tensors):
+        raise ValueError("its tensors are not those of its specification")
+    for tensor in layout.tensors:
+        values = file.get_tensor(tensor.name)
+        if values.dtype != np.float32 or values.shape != tensor.shape:
+            raise ValueError(f"{tensor.name} is {values.dtype} {values.shape}, expected float32 {tensor.shape}")
+        parameters[tensor.elements] = values.reshape(-1)
+    return parameters

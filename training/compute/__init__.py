@@ -1,0 +1,1 @@
+"""The fast half of training: PyTorch, any hardware and precision. Only the worker process imports it."""

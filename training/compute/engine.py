@@ -1,0 +1,171 @@
+"""What a worker computes for one job: local steps to a pseudo-gradient, held-out loss, text. numpy at the border.
+
+Replays on one machine with one thread count are bit-equal; another thread count or vector unit moves Δ by about 1e-5 of its norm,
+far below what an audit tolerates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from training.compute.adamw import AdamW, Settings
+from training.compute.model import GPT
+from training.data import Tokens, batch_offsets
+from training.replicated.layout import Float32Array, layout_of
+from training.spec import JobSpec
+from training.tokenizer import Tokenizer
+
+EVALUATION_TOKENS_MAX = 16_384  # of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
+EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its logits, is then 4 MB for bytes
+GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
+
+Step = Callable[[], None]  # called after every micro-batch; raises to stop the work
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    loss: float  # mean training loss over the round's tokens, nats per token
+    gradient_norm: float  # mean over the round's steps, before clipping
+
+
+class Engine:
+    def __init__(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer) -> None:
+        self.spec = spec
+        self.tokens = tokens
+        self.tokenizer = tokenizer
+        self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
+        self._model = GPT(spec)
+        self._decayed = _decayed(spec)
+
+    @property
+    def parameters(self) -> int:
+        return layout_of(self.spec).size
+
+    def load(self, parameters: Float32Array) -> None:
+        assert parameters.shape == tuple(self._model.parameters.shape) and parameters.dtype == np.float32
+        with torch.no_grad():
+            self._model.parameters.copy_(_tensor(parameters))
+
+    def read(self) -> Float32Array:
+        """The parameters as they are now; a view."""
+        parameters: Float32Array = self._model.parameters.numpy()
+        return parameters
+
+    def local_steps(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, on_step: Step = lambda: None
+    ) -> tuple[Float32Array, Metrics]:
+        """Δ = θ_before − θ_after of `trainer`'s inner steps in `round`, from `parameters` and fresh inner state."""
+        spec = self.spec
+        self.load(parameters)
+        optimizer, rate = self.optimizer(), inner_rate(spec, round)
+        losses, norms = [], []
+        for step in range(spec.local_steps):
+            losses.append(self.gradient(self.batch(job, round, trainer, step, spec.batch), on_step))
+            norms.append(optimizer.step(rate))
+        return parameters - self.read(), Metrics(_mean(losses), _mean(norms))
+
+    def optimizer(self) -> AdamW:
+        """A fresh one for the loaded parameters; its `step` takes what `gradient` gathered."""
+        spec = self.spec
+        settings = Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
+        return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
+
+    def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int) -> npt.NDArray[np.int64]:
+        """Where the sequences of one inner step begin in the training text."""
+        context, tokens = self.spec.model.context, len(self.tokens.train)
+        return batch_offsets(job, round, trainer, step, batch=size, tokens=tokens, context=context, seed=self.spec.seed)
+
+    def gradient(self, offsets: npt.NDArray[np.int64], on_step: Step = lambda: None) -> float:
+        """Gathers the mean gradient over the sequences at `offsets`, and returns their mean loss in nats per token."""
+        while True:
+            try:
+                return self._accumulate(offsets, on_step)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or self.micro_batch == 1:
+                    raise
+                self.micro_batch //= 2
+
+    def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Step) -> float:
+        self._model.gradients.zero_()
+        total = 0.0
+        for start in range(0, len(offsets), self.micro_batch):
+            part = offsets[start : start + self.micro_batch]
+            x_BT, y_BT = windows(self.tokens.train, part, self.spec.model.context)
+            loss = self._model.loss(x_BT, y_BT) * (len(part) / len(offsets))
+            loss.backward()
+            total += float(loss.detach())
+            on_step()
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, parameters: Float32Array, on_step: Step = lambda: None) -> float | None:
+        """Held-out bits per byte over fixed windows; None if the job holds nothing out."""
+        self.load(parameters)
+        held_out, context = self.tokens.held_out, self.spec.model.context
+        if len(held_out) <= context:
+            return None
+        starts = evaluation_windows(len(held_out), context)
+        nats, bytes_seen = 0.0, 0
+        for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
+            x_BT, y_BT = windows(held_out, batch, context)
+            nats += float(self._model.loss(x_BT, y_BT, reduction="sum"))
+            bytes_seen += int(self.tokens.token_bytes[y_BT.numpy()].sum())
+            on_step()
+        return nats / math.log(2) / bytes_seen
+
+    def generate(
+        self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Step = lambda: None
+    ) -> bytes:
+        """The text of `count` more tokens after `prompt` (a newline if it is empty)."""
+        self.load(parameters)
+        ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
+        return self.tokenizer.decode(self._model.generate(ids, min(count, GENERATE_TOKENS_MAX), temperature, seed, on_step))
+
+
+def inner_rate(spec: JobSpec, round: int) -> float:
+    """Linear warm-up over the first rounds, then a straight line down to `inner_rate_floor` of the peak in the last round."""
+    if round < spec.warmup_rounds:
+        return spec.inner_rate * (round + 1) / (spec.warmup_rounds + 1)
+    left = (spec.rounds - 1 - round) / max(1, spec.rounds - 1 - spec.warmup_rounds)
+    return spec.inner_rate * (spec.inner_rate_floor + (1 - spec.inner_rate_floor) * min(1.0, max(0.0, left)))
+
+
+def evaluation_windows(held_out: int, context: int) -> npt.NDArray[np.int64]:
+    """Where the windows begin: side by side over the whole part if it is small, otherwise spread evenly over it."""
+    count = min((held_out - 1) // context, max(1, EVALUATION_TOKENS_MAX // context))
+    return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
+
+
+def windows(tokens: npt.NDArray[np.unsignedinteger], starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:
+    """Inputs and next-token targets of shape (B, T)."""
+    taken_BT = torch.from_numpy(np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64))
+    return taken_BT[:, :-1], taken_BT[:, 1:]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
+
+
+def _decayed(spec: JobSpec) -> Tensor:
+    """1 for matrices, 0 for norms: pulling a norm's weights to zero would fight its purpose."""
+    layout = layout_of(spec)
+    decayed = np.zeros(layout.size, dtype=np.float32)
+    for tensor in layout.tensors:
+        decayed[tensor.elements] = float(len(tensor.shape) > 1)
+    return torch.from_numpy(decayed)
+
+
+def _tensor(array: Float32Array) -> Tensor:
+    """Without the warning torch gives for a read-only map; what comes back is only read."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

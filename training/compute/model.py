@@ -1,0 +1,163 @@
+"""A modern GPT in one file: RMSNorm (Zhang 2019), rotary positions (Su 2021), SwiGLU (Shazeer 2020), grouped-query attention
+(Ainslie 2023), tied embeddings, generation with a key/value cache.
+
+Its parameters are views of one flat float32 vector in the canonical order of `replicated.layout`, so that loading, updating and
+reading them back costs one copy. Suffixes name the axes: B sequences, T tokens, C features (width), H query heads, G key/value
+heads, D features of one head, V vocabulary, F features inside the SwiGLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.replicated.layout import layout_of
+from training.spec import JobSpec, ModelSpec
+
+ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention_norm: Tensor  # (C,)
+    query_key_value: Tensor  # (H·D + 2·G·D, C): three matrices that lie side by side in the layout
+    output: Tensor  # (C, H·D)
+    mlp_norm: Tensor  # (C,)
+    gate_up: Tensor  # (2·F, C): two matrices that lie side by side in the layout
+    down: Tensor  # (C, F)
+
+
+class GPT:
+    """Computes on whatever the flat vector holds at the moment; gradients gather in the flat vector `gradients`."""
+
+    def __init__(self, job: JobSpec) -> None:
+        layout, spec = layout_of(job), job.model
+        self.spec = spec
+        self._tensors = {tensor.name: tensor for tensor in layout.tensors}
+        self.parameters = torch.zeros(layout.size)
+        self.gradients = torch.zeros(layout.size)
+        self.embedding_VC = self._view("embedding.weight")
+        self.final_norm_C = self._view("final_norm.weight")
+        self.layers = [self._layer(f"layers.{index}.") for index in range(spec.layers)]
+        self.cos_TD, self.sin_TD = rotary_tables(spec.context, spec.width // spec.heads)
+
+    def _layer(self, prefix: str) -> Layer:
+        return Layer(
+            attention_norm=self._view(prefix + "attention_norm.weight"),
+            query_key_value=self._view(*(prefix + part + ".weight" for part in ("query", "key", "value"))),
+            output=self._view(prefix + "output.weight"),
+            mlp_norm=self._view(prefix + "mlp_norm.weight"),
+            gate_up=self._view(*(prefix + part + ".weight" for part in ("gate", "up"))),
+            down=self._view(prefix + "down.weight"),
+        )
+
+    def _view(self, *names: str) -> Tensor:
+        """Neighbouring tensors as one leaf of autograd whose gradient is a view of `gradients`."""
+        tensors = [self._tensors[name] for name in names]
+        start, stop = tensors[0].elements.start, tensors[-1].elements.stop
+        assert stop - start == sum(tensor.size for tensor in tensors), names
+        shape = (-1, *tensors[0].shape[1:])
+        leaf = self.parameters[start:stop].view(shape).requires_grad_()
+        leaf.grad = self.gradients[start:stop].view(shape)
+        return leaf
+
+    def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
+        """Cross-entropy of the next tokens `y_BT`, in nats."""
+        logits_BTV = F.linear(self.features(x_BT), self.embedding_VC)
+        return F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten(), reduction=reduction)
+
+    def features(self, x_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """The normalised residual stream of shape (B, T, C). With a cache, `x_BT` continues what the cache holds."""
+        start = cache.length if cache else 0
+        x_BTC = F.embedding(x_BT, self.embedding_VC)
+        for index, layer in enumerate(self.layers):
+            x_BTC = x_BTC + self._attention(layer, normalise(x_BTC, layer.attention_norm), start, cache, index)
+            x_BTC = x_BTC + mlp(layer, normalise(x_BTC, layer.mlp_norm))
+        if cache:
+            cache.length += x_BT.shape[1]
+        return normalise(x_BTC, self.final_norm_C)
+
+    def _attention(self, layer: Layer, x_BTC: Tensor, start: int, cache: Cache | None, index: int) -> Tensor:
+        heads, kv_heads = self.spec.heads, self.spec.kv_heads
+        batch, length, width = x_BTC.shape
+        packed_BTND = F.linear(x_BTC, layer.query_key_value).view(batch, length, heads + 2 * kv_heads, width // heads)
+        rotated_BTND = self._rotate(packed_BTND[:, :, : heads + kv_heads], start)
+        q_BHTD, k_BGTD = rotated_BTND.transpose(1, 2).split((heads, kv_heads), dim=1)
+        v_BGTD = packed_BTND[:, :, heads + kv_heads :].transpose(1, 2)
+        if cache:
+            k_BGTD, v_BGTD = cache.extend(index, k_BGTD, v_BGTD)
+        # A single new token may look at everything before it; a whole sequence only at its own past.
+        out_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, is_causal=length > 1, enable_gqa=kv_heads != heads)
+        return F.linear(out_BHTD.transpose(1, 2).reshape(batch, length, width), layer.output)
+
+    def _rotate(self, x_BTND: Tensor, start: int) -> Tensor:
+        """Turns each pair of features (d, d + D/2) by an angle that grows with the position."""
+        length, half = x_BTND.shape[1], x_BTND.shape[3] // 2
+        cos_TD, sin_TD = (table[start : start + length, None] for table in (self.cos_TD, self.sin_TD))
+        return x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD
+
+    @torch.no_grad()
+    def generate(self, prompt: list[int], count: int, temperature: float, seed: int, on_token: Callable[[], None]) -> list[int]:
+        """`count` tokens after `prompt`; temperature 0 always takes the likeliest. The context slides when it is full."""
+        generator = torch.Generator().manual_seed(seed)
+        tokens, made = list(prompt), []
+        cache = Cache(self.spec)
+        pending = tokens[-self.spec.context :]
+        for _ in range(count):
+            if cache.length + len(pending) > self.spec.context:
+                # Positions are absolute inside the cache: start it again from the younger half of the context.
+                cache, pending = Cache(self.spec), tokens[-max(1, self.spec.context // 2) :]
+            last_BC = self.features(torch.tensor([pending]), cache)[:, -1]
+            token = choose(F.linear(last_BC, self.embedding_VC)[0], temperature, generator)
+            tokens.append(token)
+            made.append(token)
+            pending = [token]
+            on_token()
+        return made
+
+
+class Cache:
+    """Keys and values of the tokens seen so far, per layer."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        shape = (spec.layers, 1, spec.kv_heads, spec.context, spec.width // spec.heads)
+        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+        self.length = 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def extend(self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        stop = self.length + k_BGTD.shape[2]
+        self.keys[layer, :, :, self.length : stop] = k_BGTD
+        self.values[layer, :, :, self.length : stop] = v_BGTD
+        return self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]
+
+
+def mlp(layer: Layer, x_BTC: Tensor) -> Tensor:
+    gate_BTF, up_BTF = F.linear(x_BTC, layer.gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate_BTF) * up_BTF, layer.down)
+
+
+def normalise(x_BTC: Tensor, weight_C: Tensor) -> Tensor:
+    return F.rms_norm(x_BTC, weight_C.shape, weight_C, NORM_EPSILON)
+
+
+def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of shape (context, D)."""
+    half = head_width // 2
+    frequency_D = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle_TD = torch.arange(context, dtype=torch.float64)[:, None] * frequency_D
+    cos_TD, sin_TD = angle_TD.cos().float(), angle_TD.sin().float()
+    return torch.cat((cos_TD, cos_TD), dim=1), torch.cat((-sin_TD, sin_TD), dim=1)
+
+
+def choose(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature <= 0:
+        return int(logits_V.argmax())
+    return int(torch.multinomial(torch.softmax(logits_V / temperature, dim=-1), 1, generator=generator))

@@ -1,0 +1,326 @@
+"""Training text: from people's files to bytes, to shards that travel, to the text file and the tokens on every peer.
+
+    files --read_text--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
+
+Everything streams: a peer holds a few shards of text in memory at a time, whatever the size of the whole.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol import codec
+from protocol.codec import Between, Digest, Length
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import DATA_BYTES_MAX, DATA_SHARD_BYTES
+from training.spec import JobSpec
+from training.tokenizer import Tokenizer
+
+TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
+READ_BYTES = 256 << 10  # one read of a text file: large enough that 50 MB cost no more than their hashing
+LINE_BYTES_MAX = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
+SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
+
+
+# From people's files to bytes ----------------------------------------------------------------------------------------
+
+
+def read_text(path: Path) -> Iterator[bytes]:
+    """The text of a file, or of all .txt, .md and .jsonl files below a folder in sorted order, in pieces.
+
+    Raises `UserError` naming the path if it is missing, empty, unreadable or not UTF-8 text.
+    """
+    files = _text_files(path)
+    something = False
+    for file in files:
+        newline = b""
+        for piece in _pieces_of(file):
+            yield piece
+            something, newline = True, piece[-1:]
+        if newline not in (b"", b"\n"):
+            yield b"\n"  # the last line of one file must not run into the first of the next
+    if not something:
+        raise UserError(f"{path} holds no text: give a file or folder with at least a few kB of .txt, .md or .jsonl")
+
+
+def _text_files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise UserError(f"no such file or folder: {path} (give a text file, or a folder of .txt, .md or .jsonl)")
+    if not path.is_dir():
+        return [path]
+    found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names if name.lower().endswith(TEXT_SUFFIXES)]
+    if not found:
+        raise UserError(f"no .txt, .md or .jsonl file in folder {path}: put the training text there, or name a file")
+    return sorted(found, key=lambda file: file.relative_to(path).as_posix())
+
+
+def _pieces_of(file: Path) -> Iterator[bytes]:
+    try:
+        with file.open("rb") as stream:
+            raw = _records(stream, file) if file.suffix.lower() == ".jsonl" else iter(lambda: stream.read(READ_BYTES), b"")
+            yield from _checked(raw, file)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+
+
+def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
+    """The same pieces without a byte order mark; `UserError` at the first byte that is not UTF-8 text."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position = 0
+    for piece in pieces:
+        try:
+            decoder.decode(piece)
+        except UnicodeDecodeError:
+            raise _binary(file, f"not UTF-8 in the {READ_BYTES >> 10} kB from byte {position}") from None
+        if b"\0" in piece:
+            raise _binary(file, f"NUL at byte {position + piece.index(0)}")
+        text = piece.removeprefix(codecs.BOM_UTF8) if position == 0 else piece
+        position += len(piece)
+        if text:
+            yield text
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise _binary(file, "it ends inside a UTF-8 character") from None
+
+
+def _binary(file: Path, why: str) -> UserError:
+    return UserError(f"{file} is not a text file ({why}): save it as UTF-8 text, or take it out of the folder")
+
+
+def _records(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
+    """The "text" field of every JSONL line, each ended by a newline."""
+    for number, line in enumerate(_bounded_lines(stream, file), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(f'{file} line {number} is not JSON: every line must be like {{"text": "..."}}') from None
+        text = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise UserError(f'{file} line {number} has no "text" field with a string: every line must be like {{"text": "..."}}')
+        try:
+            yield text.encode() + b"\n"
+        except UnicodeEncodeError:
+            raise UserError(f"{file} line {number}: its text holds half a surrogate pair, which is no character") from None
+
+
+def _bounded_lines(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
+    readline = getattr(stream, "readline")  # noqa: B009 - an open binary file
+    for number, line in enumerate(iter(lambda: readline(LINE_BYTES_MAX + 1), b""), start=1):
+        if len(line) > LINE_BYTES_MAX:
+            raise UserError(f"{file} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records")
+        yield line
+
+
+def bytes_needed(spec: JobSpec) -> int:
+    """The fewest bytes of text with which both the training and the held-out part hold one sequence and its next byte."""
+    sequence = spec.model.context + 1
+    parts = (spec.held_out_permille, 1000 - spec.held_out_permille)
+    return max(-(-sequence * 1000 // part) for part in parts if part)
+
+
+def require_enough(spec: JobSpec, size: int, source: str) -> None:
+    needed = bytes_needed(spec)
+    if size < needed:
+        raise UserError(
+            f"{source} is too small: {size} bytes, but context {spec.model.context} needs at least {needed}; give more text"
+        )
+
+
+# From bytes to shards and back ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Names a text by hash; its own digest is what a job carries as `data`."""
+
+    size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole text
+    text: Digest  # SHA-256 of the whole text
+    shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order, DATA_SHARD_BYTES each, the last one shorter
+
+    def encode(self) -> bytes:
+        return codec.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """`RemoteProtocolError` if it is malformed or its number of shards does not fit its size."""
+        manifest = codec.decode(cls, data)
+        if len(manifest.shards) != -(-manifest.size // DATA_SHARD_BYTES):
+            raise RemoteProtocolError("bad-manifest", f"{len(manifest.shards)} shards for {manifest.size} bytes")
+        return manifest
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.encode()).digest()
+
+
+def split(pieces: Iterable[bytes], keep: Callable[[bytes], object]) -> Manifest:
+    """Cuts a text into shards, hands each to `keep` as soon as it is whole, and returns the manifest that names them."""
+    whole, size, shards, pending = hashlib.sha256(), 0, [], bytearray()
+
+    def put(shard: bytes) -> None:
+        shards.append(hashlib.sha256(shard).digest())
+        keep(shard)
+
+    for piece in pieces:
+        whole.update(piece)
+        size += len(piece)
+        if size > DATA_BYTES_MAX:
+            raise UserError(f"the text is larger than {DATA_BYTES_MAX >> 30} GiB: train on a part of it")
+        pending += piece
+        while len(pending) >= DATA_SHARD_BYTES:
+            put(bytes(pending[:DATA_SHARD_BYTES]))
+            del pending[:DATA_SHARD_BYTES]
+    if pending:
+        put(bytes(pending))
+    if not size:
+        raise UserError("the text is empty: give a file or folder with at least a few kB of text")
+    return Manifest(size, whole.digest(), tuple(shards))
+
+
+def assemble(manifest: Manifest, read: Callable[[bytes], bytes], path: Path) -> None:
+    """Writes the text that `manifest` names to `path`, whole or not at all.
+
+    `read` gives a shard's bytes by digest. Raises `RemoteProtocolError` if they are not the text that was named.
+    """
+    whole, size = hashlib.sha256(), 0
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as stream:
+            for digest in manifest.shards:
+                shard = read(digest)
+                whole.update(shard)
+                size += len(shard)
+                stream.write(shard)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if (size, whole.digest()) != (manifest.size, manifest.text):
+            raise RemoteProtocolError("bad-manifest", f"shards make {size} bytes with another hash, {manifest.size} were named")
+        replace_durably(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def replace_durably(part: Path, path: Path) -> None:
+    """Renames a written and synced file over `path`, so that a crash leaves the old or the new one."""
+    os.replace(part, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# From the text file to tokens ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A job's text as token ids, memory-mapped: uint8 for bytes, uint16 for a BPE."""
+
+    train: npt.NDArray[np.unsignedinteger]
+    held_out: npt.NDArray[np.unsignedinteger]  # never trained on
+    token_bytes: npt.NDArray[np.int64]  # how many bytes of text each token id stands for
+
+
+def open_tokens(spec: JobSpec, text: Path, tokenizer: Tokenizer) -> Tokens:
+    """Maps the tokens of `text`; a BPE's are made once and kept beside it. `UserError` if there are too few for the job.
+
+    The text is cut before it is tokenized, so that the held-out bytes are the same for every tokenizer.
+    """
+    if tokenizer.vocabulary != spec.model.vocabulary:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocabulary} tokens, but the job's model has vocabulary {spec.model.vocabulary}"
+        )
+    size = text.stat().st_size
+    require_enough(spec, size, str(text))
+    held_out_from = _held_out_start(text, size, spec.held_out_permille)
+    if tokenizer.is_bytes:
+        mapped = np.memmap(text, dtype=np.uint8, mode="r")
+        train, held_out = mapped[:held_out_from], mapped[held_out_from:]
+    else:
+        train = _tokenized(text, 0, held_out_from, tokenizer)
+        held_out = _tokenized(text, held_out_from, size, tokenizer)
+    for name, part in (("training", train), ("held-out", held_out)):
+        if len(part) <= spec.model.context and (name == "training" or spec.held_out_permille):
+            raise UserError(
+                f"{text}: the {name} part is {len(part)} tokens, context {spec.model.context} needs one more than that"
+            )
+    return Tokens(train, held_out, tokenizer.token_bytes)
+
+
+def _held_out_start(text: Path, size: int, permille: int) -> int:
+    """Where the held-out part begins: at the start of a UTF-8 character."""
+    start = size * (1000 - permille) // 1000
+    with text.open("rb") as stream:
+        stream.seek(max(0, start - 3))
+        around = stream.read(start - max(0, start - 3) + 1)
+    while start and len(around) > 1 and around[-1] & 0xC0 == 0x80:  # a continuation byte
+        start, around = start - 1, around[:-1]
+    return start
+
+
+def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer) -> npt.NDArray[np.unsignedinteger]:
+    path = text.with_name(f"{text.name}.{tokenizer.digest.hex()[:16]}.{start}-{stop}.tokens")
+    if not path.exists():
+        part = path.with_name(path.name + ".part")
+        with part.open("wb") as stream:
+            for block in _blocks(text, start, stop):
+                stream.write(tokenizer.encode(block).tobytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+        replace_durably(part, path)
+    if not path.stat().st_size:
+        return np.zeros(0, dtype=np.uint16)
+    return np.memmap(path, dtype=np.uint16, mode="r")
+
+
+def _blocks(text: Path, start: int, stop: int) -> Iterator[bytes]:
+    """The text in blocks of about a shard that end at a line, so that every peer cuts, and tokenizes, alike."""
+    with text.open("rb") as stream:
+        stream.seek(start)
+        rest = b""
+        while start < stop:
+            block = rest + stream.read(min(DATA_SHARD_BYTES, stop - start))
+            start += len(block) - len(rest)
+            cut = len(block) if start >= stop else (block.rfind(b"\n") + 1 or _whole_characters(block))
+            yield block[:cut]
+            rest = block[cut:]
+
+
+def _whole_characters(block: bytes) -> int:
+    cut = len(block) - 1
+    while cut > len(block) - 4 and block[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut
+
+
+# Which sequences are trained on --------------------------------------------------------------------------------------
+
+
+def batch_offsets(
+    job: bytes, round_number: int, trainer: bytes, step: int, *, batch: int, tokens: int, context: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """Where the `batch` sequences of one inner step begin, in 0 .. tokens-context-1.
+
+    Drawn by SHA-256, so that everybody can check who trains on what, and nobody can choose.
+    """
+    assert tokens > context
+    draw = hashlib.sha256(b"folkmoot/batch/1" + job + trainer)
+    draw.update(b"".join(number.to_bytes(8, "big") for number in (round_number, step, seed)))
+    key = draw.digest()
+    drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(batch))
+    # 64 drawn bits over at most 2^36 offsets: the modulo bias is below 2^-28
+    return np.array([int.from_bytes(digest[:8], "big") % (tokens - context) for digest in drawn], dtype=np.int64)

@@ -1,0 +1,97 @@
+"""Committed error feedback (EF: Seide 2014, Karimireddy 2019): what a payload could not say is said by a later one.
+
+A trainer commits to m = decay·e + Δ by its digest. Everybody who holds m and the payload can derive the next e, and an auditor
+can check that a payload follows from the update it re-executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import numpy as np
+
+from protocol.codec import Between, Count, Digest
+from protocol.errors import LocalProtocolError
+from protocol.reasons import Verdict
+from training.replicated import codec
+from training.replicated.layout import BLOCK, Float32Array, Layout
+
+REPLAY_TOLERANCE: Final = 1e-3  # of ‖Δ‖: honest float32 replays differ by 5e-6, wrong data by about 1
+HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A trainer's last accepted proposal, from which its next e follows."""
+
+    buffer: Digest  # of m
+    payload: Digest
+    round: Count
+    stepped: bool  # whether that round took a step; if not, nothing of m was applied
+    halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # norm rejections since
+
+
+def buffer_digest(m: Float32Array) -> bytes:
+    """SHA-256 of the little-endian float32 bytes: what `Proposal.buffer` commits to."""
+    return hashlib.sha256(np.ascontiguousarray(m, dtype="<f4").data).digest()
+
+
+def feedback_after(record: Record | None, m: Float32Array | None, payload: bytes | None, layout: Layout) -> Float32Array:
+    """The e that a trainer continues from, given its last accepted buffer and payload (both of `record`; None without one)."""
+    if record is None:
+        return np.zeros(layout.size, dtype=np.float32)
+    if m is None or payload is None or buffer_digest(m) != record.buffer or hashlib.sha256(payload).digest() != record.payload:
+        raise LocalProtocolError("buffer and payload are not those of the record")
+    e = m - codec.read(payload, layout).dense() if record.stepped else m.copy()
+    e *= np.float32(2.0**-record.halvings)
+    return e
+
+
+def accumulate(e: Float32Array, delta: Float32Array, decay: float) -> Float32Array:
+    """m = decay·e + Δ, rounded after each operation."""
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ gives a non-finite m, which has no encoding
+        m = e * np.float32(decay)
+        m += delta
+    return m
+
+
+def judge_replay(
+    m: Float32Array,
+    e: Float32Array,
+    delta_replay: Float32Array,
+    payload: bytes,
+    header: codec.Header,
+    layout: Layout,
+    decay: float,
+) -> Verdict:
+    """Whether `payload` encodes the committed `m` exactly, and `m` is what re-execution gives, up to rounding."""
+    for vector in (m, e, delta_replay):
+        if vector.shape != (layout.size,) or not _is_finite(vector):
+            return Verdict.REPLAY
+    if not _encodes(m, payload, header, layout):
+        return Verdict.REPLAY
+    return Verdict.ACCEPT if _is_close(m, accumulate(e, delta_replay, decay), delta_replay) else Verdict.REPLAY
+
+
+def _encodes(m: Float32Array, payload: bytes, header: codec.Header, layout: Layout) -> bool:
+    try:
+        return codec.encode(header, m, layout) == payload
+    except LocalProtocolError:  # m is the other trainer's: it may be too large for any payload
+        return False
+
+
+def _is_finite(vector: Float32Array) -> bool:
+    return math.isfinite(vector.max()) and math.isfinite(vector.min())
+
+
+def _is_close(m: Float32Array, expected: Float32Array, delta: Float32Array) -> bool:
+    """‖m − expected‖ ≤ tolerance · ‖Δ‖ in float64; opinions of honest judges differ only at the edge of a wide gap."""
+    error = norm = 0.0
+    for start in range(0, len(m), BLOCK):
+        part = slice(start, start + BLOCK)
+        error += float(np.sum(np.square(m[part].astype(np.float64) - expected[part])))
+        norm += float(np.sum(np.square(delta[part], dtype=np.float64)))
+    return error <= REPLAY_TOLERANCE**2 * norm

@@ -1,0 +1,137 @@
+"""A model on disk: a directory of `parameters.f32`, `momentum.f32` (little-endian float32) and `state.msgpack`.
+
+It is written beside its final name, made durable and then renamed, so that a name never stands for half a model.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+
+from protocol import codec
+from protocol.codec import Digest, Length
+from protocol.errors import RemoteProtocolError, StorageError
+from training.replicated.layout import CHUNKS_MAX, Float32Array, layout_of
+from training.replicated.state import State, root_of
+
+PARAMETERS: Final = "parameters.f32"
+MOMENTUM: Final = "momentum.f32"
+STATE: Final = "state.msgpack"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What `state.msgpack` holds: all but the tensors, and their hashes."""
+
+    state: State
+    leaves: Annotated[tuple[Digest, ...], Length(1, 2 * CHUNKS_MAX)]
+    root: Digest
+
+
+def write(directory: Path, saved: Saved, parameters: Float32Array, momentum: Float32Array) -> None:
+    """Durable once it returns. Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
+    try:
+        _finish_exchange(directory)
+        if directory.exists() and _root_in(directory) == saved.root:
+            return
+        fresh = directory.with_name(f".{directory.name}.fresh")
+        _remove(fresh)
+        fresh.mkdir(parents=True)
+        _write_file(fresh / PARAMETERS, np.ascontiguousarray(parameters, dtype="<f4").data)
+        _write_file(fresh / MOMENTUM, np.ascontiguousarray(momentum, dtype="<f4").data)
+        _write_file(fresh / STATE, memoryview(codec.encode(saved)))
+        _sync(fresh)
+        _exchange(fresh, directory)
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be written: {error}") from error
+
+
+def read(directory: Path) -> tuple[Saved, Float32Array, Float32Array]:
+    _finish_exchange(directory)
+    saved = _read_state(directory)
+    if root_of(saved.leaves, saved.state) != saved.root:
+        raise _damaged(directory / STATE)
+    size = layout_of(saved.state.spec).size
+    return saved, _map(directory / PARAMETERS, size), _map(directory / MOMENTUM, size)
+
+
+def _read_state(directory: Path) -> Saved:
+    try:
+        return codec.decode(Saved, (directory / STATE).read_bytes())
+    except (OSError, RemoteProtocolError) as error:
+        raise StorageError(f"{directory / STATE} cannot be read ({error}): restore a snapshot") from None
+
+
+def _root_in(directory: Path) -> bytes | None:
+    try:
+        return _read_state(directory).root
+    except StorageError:
+        return None
+
+
+def _map(path: Path, size: int) -> Float32Array:
+    try:
+        if path.stat().st_size != 4 * size:
+            raise _damaged(path)
+        return np.asarray(np.memmap(path, dtype="<f4", mode="r", shape=(size,)))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error}): restore a snapshot") from None
+
+
+def _damaged(path: Path) -> StorageError:
+    return StorageError(f"{path} is damaged: restore a snapshot")
+
+
+# Durability ----------------------------------------------------------------------------------------------------------
+
+
+def _exchange(fresh: Path, directory: Path) -> None:
+    """`fresh` becomes `directory`; what was there moves aside first, since a rename cannot replace a full directory."""
+    aside = _aside(directory)
+    if directory.exists():
+        directory.rename(aside)
+    fresh.rename(directory)
+    _sync(directory.parent)
+    _remove(aside)
+
+
+def _finish_exchange(directory: Path) -> None:
+    """After a crash between the two renames the old model stands aside: it comes back."""
+    aside = _aside(directory)
+    if not aside.exists():
+        return
+    if directory.exists():
+        _remove(aside)
+    else:
+        aside.rename(directory)
+        _sync(directory.parent)
+
+
+def _aside(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.aside")
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)
+
+
+def _write_file(path: Path, data: memoryview) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    """A name is durable once its directory is."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,45 @@
+"""Initial parameters, from integers and correctly rounded operations only: bit-equal on every machine.
+
+(`torch.randn` and numpy's normal generator reach the C library's logarithm, which is not.)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from training.replicated import stream
+from training.replicated.layout import BLOCK, Float32Array, Tensor, layout_of
+from training.spec import JobSpec
+
+EMBEDDING_DEVIATION = 0.02  # as in GPT-2; the output layer is the same matrix, so the first logits are close to zero
+RESIDUAL = ("output.weight", "down.weight")  # they write into the residual stream, which 2 × layers of them add up in
+
+
+def initial_parameters(spec: JobSpec) -> Float32Array:
+    """The flat vector of a job's first round. Scratch jobs start at zero."""
+    layout = layout_of(spec)
+    parameters = np.zeros(layout.size, dtype=np.float32)
+    for tensor in layout.tensors:
+        parameters[tensor.elements] = _tensor(tensor, spec)
+    return parameters
+
+
+def _tensor(tensor: Tensor, spec: JobSpec) -> Float32Array | float:
+    if len(tensor.shape) == 1:
+        return 1.0 if tensor.name.endswith("norm.weight") else 0.0
+    values = np.empty(tensor.size, dtype=np.float32)
+    factor = np.float32(_deviation(tensor, spec) / stream.IRWIN_HALL_DEVIATION)
+    for start in range(0, tensor.size, BLOCK):
+        part = values[start : start + BLOCK]
+        integers = stream.irwin_hall(len(part), "initial", spec.seed, tensor.name, start)
+        np.multiply(integers.astype(np.float32), factor, out=part)  # the integers stay below 2^24: exact
+    return values
+
+
+def _deviation(tensor: Tensor, spec: JobSpec) -> float:
+    if tensor.name == "embedding.weight":
+        return EMBEDDING_DEVIATION
+    deviation = 1 / math.sqrt(tensor.shape[1])  # keeps the variance of what a linear layer is fed
+    return deviation / math.sqrt(2 * spec.model.layers) if tensor.name.endswith(RESIDUAL) else deviation

@@ -1,0 +1,151 @@
+"""The canonical flat layout of a job's tensors: one float32 vector, cut into tensors, chunks and blocks.
+
+A *chunk* (at most 4096 elements of one tensor) shares one scale in the codec. A *block* (at most 16 chunks of one tensor) is what
+streaming code works on at a time, and one leaf of the model root. Names and shapes are those of the torch model.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import LocalProtocolError
+from training.spec import LAYERS_MAX, PARAMETERS_MAX, JobSpec, ModelSpec, Objective
+
+CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
+BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
+CHUNKS_MAX: Final = 1 << 18  # a dot product of two updates then fits 62 bits, see `aggregate.gram`
+SCRATCH_SIZE: Final = 4096
+
+assert PARAMETERS_MAX // CHUNK + 9 * (LAYERS_MAX + 1) <= CHUNKS_MAX  # every tensor may end in a shorter chunk
+
+Float32Array = npt.NDArray[np.float32]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    name: str
+    shape: Shape
+    offset: int  # elements before it in the flat vector
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def elements(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """At most `BLOCK` consecutive elements of one tensor, with the same range counted in chunks and in bytes of packed signs."""
+
+    tensor: str
+    elements: slice
+    chunks: slice
+    signs: slice
+
+    @property
+    def size(self) -> int:
+        size: int = self.elements.stop - self.elements.start
+        return size
+
+
+@dataclass(frozen=True)
+class Layout:
+    tensors: tuple[Tensor, ...]
+    size: int  # elements of the flat vector
+
+    def view(self, flat: Float32Array) -> dict[str, Float32Array]:
+        """The tensors inside a flat vector, by name and in order, without a copy."""
+        if flat.shape != (self.size,):
+            raise LocalProtocolError(f"a vector of shape {flat.shape} does not fit a layout of {self.size} elements")
+        return {tensor.name: flat[tensor.elements].reshape(tensor.shape) for tensor in self.tensors}
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(_blocks(self.tensors))
+
+    @functools.cached_property
+    def chunk_lengths(self) -> npt.NDArray[np.int64]:
+        return np.array([length for tensor in self.tensors for length in _cut(tensor.size, CHUNK)], dtype=np.int64)
+
+    @functools.cached_property
+    def sign_starts(self) -> npt.NDArray[np.int64]:
+        """Where each chunk's packed signs begin: every chunk is padded to whole bytes."""
+        lengths = (self.chunk_lengths + 7) // 8
+        return np.cumsum(lengths) - lengths
+
+    @functools.cached_property
+    def sign_bytes(self) -> int:
+        return int(np.sum((self.chunk_lengths + 7) // 8))
+
+    @functools.cached_property
+    def padding(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """The bytes of packed signs that hold padding, and the mask of it (bits are packed from the highest down)."""
+        unused = -self.chunk_lengths % 8
+        padded = np.flatnonzero(unused)
+        last = self.sign_starts[padded] + (self.chunk_lengths[padded] + 7) // 8 - 1
+        return last, ((1 << unused[padded]) - 1).astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=8)
+def layout_of(spec: JobSpec) -> Layout:
+    """The layout of a valid job, see `JobSpec.problem`."""
+    layout = of_shapes(_language(spec.model) if spec.objective is Objective.LANGUAGE else [("scratch", (SCRATCH_SIZE,))])
+    assert len(layout.chunk_lengths) <= CHUNKS_MAX
+    return layout
+
+
+def of_shapes(named: Sequence[tuple[str, Shape]]) -> Layout:
+    tensors: list[Tensor] = []
+    offset = 0
+    for name, shape in named:
+        tensors.append(Tensor(name, shape, offset))
+        offset += tensors[-1].size
+    return Layout(tuple(tensors), offset)
+
+
+def _language(model: ModelSpec) -> list[tuple[str, Shape]]:
+    layers = [(f"layers.{i}.{name}", shape) for i in range(model.layers) for name, shape in _layer(model)]
+    return [("embedding.weight", (model.vocabulary, model.width)), *layers, ("final_norm.weight", (model.width,))]
+
+
+def _layer(model: ModelSpec) -> list[tuple[str, Shape]]:
+    """Weights of linear layers are output × input, as torch has them."""
+    width, hidden = model.width, model.hidden
+    kv_width = model.kv_heads * (width // model.heads)
+    return [
+        ("attention_norm.weight", (width,)),
+        ("query.weight", (width, width)),
+        ("key.weight", (kv_width, width)),
+        ("value.weight", (kv_width, width)),
+        ("output.weight", (width, width)),
+        ("mlp_norm.weight", (width,)),
+        ("gate.weight", (hidden, width)),
+        ("up.weight", (hidden, width)),
+        ("down.weight", (width, hidden)),
+    ]
+
+
+def _cut(size: int, piece: int) -> list[int]:
+    """Pieces of equal length, the last one shorter."""
+    return [min(piece, size - start) for start in range(0, size, piece)]
+
+
+def _blocks(tensors: tuple[Tensor, ...]) -> Iterator[Block]:
+    chunk = sign = 0
+    for tensor in tensors:
+        start = tensor.offset
+        for length in _cut(tensor.size, BLOCK):
+            chunks, signs = -(-length // CHUNK), -(-length // 8)
+            yield Block(tensor.name, slice(start, start + length), slice(chunk, chunk + chunks), slice(sign, sign + signs))
+            start, chunk, sign = start + length, chunk + chunks, sign + signs

@@ -1,0 +1,219 @@
+"""What the daemon and its worker process say to each other, and how it is framed on their pipes.
+
+The daemon sends requests, one at a time, and gets one reply each: the one named beside the request, or `Failed`. Meanwhile the
+worker beats while it makes progress, and a `Cancel` asks it to drop the request of that number. Paths are absolute;
+files named as outputs appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from protocol import codec
+from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.errors import RemoteProtocolError
+from protocol.limits import TRANSACTION_BYTES_MAX
+from protocol.reasons import Verdict
+
+FRAME_BYTES_MAX = 128 << 20  # the largest is a Proposed: one bit per parameter of a model with 10^9 of them
+TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
+ERROR_CHARACTERS_MAX = 500  # one line for a person
+
+Path = Annotated[str, Length(1, 4096)]
+Text = Annotated[str, Length(0, TEXT_BYTES_MAX)]
+R = TypeVar("R")
+_FRAME = struct.Struct(">II")  # bytes of the message, number of the request it belongs to
+FRAME_HEADER_BYTES = _FRAME.size
+
+
+# Replies -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    TAG: ClassVar[str] = "opened"
+    parameters: Count
+    train_tokens: Count
+    held_out_tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    TAG: ClassVar[str] = "proposed-update"
+    payload: Annotated[bytes, Length(1, FRAME_BYTES_MAX)]
+    payload_digest: Digest
+    buffer_digest: Digest
+    loss: float  # mean training loss over the local steps, nats per token
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    TAG: ClassVar[str] = "audited"
+    verdict: Verdict
+    relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    TAG: ClassVar[str] = "evaluated"
+    bits_per_byte: float | None  # None: the job holds nothing out
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    TAG: ClassVar[str] = "generated"
+    text: Annotated[bytes, Length(0, TEXT_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    TAG: ClassVar[str] = "pong"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request could not be done; `text` is one line for a person."""
+
+    TAG: ClassVar[str] = "failed"
+    text: Annotated[str, Length(0, ERROR_CHARACTERS_MAX)]
+
+
+# Requests ------------------------------------------------------------------------------------------------------------
+
+
+class Request(Generic[R]):
+    """A request whose reply is an R, or `Failed`. Smaller priorities are answered first."""
+
+    __slots__ = ()
+    PRIORITY: ClassVar[int]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob(Request[Opened]):
+    """Get ready to compute for a job → Opened. Must come before the others that name it; again after the worker restarted."""
+
+    TAG: ClassVar[str] = "open-job"
+    PRIORITY: ClassVar[int] = 0
+    job: Digest
+    spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]  # encoded JobSpec
+    text: Path  # the training text as one file; a BPE's token files are made beside it
+    tokenizer: Path | None  # JSON of a byte-level BPE; None: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Propose(Request[Proposed]):
+    """Do `trainer`'s local steps of `round` and make the payload → Proposed. Without a previous buffer e starts from zero."""
+
+    TAG: ClassVar[str] = "propose"
+    PRIORITY: ClassVar[int] = 1
+    job: Digest
+    round: Count
+    trainer: Key
+    model_directory: Path  # as `ReplicatedModel.save` wrote it, after the round before
+    previous_buffer: Path | None  # m of the trainer's last accepted proposal, and its payload: both or none
+    previous_payload: Path | None
+    buffer_out: Path  # where the new m goes, durably, before the reply
+
+
+@dataclass(frozen=True, slots=True)
+class Audit(Request[Audited]):
+    """Replay `trainer`'s proposal → Audited. Previous buffer and payload as the proposal's `feedback` says."""
+
+    TAG: ClassVar[str] = "audit"
+    PRIORITY: ClassVar[int] = 2
+    job: Digest
+    round: Count
+    trainer: Key
+    model_directory: Path
+    payload: Path
+    buffer: Path
+    previous_buffer: Path | None
+    previous_payload: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate(Request[Evaluated]):
+    """Held-out loss of a model → Evaluated."""
+
+    TAG: ClassVar[str] = "evaluate"
+    PRIORITY: ClassVar[int] = 3
+    job: Digest
+    model_directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Generate(Request[Generated]):
+    """Continue a prompt → Generated. Temperature 0 always takes the likeliest token."""
+
+    TAG: ClassVar[str] = "generate"
+    PRIORITY: ClassVar[int] = 3
+    job: Digest
+    model_directory: Path
+    prompt: Text
+    tokens: Annotated[int, Between(1, 4096)]
+    temperature: float
+    seed: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(Request[Pong]):
+    """→ Pong."""
+
+    TAG: ClassVar[str] = "ping"
+    PRIORITY: ClassVar[int] = 0
+
+
+# Beside requests and replies -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker's first words, when everything slow is imported."""
+
+    TAG: ClassVar[str] = "ready"
+    engine: Text
+    threads: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The request is progressing."""
+
+    TAG: ClassVar[str] = "beat"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for this request any more: drop it at the next step."""
+
+    TAG: ClassVar[str] = "cancel"
+
+
+Reply = Opened | Proposed | Audited | Evaluated | Generated | Pong | Failed
+TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Audit, Evaluate, Generate, Ping, Cancel)
+FROM_WORKER: tuple[type[Any], ...] = (Ready, Beat, Opened, Proposed, Audited, Evaluated, Generated, Pong, Failed)
+
+
+# Framing -------------------------------------------------------------------------------------------------------------
+
+
+def frame(number: int, message: Any) -> bytes:
+    body = codec.encode(message)
+    return _FRAME.pack(len(body), number) + body
+
+
+def parse_header(header: bytes) -> tuple[int, int]:
+    """(bytes that follow, number of the request). `RemoteProtocolError` if it is longer than any message."""
+    length, number = _FRAME.unpack(header)
+    if length > FRAME_BYTES_MAX:
+        raise RemoteProtocolError("oversized", f"a frame of {length} bytes on the worker's pipe")
+    return length, number
+
+
+def parse_body(body: bytes, kinds: tuple[type[Any], ...]) -> Any:
+    return codec.decode_message(body, kinds, FRAME_BYTES_MAX)

@@ -1,0 +1,262 @@
+"""Payloads by digest: pulled in chunks over the links, from whoever holds them.
+
+One transfer has one holder at a time and asks it for consecutive chunks, a window ahead. A holder that says NoBlob, stalls or
+disappears is left for another, and the transfer goes on where it stands. If bytes of several holders turn out not to have the
+right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one holder, whose lie is then his.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+import trio
+
+from protocol.errors import RemoteProtocolError
+from protocol.limits import BLOB_CHUNK_BYTES
+from protocol.messages import BlobChunk, GetBlob, NoBlob
+from transport.blobs import BlobStore, BlobWriter
+from transport.framing import Priority
+
+WINDOW_CHUNKS = 32  # asked for ahead: 1.5 MiB, which is 15 MB/s over a link of 100 ms
+STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
+REST_SECONDS = 0.5  # a holder without the blob is asked again after this long, doubling
+REST_SECONDS_MAX = 15.0
+TRANSFERS_MAX = 16  # at once; the others wait their turn, so that windows do not fill a holder's queue
+
+assert WINDOW_CHUNKS * BLOB_CHUNK_BYTES * TRANSFERS_MAX // 2 < 16 << 20
+
+RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
+Send = Callable[[bytes, GetBlob | BlobChunk | NoBlob, Priority], bool]
+
+
+@dataclass(slots=True)
+class _Transfer:
+    digest: bytes
+    size_max: int
+    preferred: list[bytes] = field(default_factory=list)
+    waiters: int = 0
+    done: trio.Event = field(default_factory=trio.Event)
+    error: BaseException | None = None  # of the local store
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    changed: trio.Event = field(default_factory=trio.Event)  # another holder may be there, or this one is finished with
+    pull: trio.CancelScope | None = None  # its deadline is the stall deadline
+    holder: bytes | None = None
+    total: int | None = None
+    offset: int = 0  # written so far
+    requested: int = 0
+    writer: BlobWriter | None = None
+    contributors: set[bytes] = field(default_factory=set)
+    one_holder: bool = False  # after a wrong hash: never mix holders again
+    rests: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # peer -> (asked again at, last pause)
+
+    @property
+    def complete(self) -> bool:
+        return self.total is not None and self.offset == self.total
+
+    def restart(self) -> None:
+        if self.writer is not None:
+            self.writer.abort()
+        self.writer, self.total, self.offset = None, None, 0
+        self.contributors.clear()
+
+    def wake(self) -> None:
+        self.changed.set()
+
+
+class Exchange:
+    def __init__(
+        self,
+        me: bytes,
+        blobs: BlobStore,
+        *,
+        send: Send,
+        drop: Callable[[bytes, RemoteProtocolError], None],
+        connected: Callable[[], frozenset[bytes]],
+        run_blocking: RunBlocking,
+    ) -> None:
+        self._me, self._blobs = me, blobs
+        self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
+        self._transfers: dict[bytes, _Transfer] = {}
+        self._turns = trio.CapacityLimiter(TRANSFERS_MAX)
+        self._nursery: trio.Nursery | None = None
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._blobs.size(digest) is not None:
+            return
+        transfer = self._join(digest, size_max, sources or ())
+        try:
+            await transfer.done.wait()
+        finally:
+            transfer.waiters -= 1
+            if transfer.waiters == 0:
+                self._leave(transfer)
+        if transfer.error is not None:
+            raise transfer.error
+
+    def _join(self, digest: bytes, size_max: int, sources: Iterable[bytes]) -> _Transfer:
+        transfer = self._transfers.get(digest)
+        if transfer is None:
+            assert self._nursery is not None, "fetch before run"
+            transfer = self._transfers[digest] = _Transfer(digest, size_max)
+            self._nursery.start_soon(self._run_transfer, transfer)
+        transfer.waiters += 1
+        transfer.size_max = max(transfer.size_max, size_max)
+        transfer.preferred.extend(peer for peer in sources if peer not in transfer.preferred)
+        return transfer
+
+    def _leave(self, transfer: _Transfer) -> None:
+        transfer.scope.cancel()
+        if self._transfers.get(transfer.digest) is transfer:
+            del self._transfers[transfer.digest]
+
+    # What the links report -------------------------------------------------------------------------------------------
+
+    def peer_connected(self, peer: bytes) -> None:
+        for transfer in self._transfers.values():
+            transfer.rests.pop(peer, None)
+            if transfer.holder is None:
+                transfer.wake()
+
+    def peer_disconnected(self, peer: bytes) -> None:
+        for transfer in self._transfers.values():
+            if transfer.holder == peer:
+                transfer.wake()
+
+    def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
+        size = self._blobs.size(request.digest)
+        if size is None or request.offset > size or (request.offset == size and size > 0):
+            self._send(peer, NoBlob(request.digest), Priority.CONTROL)
+            return
+        chunk = self._blobs.read(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
+        if self._send(peer, BlobChunk(request.digest, request.offset, size, chunk), Priority.BULK):
+            self.bytes_sent += len(chunk)
+        else:  # the queue is full: "not now" is said at once, rather than left to be found out by a deadline
+            self._send(peer, NoBlob(request.digest), Priority.CONTROL)
+
+    def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
+        transfer = self._transfers.get(answer.digest)
+        if transfer is not None and transfer.holder == peer:
+            transfer.wake()
+
+    def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
+        """Runs in the link's reader, so that a slow disk slows the sender down and nothing piles up here."""
+        self.bytes_received += len(chunk.chunk)
+        transfer = self._transfers.get(chunk.digest)
+        if transfer is None or transfer.holder != peer or transfer.error is not None:
+            return  # an answer that came after the transfer ended or moved on
+        try:
+            self._take(transfer, peer, chunk)
+        except Exception as error:  # the local store's; it belongs to those who wait for the blob, not to this link
+            transfer.error = error
+            transfer.wake()
+
+    def _take(self, transfer: _Transfer, peer: bytes, chunk: BlobChunk) -> None:
+        if chunk.total > transfer.size_max or (transfer.total is not None and chunk.total != transfer.total):
+            # Either this holder lies about the size, or whoever told us the size did: no proof, so no penalty.
+            transfer.one_holder = transfer.one_holder or transfer.total is not None
+            transfer.wake()
+            return
+        if chunk.offset != transfer.offset or (not chunk.chunk and chunk.total):
+            return  # a gap, where the link loses messages: the stall deadline asks again
+        if transfer.writer is None:
+            transfer.total, transfer.writer = chunk.total, self._blobs.begin(transfer.digest, chunk.total)
+        if transfer.offset + len(chunk.chunk) > chunk.total:
+            transfer.wake()
+            return
+        transfer.writer.write(chunk.chunk)
+        transfer.offset += len(chunk.chunk)
+        transfer.contributors.add(peer)
+        if transfer.pull is not None:
+            transfer.pull.deadline = trio.current_time() + STALL_SECONDS
+        if transfer.complete:
+            transfer.wake()
+        else:
+            self._request(transfer, peer)
+
+    # A transfer ------------------------------------------------------------------------------------------------------
+
+    async def _run_transfer(self, transfer: _Transfer) -> None:
+        with transfer.scope:
+            try:
+                await self._pull_until_held(transfer)
+            except Exception as error:  # whoever waits for the blob gets it; the network goes on
+                transfer.error = error
+            finally:
+                if transfer.writer is not None:
+                    transfer.writer.abort()
+        if self._transfers.get(transfer.digest) is transfer:
+            del self._transfers[transfer.digest]
+        transfer.done.set()
+
+    async def _pull_until_held(self, transfer: _Transfer) -> None:
+        while transfer.error is None and self._blobs.size(transfer.digest) is None:
+            async with self._turns:  # held only while a holder is at work: a blob that nobody has blocks no other
+                transfer.changed = trio.Event()
+                holder, pause = self._choose(transfer)
+                if holder is not None:
+                    await self._pull(transfer, holder)
+            if holder is None:
+                with trio.move_on_after(pause):
+                    await transfer.changed.wait()
+            elif transfer.complete:
+                await self._finish(transfer)
+
+    def _choose(self, transfer: _Transfer) -> tuple[bytes | None, float]:
+        """The holder to ask now, or None and how long to wait for one."""
+        now = trio.current_time()
+        peers = self._connected()
+        ready = [peer for peer in peers if transfer.rests.get(peer, (now, 0.0))[0] <= now]
+        if not ready:
+            return None, min((transfer.rests[peer][0] - now for peer in peers), default=REST_SECONDS_MAX)
+        return min(ready, key=lambda peer: self._preference(transfer, peer)), 0.0
+
+    def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[float, bool, bytes]:
+        """Asked first: whoever failed least, then the named sources; the rest spreads the load over the holders."""
+        failed = transfer.rests.get(peer, (0.0, 0.0))[1]
+        return failed, peer not in transfer.preferred, hashlib.sha256(self._me + transfer.digest + peer).digest()
+
+    async def _pull(self, transfer: _Transfer, holder: bytes) -> None:
+        """Take chunks from `holder` until the blob is complete or the holder is given up."""
+        if transfer.one_holder and transfer.contributors - {holder}:
+            transfer.restart()
+        transfer.holder, transfer.requested = holder, transfer.offset
+        self._request(transfer, holder)
+        try:
+            with trio.move_on_after(STALL_SECONDS) as transfer.pull:
+                await transfer.changed.wait()
+        finally:
+            transfer.holder = transfer.pull = None
+        if not transfer.complete:
+            pause = min(REST_SECONDS_MAX, 2 * transfer.rests.get(holder, (0.0, REST_SECONDS / 2))[1])
+            transfer.rests[holder] = (trio.current_time() + pause, pause)
+
+    def _request(self, transfer: _Transfer, holder: bytes) -> None:
+        end = transfer.offset + WINDOW_CHUNKS * BLOB_CHUNK_BYTES
+        end = end if transfer.total is None else min(end, transfer.total)
+        while transfer.requested < end or transfer.requested == 0:
+            if not self._send(holder, GetBlob(transfer.digest, transfer.requested), Priority.CONTROL):
+                return
+            transfer.requested += BLOB_CHUNK_BYTES
+            if transfer.total is None:
+                return  # the first answer tells the size
+
+    async def _finish(self, transfer: _Transfer) -> None:
+        assert transfer.writer is not None
+        writer, transfer.writer = transfer.writer, None
+        try:
+            await self._run_blocking(writer.finish)
+        except RemoteProtocolError as error:
+            if len(transfer.contributors) == 1:
+                self._drop(next(iter(transfer.contributors)), error)
+            transfer.one_holder = True
+            transfer.restart()

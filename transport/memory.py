@@ -1,0 +1,214 @@
+"""The in-memory twin of the swarm: links with latency, bandwidth, loss and partitions, from a seed.
+
+Frames, priorities, queues, pings and payload exchange are the swarm's own code; only TCP and encryption are left out. Time is
+Trio's clock, so under `trio.testing.MockClock(autojump_threshold=0)` a slow network takes no time, and the same seed gives
+the same run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import trio
+
+from protocol.errors import RemoteProtocolError
+from protocol.identity import short_id
+from transport.blobs import BlobStore
+from transport.framing import Channel, Inbox, Outbox, Priority
+from transport.hub import IDLE_SECONDS, Allow, Hub, Link
+
+REDIAL_SECONDS = 1.0  # after a link ended or was refused
+FRAMES_IN_FLIGHT_MAX = 64  # 4 MiB, about what TCP holds; a sender waits when the receiver does not take what has arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What one link is like, in both directions."""
+
+    latency_seconds: float = 0.001  # one way
+    jitter_seconds: float = 0.0  # added, uniformly; order is kept
+    bytes_per_second: float = math.inf
+    loss: float = 0.0  # probability that an application message never arrives; TCP would delay it
+
+
+class Mesh:
+    """The world of an in-memory network: who is there, and what the links between them are like."""
+
+    def __init__(self, seed: int, conditions: Conditions = Conditions()) -> None:
+        self.random = random.Random(seed)
+        self._default = conditions
+        self._conditions: dict[frozenset[bytes], Conditions] = {}
+        self._groups: tuple[frozenset[bytes], ...] = ()
+        self._running: dict[bytes, MemoryNetwork] = {}
+        self._changed = trio.Event()
+
+    def network(self, me: bytes, blobs: BlobStore, allow: Allow = lambda peer: True) -> MemoryNetwork:
+        """A member of this mesh; it is reachable while its `run` runs, and may be run again after it ended."""
+        return MemoryNetwork(self, me, blobs, allow)
+
+    def set_conditions(self, one: bytes, other: bytes, conditions: Conditions) -> None:
+        """For links made from now on."""
+        self._conditions[frozenset((one, other))] = conditions
+
+    def partition(self, *groups: Iterable[bytes]) -> None:
+        """Cut every link between different groups, at once, for both sides. Whoever is in no group is alone."""
+        self._groups = tuple(frozenset(group) for group in groups)
+        for network in self._running.values():
+            network.cut(lambda peer, me=network.me: not self.reachable(me, peer))  # type: ignore[misc]
+
+    def heal(self) -> None:
+        self._groups = ()
+        self.wake()
+
+    def reachable(self, one: bytes, other: bytes) -> bool:
+        together = not self._groups or any(one in group and other in group for group in self._groups)
+        return together and one in self._running and other in self._running
+
+    def conditions(self, one: bytes, other: bytes) -> Conditions:
+        return self._conditions.get(frozenset((one, other)), self._default)
+
+    def running(self) -> list[MemoryNetwork]:
+        return list(self._running.values())
+
+    def join(self, network: MemoryNetwork) -> None:
+        assert network.me not in self._running, "one network at a time runs under one key"
+        self._running[network.me] = network
+        self.wake()
+
+    def leave(self, network: MemoryNetwork) -> None:
+        del self._running[network.me]
+        for other in self._running.values():
+            other.cut(lambda peer: peer == network.me)
+
+    def wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+
+class MemoryLink(Link):
+    def __init__(self, peer: bytes, dialed: bool, conditions: Conditions, random: random.Random) -> None:
+        super().__init__(peer, f"memory:{short_id(peer)}", dialed, Outbox(), Inbox())
+        self.conditions, self._random = conditions, random
+        self.to_peer: trio.MemorySendChannel[tuple[float, bytes]]
+        self.to_peer, self._arriving = trio.open_memory_channel[tuple[float, bytes]](FRAMES_IN_FLIGHT_MAX)
+        self._arrival = 0.0
+
+    def join(self, other: MemoryLink) -> None:
+        """Each end sends into the channel that the other one reads."""
+        self.to_peer, other.to_peer = other.to_peer, self.to_peer
+
+    def push(self, channel: Channel, data: bytes, priority: Priority) -> bool:
+        if channel is Channel.APPLICATION and self._random.random() < self.conditions.loss:
+            return True
+        return super().push(channel, data, priority)
+
+    async def transmit(self) -> None:
+        while True:
+            await self.output()
+            frame = self.outbox.fill()
+            await trio.sleep(len(frame) / self.conditions.bytes_per_second)
+            delay = self.conditions.latency_seconds + self._random.uniform(0, self.conditions.jitter_seconds)
+            self._arrival = max(self._arrival, trio.current_time() + delay)
+            await self.to_peer.send((self._arrival, frame))
+
+    async def receive(self) -> bytes:
+        """The next frame. Raises `trio.EndOfChannel` when the other end is closed, `trio.TooSlowError` when it is silent."""
+        with trio.fail_after(IDLE_SECONDS):
+            arrival, frame = await self._arriving.receive()
+            await trio.sleep_until(arrival)
+        return frame
+
+
+class MemoryNetwork(Hub):
+    def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow) -> None:
+        super().__init__(me, blobs, allow, _inline)
+        self._mesh = mesh
+        self._nursery: trio.Nursery | None = None
+        self._dialing: set[bytes] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as self._nursery:
+            await self._nursery.start(self._exchange.run)
+            self._mesh.join(self)
+            task_status.started()
+            try:
+                await self._dial_forever(self._nursery)
+            finally:
+                self._mesh.leave(self)
+                self.cut(lambda peer: True)
+                self._dialing.clear()
+
+    def cut(self, condition: Callable[[bytes], bool]) -> None:
+        for link in tuple(self._links.values()):
+            if condition(link.peer):
+                self.detach(link)
+
+    async def _dial_forever(self, nursery: trio.Nursery) -> None:
+        """The smaller key of each pair makes the link, so that there is one."""
+        while True:
+            for other in self._mesh.running():
+                if self.me < other.me and other.me not in self._dialing and self._mesh.reachable(self.me, other.me):
+                    self._dialing.add(other.me)
+                    nursery.start_soon(self._dial, other)
+            await self._mesh.changed()
+
+    async def _dial(self, other: MemoryNetwork) -> None:
+        conditions = self._mesh.conditions(self.me, other.me)
+        await trio.sleep(3 * conditions.latency_seconds)  # the three messages of the handshake
+        if self._mesh.reachable(self.me, other.me) and self._admits(other.me) and other._admits(self.me):
+            link, other_link = self._make_link(other, conditions)
+            other.start_link(other_link)
+            await self._serve(link)
+        await trio.sleep(REDIAL_SECONDS)
+        self._dialing.discard(other.me)
+        self._mesh.wake()
+
+    def _admits(self, peer: bytes) -> bool:
+        try:
+            self.check_peer(peer)
+        except RemoteProtocolError as error:
+            self.refuse(error.reason)
+            return False
+        return True
+
+    def _make_link(self, other: MemoryNetwork, conditions: Conditions) -> tuple[MemoryLink, MemoryLink]:
+        link = MemoryLink(other.me, True, conditions, self._mesh.random)
+        other_link = MemoryLink(self.me, False, conditions, self._mesh.random)
+        link.join(other_link)
+        self.attach(link)
+        other.attach(other_link)
+        return link, other_link
+
+    def start_link(self, link: MemoryLink) -> None:
+        assert self._nursery is not None, "only a running network is reachable"
+        self._nursery.start_soon(self._serve, link)
+
+    async def _serve(self, link: MemoryLink) -> None:
+        with link.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.transmit)
+                nursery.start_soon(link.keep_alive)
+                await self._read(link)
+                nursery.cancel_scope.cancel()
+        self.detach(link)
+        link.to_peer.close()
+
+    async def _read(self, link: MemoryLink) -> None:
+        try:
+            while True:
+                for message in link.inbox.take(await link.receive()):
+                    await self.deliver(link, message)
+        except (trio.EndOfChannel, trio.TooSlowError):
+            return
+        except RemoteProtocolError as error:
+            self.drop(link.peer, error)
+
+
+async def _inline(function: Callable[[], None]) -> None:
+    function()

@@ -1,0 +1,103 @@
+"""What the rest of a peer sees of the network. `swarm.Swarm` (TCP) and `memory.MemoryNetwork` both are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from protocol.errors import RemoteProtocolError
+from protocol.limits import MESSAGE_BYTES_MAX
+from transport.framing import ByPriority, Priority
+
+__all__ = ["Connected", "Disconnected", "Event", "Events", "LinkInfo", "Network", "Priority", "Received", "Traffic"]
+
+
+RECEIVED_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # of one peer, delivered to `events` and not taken yet; then its link is not read
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    peer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    peer: bytes
+    data: bytes
+
+
+Event = Connected | Disconnected | Received
+
+
+class Events(Protocol):
+    """The one queue of a network's events, in order. For each peer: Connected, any number of Received, Disconnected."""
+
+    async def receive(self) -> Event: ...
+
+    def __aiter__(self) -> Events: ...
+
+    async def __anext__(self) -> Event: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkInfo:
+    peer: bytes
+    address: str  # "host:port" as seen from here
+    dialed: bool  # True: this peer opened the connection
+    sent: ByPriority  # bytes of messages, before encryption
+    received: ByPriority
+    round_trip_seconds: float | None  # None until the first ping was answered
+    connected_since: float  # seconds on the event loop's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes since the start, over all links, also those that are closed."""
+
+    sent: ByPriority
+    received: ByPriority
+    blobs_sent: int  # payload bytes served by digest; part of `sent[BULK]`
+    blobs_received: int
+
+
+class Network(Protocol):
+    @property
+    def me(self) -> bytes: ...
+
+    @property
+    def events(self) -> Events: ...
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; started when connections can arrive. Raises `UserError` if that is impossible."""
+
+    def send(self, peer: bytes, data: bytes, priority: Priority = Priority.CONTROL) -> bool:
+        """Queue `data`; never blocks. False: not connected, or that queue is full (counted as `queue-full`)."""
+
+    def broadcast(self, data: bytes, priority: Priority = Priority.CONTROL) -> int:
+        """Queue `data` for every connected peer; the number of peers it was queued for."""
+
+    def connected(self) -> frozenset[bytes]: ...
+
+    def drop(self, peer: bytes, error: RemoteProtocolError) -> None:
+        """The peer misbehaved: close its connection, count `error.reason`, refuse its key for a while that grows."""
+
+    def links(self) -> tuple[LinkInfo, ...]: ...
+
+    def traffic(self) -> Traffic: ...
+
+    def refused(self) -> Mapping[str, int]:
+        """Everything refused so far, by reason: connections, handshakes, frames, messages and payloads."""
+
+    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
+        """Return when the blob store holds `digest`. `sources` are asked first, then every connected peer.
+
+        Never gives up by itself: put a deadline around it. Raises only what the local store raises (`StorageError`).
+        """

@@ -1,0 +1,408 @@
+"""The TCP network: dials, listens, keeps one connection to each peer, and carries messages over Noise sessions.
+
+Who decides which connection stays, when two peers dial each other at once? The one with the smaller key. Both ends confirm
+after the handshake: the larger key speaks first, the smaller one answers on the connection that it keeps and closes any other.
+So both always agree, whatever arrives first, and nobody sees a link come, go and come again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import trio
+
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Signer, parse_peer_id, short_id
+from protocol.limits import ADDRESSES_MAX
+from protocol.messages import Addresses, PeerAddress
+from transport.blobs import BlobStore
+from transport.framing import Message, Priority
+from transport.hub import IDLE_SECONDS, Allow, Hub, Link
+from transport.noise import KeyPair
+from transport.session import Established, Session
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
+DIAL_SECONDS = 10.0  # for TCP to connect
+SEND_SECONDS = 30.0  # for one frame to fit into the kernel's buffer: slower than 2 KiB/s is dead
+PROBE_SECONDS = 5.0  # how long an old link may stay silent after its peer has dialed again
+READ_BYTES = 256 << 10  # at once; a few frames
+UNSENT_BYTES = 128 << 10  # in the kernel, not on the wire yet: what a vote has to wait for, beside the frame being sent
+
+DIALS_MAX = 16  # at once
+BACKOFF_SECONDS = 0.2  # the first pause between two dials lies between 0 and this; it doubles up to
+BACKOFF_SECONDS_MAX = 20.0
+STABLE_SECONDS = 10.0  # a connection that held this long was a success: the backoff starts again
+FAILURES_MAX = 12  # in a row, after which an address that was only heard of is forgotten
+
+HALF_OPEN_MAX = 64  # connections whose handshake is not complete
+HALF_OPEN_PER_HOST_MAX = 16
+LINKS_MAX = 512  # open connections in all; VOTERS_MAX and as many others
+LINKS_PER_HOST_MAX = 256  # many peers behind one address (a test machine, a NAT)
+BOOK_MAX = 1024  # addresses known
+HEARD_MAX = 4096  # addresses listened to over one link
+
+# These may be the work of somebody on the way, so they end the connection and are counted, but the peer's key is not banned.
+UNPROVEN = frozenset({"bad-tag", "bad-frame", "truncated", "idle"})
+
+
+@dataclass(slots=True)
+class _Known:
+    """An address to keep dialing."""
+
+    address: str
+    peer: bytes | None  # None: whoever answers
+    named: bool = False  # by the operator: never forgotten for its failures
+    pinned: bool = False  # only `peer` may answer
+    failures: int = 0
+
+
+class TcpLink(Link):
+    def __init__(self, peer: bytes, address: str, dialed: bool, session: Session, incarnation: bytes) -> None:
+        super().__init__(peer, address, dialed, session.outbox, session.inbox)
+        self.incarnation = incarnation
+        self.heard = 0  # addresses in all of its messages
+        self.idle_scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+    def close(self) -> None:
+        super().close()
+        self.ended.set()
+
+    def probe(self) -> None:
+        """The peer seems to have lost this link: it must show soon that it has not."""
+        self.ping()
+        self.idle_scope.deadline = min(self.idle_scope.deadline, trio.current_time() + PROBE_SECONDS)
+
+
+class Swarm(Hub):
+    def __init__(
+        self,
+        identity: Signer,
+        chain_id: bytes,
+        listen: str,
+        bootstrap: Sequence[str],
+        blobs: BlobStore,
+        *,
+        allow: Allow = lambda peer: True,
+        random: Random | None = None,
+    ) -> None:
+        """`listen`: "host:port", port 0 for any free one. `bootstrap`: "host:port" or "peer id@host:port".
+
+        Raises `UserError` for an address that is none.
+        """
+        super().__init__(identity.public, blobs, allow, trio.to_thread.run_sync)
+        self.address = listen  # with the real port once `run` has started
+        self._listen = parse_address(listen)
+        self._identity, self._chain_id = identity, chain_id
+        self._random = random or Random(secrets.randbits(64))
+        self._static = KeyPair.of(secrets.token_bytes(32))  # one for each start, see `Established.incarnation`
+        self._book = {known.address: known for known in map(_parse_bootstrap, bootstrap)}
+        self._claims: dict[bytes, str] = {}  # peer -> its address in its own words, over an authenticated link
+        self._dials = trio.CapacityLimiter(DIALS_MAX)
+        self._half_open: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        listeners = await self._open_listeners()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                await self._nursery.start(self._exchange.run)
+                self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
+                for known in self._book.values():
+                    self._nursery.start_soon(self._keep_dialed, known)
+                task_status.started()
+        finally:
+            for link in tuple(self._links.values()):
+                self.detach(link)
+
+    async def _open_listeners(self) -> list[trio.SocketListener]:
+        host, port = self._listen
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            raise UserError(
+                f"cannot listen on {self.address}: {error.strerror or error}; stop the program that uses it, or name "
+                "another address (HOST:PORT, port 0 for any free one)"
+            ) from None
+        self.address = format_address(host, listeners[0].socket.getsockname()[1])
+        return listeners
+
+    # Connections -----------------------------------------------------------------------------------------------------
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        try:
+            address = format_address(*stream.socket.getpeername()[:2])
+        except OSError:  # gone before it was looked at
+            await trio.aclose_forcefully(stream)
+            return
+        host = parse_address(address)[0]
+        if self._half_open.total() >= HALF_OPEN_MAX or self._half_open[host] >= HALF_OPEN_PER_HOST_MAX:
+            self.refuse("half-open")
+        elif self._open.total() >= LINKS_MAX or self._open[host] >= LINKS_PER_HOST_MAX:
+            self.refuse("too-many-links")
+        else:
+            with _counted(self._open, host):
+                await self._converse(stream, address, None, dialed=False)
+        await trio.aclose_forcefully(stream)
+
+    async def _converse(self, stream: trio.SocketStream, address: str, expected: bytes | None, *, dialed: bool) -> None:
+        """Serve one connection to its end. Whatever goes wrong on it is counted, and ends here."""
+        try:
+            _tune(stream)
+            await self._serve(stream, address, expected, dialed)
+        except RemoteProtocolError as error:
+            if error.reason != "self":
+                log.info("%s: %s", address, error)
+                self.refuse(error.reason)
+            if dialed and (error.reason == "self" or (error.reason == "wrong-peer" and not self._is_named(address))):
+                self._book.pop(address, None)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the connection broke: what that means is seen from the links
+        except Exception:
+            log.exception("connection with %s", address)
+            self.refuse("internal-error")
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    async def _serve(self, stream: trio.SocketStream, address: str, expected: bytes | None, dialed: bool) -> None:
+        session = Session(
+            self._identity,
+            self._chain_id,
+            initiator=dialed,
+            static=self._static,
+            ephemeral=KeyPair.of(secrets.token_bytes(32)),
+            expected=expected,
+        )
+        deadline = trio.current_time() + HANDSHAKE_SECONDS
+        with _counted(self._half_open, parse_address(address)[0]):
+            established, early = await self._shake_hands(stream, session, deadline)
+        self.check_peer(established.peer)
+        if dialed and address in self._book:
+            self._book[address].peer = established.peer
+        link = TcpLink(established.peer, address, dialed, session, established.incarnation)
+        error: RemoteProtocolError | None = None
+        try:
+            with link.scope:
+                error = await self._serve_link(link, session, stream, early, deadline)
+            self._blame(link, error)
+        finally:
+            self.detach(link)
+
+    def _blame(self, link: TcpLink, error: RemoteProtocolError | None) -> None:
+        if error is None:
+            return
+        if self._links.get(link.peer) is not link or error.reason in UNPROVEN:
+            raise error
+        log.info("%s at %s: %s", short_id(link.peer), link.address, error)
+        self.drop(link.peer, error)
+
+    async def _shake_hands(
+        self, stream: trio.SocketStream, session: Session, deadline: float
+    ) -> tuple[Established, list[Message]]:
+        with trio.move_on_at(deadline):
+            await stream.send_all(session.data_to_send())
+            while True:
+                events = await self._receive(stream, session)
+                await stream.send_all(session.data_to_send())
+                if events and isinstance(events[0], Established):
+                    return events[0], [event for event in events[1:] if isinstance(event, Message)]
+        raise RemoteProtocolError("handshake-timeout", f"no handshake within {HANDSHAKE_SECONDS:g} seconds")
+
+    async def _receive(self, stream: trio.SocketStream, session: Session) -> list[Established | Message]:
+        data = await stream.receive_some(READ_BYTES)
+        if not data:
+            session.receive_end()
+            raise trio.BrokenResourceError("closed by the peer")
+        return session.receive(data)
+
+    async def _serve_link(
+        self, link: TcpLink, session: Session, stream: trio.SocketStream, early: list[Message], deadline: float
+    ) -> RemoteProtocolError | None:
+        """Read and write until the link ends; the error that ended it, if it is the peer's."""
+        error: RemoteProtocolError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write, link, session, stream)
+            try:
+                messages = await self._confirm(link, session, stream, early, deadline)
+                nursery.start_soon(link.keep_alive)
+                await self._read(link, session, stream, messages)
+            except RemoteProtocolError as caught:
+                error = caught
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+            nursery.cancel_scope.cancel()
+        return error
+
+    async def _confirm(
+        self, link: TcpLink, session: Session, stream: trio.SocketStream, early: list[Message], deadline: float
+    ) -> list[Message]:
+        """Attach the link, if the smaller key keeps it; what the peer has sent by then."""
+        decides = self.me < link.peer
+        if not decides:
+            link.ping()
+        messages = early
+        with trio.move_on_at(deadline):
+            while not messages:
+                messages = [event for event in await self._receive(stream, session) if isinstance(event, Message)]
+        if not messages:
+            raise RemoteProtocolError("handshake-timeout", "the handshake was not confirmed")
+        if decides and self._keeps_another(link):
+            raise trio.ClosedResourceError
+        self.attach(link)
+        link.post(Addresses(self._addresses()), Priority.CONTROL)
+        return messages
+
+    def _keeps_another(self, link: TcpLink) -> bool:
+        old = self._links.get(link.peer)
+        if not isinstance(old, TcpLink) or old.incarnation != link.incarnation:
+            return False  # none, or one to a process that has ended since
+        old.probe()
+        return True
+
+    async def _read(self, link: TcpLink, session: Session, stream: trio.SocketStream, messages: Sequence[Message]) -> None:
+        while True:
+            for message in messages:
+                await self.deliver(link, message)
+            with trio.CancelScope(deadline=trio.current_time() + IDLE_SECONDS) as link.idle_scope:
+                events = await self._receive(stream, session)
+            if link.idle_scope.cancelled_caught:
+                raise RemoteProtocolError("idle", "silent for too long")
+            messages = [event for event in events if isinstance(event, Message)]
+
+    async def _write(self, link: TcpLink, session: Session, stream: trio.SocketStream) -> None:
+        """The only place that seals frames: what is sealed is sent, in order, or the connection ends."""
+        try:
+            while True:
+                await link.output()
+                with trio.fail_after(SEND_SECONDS):
+                    await stream.send_all(session.data_to_send())
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            link.close()
+
+    # Dialing ---------------------------------------------------------------------------------------------------------
+
+    async def _keep_dialed(self, known: _Known) -> None:
+        while self._book.get(known.address) is known:
+            link = self._links.get(known.peer) if known.peer is not None else None
+            if isinstance(link, TcpLink):
+                await link.ended.wait()
+                known.failures = 0
+            elif await self._dial(known) >= STABLE_SECONDS:
+                known.failures = 0
+            else:
+                known.failures += 1
+                if known.failures > FAILURES_MAX and not known.named:
+                    self._book.pop(known.address, None)
+            await trio.sleep(self._random.uniform(0, min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(known.failures, 16))))
+
+    async def _dial(self, known: _Known) -> float:
+        """Connect and serve the connection; how long it lasted, in seconds, and 0 if there was none."""
+        if known.peer is not None and (not self._allow(known.peer) or self._bans.until(known.peer) > trio.current_time()):
+            return 0.0
+        host, port = parse_address(known.address)
+        try:
+            async with self._dials:
+                with trio.fail_after(DIAL_SECONDS):
+                    stream = await trio.open_tcp_stream(host, port)
+        except (OSError, trio.TooSlowError):
+            return 0.0
+        start = trio.current_time()
+        expected = known.peer if known.pinned else None
+        await self._converse(stream, known.address, expected, dialed=True)
+        return trio.current_time() - start
+
+    # Addresses -------------------------------------------------------------------------------------------------------
+
+    def _is_named(self, address: str) -> bool:
+        return address in self._book and self._book[address].named
+
+    def _addresses(self) -> tuple[PeerAddress, ...]:
+        """Where I am reached, and what other peers said of themselves."""
+        known = {self.me: self.address, **self._claims}
+        return tuple(PeerAddress(peer, address) for peer, address in list(known.items())[:ADDRESSES_MAX])
+
+    def on_addresses(self, link: Link, addresses: Addresses) -> None:
+        """Hearsay is only dialed, and must prove itself there; what a peer says of itself is also passed on."""
+        assert isinstance(link, TcpLink)
+        link.heard += len(addresses.known)
+        if link.heard > HEARD_MAX:
+            return
+        for item in addresses.known:
+            address = self._complete(item.address, link)
+            if item.peer == self.me:
+                continue
+            if item.peer == link.peer and self._claims.get(link.peer) != address:
+                self._claim(link.peer, address)
+            self._learn(address, item.peer, first_hand=item.peer == link.peer)
+
+    def _complete(self, address: str, link: Link) -> str:
+        """The address with the host that the peer is seen at, if it listens on all of its interfaces."""
+        try:
+            host, port = parse_address(address)
+        except UserError as error:
+            raise RemoteProtocolError("bad-address", str(error)) from None
+        return format_address(parse_address(link.address)[0] if host in ("0.0.0.0", "::") else host, port)
+
+    def _claim(self, peer: bytes, address: str) -> None:
+        self._claims.pop(peer, None)
+        self._claims[peer] = address
+        if len(self._claims) > BOOK_MAX:
+            del self._claims[next(iter(self._claims))]
+        for link in self._links.values():
+            if link.peer != peer:
+                link.post(Addresses((PeerAddress(peer, address),)), Priority.CONTROL)
+
+    def _learn(self, address: str, peer: bytes, first_hand: bool) -> None:
+        assert self._nursery is not None
+        if address in self._book:
+            if first_hand and not self._is_named(address):
+                self._book[address].peer = peer
+        elif len(self._book) < BOOK_MAX:
+            known = self._book[address] = _Known(address, peer, pinned=True)
+            self._nursery.start_soon(self._keep_dialed, known)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6 address]:port". Raises `UserError` naming the text."""
+    host, separator, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UserError(f"{text!r} is not an address: expected HOST:PORT, for example 127.0.0.1:7400")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _parse_bootstrap(text: str) -> _Known:
+    peer, separator, address = text.rpartition("@")
+    parse_address(address)
+    return _Known(address, parse_peer_id(peer) if separator else None, named=True, pinned=bool(separator))
+
+
+def _tune(stream: trio.SocketStream) -> None:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # keeps the kernel from taking megabytes of bulk that a vote then waits behind
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+@contextlib.contextmanager
+def _counted(counter: Counter[str], key: str) -> Iterator[None]:
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
