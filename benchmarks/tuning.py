@@ -112,18 +112,23 @@ def with_settings(spec: JobSpec, settings: list[str]) -> JobSpec:
 
 
 def table(spec: JobSpec, network: dict[str, Any], rival: dict[str, Any] | None) -> str:
+    ours, seconds = network["heldout_bits_per_byte"], network["demo_compute_seconds"]
     lines = [
-        f"{layout_of(spec).size} parameters; {spec.rounds} rounds of {spec.local_steps} steps of {spec.batch} sequences, {ACCEPTED} trainers"
+        f"{layout_of(spec).size} parameters, {network['payload_bytes']} bytes per proposal",
+        f"{spec.rounds} rounds of {spec.local_steps} steps of {spec.batch} sequences, {ACCEPTED} accepted trainers",
+        f"{network['step_ms']:.1f} ms per step on one thread; a demo computes {seconds:.0f} s on {CORES} cores",
+        "held-out bits/byte: " + row(ours),
     ]
-    lines.append(
-        f"step {network['step_ms']:.1f} ms on one thread; demo: {network['demo_compute_seconds']:.0f} s of compute on 2 cores"
-    )
-    lines.append("held-out bits/byte   " + "  ".join(f"{bits:5.3f}" for bits in network["heldout_bits_per_byte"]))
     if rival:
-        lines.append(f"one process {rival['rate']:g}    " + "  ".join(f"{bits:5.3f}" for bits in rival["heldout_bits_per_byte"]))
-        lines.append("  by rate            " + "  ".join(f"{rate}: {bits:.3f}" for rate, bits in rival["rates"].items()))
-        lines.append(f"ratio at the end     {network['heldout_bits_per_byte'][-1] / rival['heldout_bits_per_byte'][-1]:.3f}")
+        theirs = rival["heldout_bits_per_byte"]
+        lines.append(f"one process, {rival['rate']:g}:  " + row(theirs))
+        lines.append("  at the end, by rate: " + ", ".join(f"{rate} {bits:.3f}" for rate, bits in rival["rates"].items()))
+        lines.append(f"ratio at the end: {ours[-1] / theirs[-1]:.3f}")
     return "\n".join(lines)
+
+
+def row(measured: list[float]) -> str:
+    return "  ".join(f"{bits:5.3f}" for bits in measured)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """A command sees its own unknown arguments here, where what it does know is at hand."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -43,7 +43,9 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < low or (high is not None and value > high):
-            raise argparse.ArgumentTypeError(f"{value} is outside {low}..{'' if high is None else high}")
+            raise argparse.ArgumentTypeError(
+                f"{value} is less than {low}" if high is None else f"{value} is outside {low}..{high}"
+            )
         return value
 
     return read

@@ -9,6 +9,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -20,6 +21,10 @@ from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
+
+
+if TYPE_CHECKING:
+    from peer.daemon import MakeRole
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -75,17 +80,20 @@ def join(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    config = _config(options)
-    on_terminal = options.console and sys.stdin.isatty() and sys.stdout.isatty()
+    return run_with(_config(options), options.console)
+
+
+def run_with(config: Config, console: bool, make_role: MakeRole | None = None) -> int:
+    on_terminal = console and sys.stdin.isatty() and sys.stdout.isatty()
     _log_to(config, Path(config.data_directory) / "peer.log" if on_terminal else None)
-    return trio.run(partial(_run, config, on_terminal), strict_exception_groups=True)
+    return trio.run(partial(_run, config, on_terminal, make_role), strict_exception_groups=True)
 
 
-async def _run(config: Config, on_terminal: bool) -> int:
+async def _run(config: Config, on_terminal: bool, make_role: MakeRole | None) -> int:
     from peer import console
     from peer.daemon import running, wait_for_end
 
-    async with running(config) as daemon:
+    async with running(config, make_role) as daemon:
         status = await daemon.service.status()
         logging.getLogger("peer").info("%s listens on %s, network %s", status.peer, status.address, status.network)
         if on_terminal:

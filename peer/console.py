@@ -61,21 +61,34 @@ async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None
 async def _test(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     newest = await api.events(-1, 0.0)
     seen = newest[-1].number if newest else 0
+    before = await _trained_roots(api)
     job = await api.test()
-    show(f"scratch round, job {views.short(job)}")
+    show(f"scratch round, job {views.short(job)}: a known update is proposed, judged, voted and applied")
     with trio.move_on_after(TEST_SECONDS_MAX):
         while True:
             for event in await api.events(seen, 1.0):
                 seen = event.number
-                if _belongs(event, job):
+                if event.fields.get("job") == job:
                     show(views.event(event))
-                    if event.fields.get("phase") in ("done", "failed"):
+                    if event.kind == "round":
+                        show(_unchanged(before, await _trained_roots(api)))
                         return
     raise UserError(f"the scratch round is not decided after {TEST_SECONDS_MAX:.0f} s; `peers` shows who is missing")
 
 
-def _belongs(event: EventView, job: str) -> bool:
-    return event.kind == "test" and event.fields.get("job", job) == job
+async def _trained_roots(api: PeerApi) -> dict[str, tuple[int, str]]:
+    return {job.job: (job.round, job.model_root) for job in await api.jobs() if job.objective != "scratch"}
+
+
+def _unchanged(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, str]]) -> str:
+    """Says of every model in training whether the scratch round touched it; its own rounds may have gone on meanwhile."""
+    if not before:
+        return "no model is being trained, so there is none that the test could have touched"
+    lines = []
+    for job, (number, root) in before.items():
+        same = after[job] == (number, root)
+        lines.append(f"job {views.short(job)}: model root {root[:16]} " + ("unchanged" if same else f"moved on by its own round {number}"))
+    return "\n".join(lines)
 
 
 async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

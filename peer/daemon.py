@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,9 @@ log = logging.getLogger("peer")
 STOP_SECONDS = 5.0  # for the parts to end after they were asked to
 
 
+MakeRole = Callable[[Config, Worker | None, Path], Role]
+
+
 @dataclass
 class Daemon:
     """What `running` gives to whoever started it."""
@@ -54,7 +57,7 @@ class Daemon:
 
 
 @asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Daemon]:
+async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIterator[Daemon]:
     """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
@@ -67,7 +70,7 @@ async def running(config: Config) -> AsyncIterator[Daemon]:
         host, events = ModelHost(directory.models), EventLog()
         network = Swarm(signer, genesis.chain_id, config.listen, config.bootstrap, blobs)
         worker = None if config.role == "voter" else Worker(config.threads)
-        role = make_role(config, worker, texts)
+        role = (make_role or configured_role)(config, worker, texts)
         driver = Driver(signer, genesis, store, blobs, host, network, role, events)
         author, stopped = Author(driver), trio.Event()
         service = Service(
@@ -103,7 +106,7 @@ async def running(config: Config) -> AsyncIterator[Daemon]:
             store.close()
 
 
-def make_role(config: Config, worker: Worker | None, texts: Path) -> Role:
+def configured_role(config: Config, worker: Worker | None, texts: Path) -> Role:
     if worker is None:
         return Voter()
     local = Path(config.local_data).expanduser() if config.local_data else None

@@ -98,7 +98,7 @@ class DataDirectory:
             raise error
         if mode & 0o077:
             raise UserError(
-                f"{self.identity_key} has mode {mode:04o}, so others can use this identity; mend it: chmod 600 {self.identity_key}"
+                f"{self.identity_key} has mode {mode:04o}, so others can use this key; mend it: chmod 600 {self.identity_key}"
             )
         try:
             seed = bytes.fromhex(text.decode("ascii"))

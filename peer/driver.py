@@ -17,7 +17,7 @@ import trio
 from consensus import events
 from consensus.block import decode_block
 from consensus.replica import Replica
-from consensus.turn import Decided, Send, Turn, merge, persist
+from consensus.turn import Decided, Send, StoredBlock, Turn, merge, persist
 from consensus.voters import CachingVerifier, VoterSet
 from ledger.blobs import Blobs
 from ledger.genesis import Genesis
@@ -81,11 +81,11 @@ class Driver:
         self.ledger = self._restore_ledger()
         self.rounds = Rounds(signer, self.chain_id, self.ledger.books)
         applied = _applied_event(self.state)
-        self.replica = Replica(signer, self.chain_id, self.verifier, self.ledger, applied, store.load(), self.now())
+        self.replica = Replica(signer, self.chain_id, Ed25519Verifier(), self.ledger, applied, store.load())
         self._inbox_send, self._inbox = trio.open_memory_channel[Item](INBOX_MAX)
         self._decided = trio.Event()  # set and replaced when there is more to apply
-        self._tasks: dict[RoundKey, trio.CancelScope] = {}
         self._open_rounds: dict[RoundKey, OpenRound] = {}
+        self._working: dict[RoundKey, trio.Nursery] = {}  # what the role does in each open round
         self._judging: set[tuple[RoundKey, bytes]] = set()
         self._deadline: float | None = None
         self._answered: dict[bytes, float] = {}
@@ -194,10 +194,7 @@ class Driver:
             case GetRound(job=job, round=number):
                 self._answer_seeker(peer, (job, number))
             case _:
-                turn = self.replica.step(events.Received(peer, message), self.now())
-                turns.append(turn)
-                if turn.fault is not None:
-                    raise turn.fault
+                turns.append(self.replica.step(events.Received(peer, message), self.now()))
 
     def _handle_relayed(self, signed: Signed, said: Said) -> None:
         message = open_signed(signed, self.chain_id, self.verifier, RELAYED)  # type: ignore[type-var]
@@ -213,7 +210,6 @@ class Driver:
             return
         if outcome is not None:
             said.add(outcome)
-            self._note_message(signed.signer, message)
 
     def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
         if self.now() - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
@@ -228,6 +224,8 @@ class Driver:
     async def _perform(self, said: Said, turns: list[Turn]) -> None:
         """The one way out: everything durable, then everything sent, then decided blocks are applied."""
         turn = merge(turns)
+        for fault in turn.faults:
+            self._misbehaved(fault.peer, fault.error)
         self._note_first_sight(turn)
         records = (*said.records, *turn.records)
         if records or turn.sends:
@@ -235,6 +233,8 @@ class Driver:
             self._send(sends)
         for signed in said.sends:
             self.network.broadcast(codec.encode(Relay(signed)), Priority.VOTE)
+        for signer, message in said.heard:
+            self._note_message(signer, message)
         for evidence in turn.evidence:
             self.events.add("evidence", f"{short_id(evidence.culprit)} signed two things that exclude each other", peer=evidence.culprit)
         for decided in turn.decided:
@@ -251,12 +251,15 @@ class Driver:
     # Decisions
 
     def _note_first_sight(self, turn: Turn) -> None:
-        if turn.records:
-            self._first_seen.setdefault(self.replica.height, self.now())
+        for record in turn.records:
+            if isinstance(record, StoredBlock):
+                self._first_seen.setdefault(record.height, self.now())
 
     def _note_decision(self, decided: Decided) -> None:
         self.first_decision_at = self.first_decision_at or self.now()
         self.decisions += 1
+        text = f"height {decided.height} decided by {len(decided.certificate.signatures)} signatures"
+        self.events.add("decided", text, height=decided.height)
         seen = self._first_seen.pop(decided.height, None)
         if seen is not None:
             self._decided_in[decided.height] = self.now() - seen
@@ -304,9 +307,10 @@ class Driver:
                 self.host.prune(closed.job, job.round)
                 opened = self.open_round((closed.job, job.round), job)
                 self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
+        self._follow_rounds(said)  # before the replica asks for a block: a closed round must not be closed again
         turns.append(self.replica.step(_applied_event(item.state), self.now()))
-        self._follow_rounds(said)
-        self.events.add("decided", f"height {item.state.height}, state root {item.state.root.hex()[:16]}", height=item.state.height)
+        text = f"height {item.state.height} applied, state root {item.state.root.hex()[:16]}"
+        self.events.add("applied", text, height=item.state.height, root=item.state.root)
         applied, self.applied = self.applied, trio.Event()
         applied.set()
 
@@ -315,15 +319,15 @@ class Driver:
     def _follow_rounds(self, said: Said) -> None:
         opened, closed = self.rounds.follow(self.state)
         for key in closed:
-            self._tasks.pop(key).cancel()
             self._open_rounds.pop(key)
+            if key in self._working:
+                self._working.pop(key).cancel_scope.cancel()
             self.blobs.release(key)
             self._judging = {entry for entry in self._judging if entry[0] != key}
         for key in opened:
             job = self.state.jobs.jobs[key[0]]
             spoken = self.store.round_votes(*key)
             said.add(self.rounds.open(key[0], job, self.now(), spoken))
-            self._tasks[key] = trio.CancelScope()
             self._open_rounds[key] = self.open_round(key, job)
             self._nursery.start_soon(self._work_on, key, Proposal.TAG in spoken)
 
@@ -352,11 +356,15 @@ class Driver:
     async def _work_on(self, key: RoundKey, spoken: bool) -> None:
         """Everything this peer's role does in one round, cancelled when the round closes."""
         opened = self._open_rounds[key]
-        with self._tasks[key]:
-            await trio.to_thread.run_sync(self._tidy, key)
-            self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
+        await trio.to_thread.run_sync(self._tidy, key)
+        if key not in self._open_rounds:
+            return  # closed meanwhile
+        self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
+        async with trio.open_nursery() as self._working[key]:
+            self._judge_new_proposals()
             if opened.me in opened.terms.trainers and not spoken:
-                await self._guarded("training", self.role.propose, opened)
+                self._working[key].start_soon(self._guarded, "training", self.role.propose, opened)
+            await trio.sleep_forever()
 
     async def _guarded(self, what: str, work: Callable[[OpenRound], Awaitable[None]], opened: OpenRound) -> None:
         """A role may fail in a round; the peer goes on, unless its disk fails."""
@@ -380,24 +388,23 @@ class Driver:
     def _judge_new_proposals(self) -> None:
         for job, book in self.rounds.books.items():
             key = (job, book.terms.round)
-            if book.me is None:
+            if book.me is None or key not in self._working:
                 continue
             for trainer, signed in book.proposals.items():
                 if trainer not in book.verdicts and (key, trainer) not in self._judging:
                     self._judging.add((key, trainer))
-                    self._nursery.start_soon(self._judge, key, signed)
+                    self._working[key].start_soon(self._judge, key, signed)
 
     async def _judge(self, key: RoundKey, signed: Signed) -> None:
-        with self._tasks[key]:
-            proposal = codec.decode_message(signed.body, (Proposal,))
-            judged = Judged(Verdict.UNJUDGED)
+        proposal = codec.decode_message(signed.body, (Proposal,))
+        judged = Judged(Verdict.UNJUDGED)
 
-            async def judge(opened: OpenRound) -> None:
-                nonlocal judged
-                judged = await self.role.judge(opened, signed, proposal)
+        async def judge(opened: OpenRound) -> None:
+            nonlocal judged
+            judged = await self.role.judge(opened, signed, proposal)
 
-            await self._guarded("judging", judge, self._open_rounds[key])
-            await self.call(lambda: self.rounds.judge(key, signed.signer, judged.verdict, judged.seconds))
+        await self._guarded("judging", judge, self._open_rounds[key])
+        await self.call(lambda: self.rounds.judge(key, signed.signer, judged.verdict, judged.seconds))
 
     # For people
 

@@ -1,4 +1,4 @@
-"""A line editor at the bottom of the terminal. prompt_toolkit blocks, so it has a thread; Trio cancels it by ending the prompt."""
+"""A line editor at the bottom of the terminal. prompt_toolkit blocks, so it has a thread; cancelling ends the prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prompt_toolkit.patch_stdout import patch_stdout
 
 class Prompt:
     def __init__(self, text: str, history: Path | None, completions: Mapping[str, tuple[str, ...]], **session: Any) -> None:
-        tree = {name: {option: None for option in options} or None for name, options in completions.items()}
+        tree = {name: dict.fromkeys(options) or None for name, options in completions.items()}
         self._session: PromptSession[str] = PromptSession(
             text,
             history=FileHistory(str(history)) if history else InMemoryHistory(),
@@ -33,6 +33,7 @@ class Prompt:
     async def ask(self) -> str | None:
         """One line; None at Ctrl-D, or at Ctrl-C on an empty line. Ctrl-C otherwise drops what was typed."""
         while True:
+            self._cancelled = False
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_cancelled)
                 line, typed = await trio.to_thread.run_sync(self._read)
@@ -54,7 +55,7 @@ class Prompt:
             await trio.sleep_forever()
         finally:
             # The thread either runs the application by now, or looks at the flag before it waits for a key.
-            self._cancelled = trio.current_effective_deadline() == float("-inf")
+            self._cancelled = True
             loop = self._session.app.loop
             if loop is not None:
                 with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the prompt has ended

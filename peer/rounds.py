@@ -33,10 +33,12 @@ class Outcome:
 
     records: list[RoundVoted | Evidence] = field(default_factory=list)
     sends: list[Signed] = field(default_factory=list)
+    heard: list[tuple[bytes, RoundMessage]] = field(default_factory=list)  # what counts now, by signer: for people
 
     def add(self, other: Outcome) -> None:
         self.records += other.records
         self.sends += other.sends
+        self.heard += other.heard
 
 
 class Rounds:
@@ -97,6 +99,7 @@ class Rounds:
 
     def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
         pair = None
+        outcome.heard.append((signed.signer, message))
         match message:
             case Proposal():
                 pair = book.add_proposal(signed, message, now)

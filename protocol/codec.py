@@ -200,6 +200,8 @@ def _optional(arguments: tuple[Any, ...]) -> Reader:
 def _list(plain: Plain, path: str) -> list[Plain]:
     if not isinstance(plain, list):
         raise _refuse(path, "list", plain)
+    if len(plain) > COLLECTION_MAX:
+        raise RemoteProtocolError("oversized", f"{path}: {len(plain)} > {COLLECTION_MAX}")
     return plain
 
 

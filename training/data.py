@@ -28,6 +28,7 @@ from training.tokenizer import Tokenizer
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 READ_BYTES = 256 << 10  # one read of a text file: large enough that 50 MB cost no more than their hashing
+TOKENIZE_BYTES = 128 << 10  # tokenized at once: the package needs a hundred times the text's memory meanwhile
 LINE_BYTES_MAX = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
 
@@ -235,10 +236,11 @@ class Tokens:
     token_bytes: npt.NDArray[np.int64]  # how many bytes of text each token id stands for
 
 
-def open_tokens(spec: JobSpec, text: Path, tokenizer: Tokenizer) -> Tokens:
+def open_tokens(spec: JobSpec, text: Path, tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None) -> Tokens:
     """Maps the tokens of `text`; a BPE's are made once and kept beside it. `UserError` if there are too few for the job.
 
-    The text is cut before it is tokenized, so that the held-out bytes are the same for every tokenizer.
+    The text is cut before it is tokenized, so that the held-out bytes are the same for every tokenizer. `on_block` is called
+    between blocks, since a BPE takes about half a second for a megabyte.
     """
     if tokenizer.vocabulary != spec.model.vocabulary:
         raise UserError(
@@ -251,8 +253,8 @@ def open_tokens(spec: JobSpec, text: Path, tokenizer: Tokenizer) -> Tokens:
         mapped = np.memmap(text, dtype=np.uint8, mode="r")
         train, held_out = mapped[:held_out_from], mapped[held_out_from:]
     else:
-        train = _tokenized(text, 0, held_out_from, tokenizer)
-        held_out = _tokenized(text, held_out_from, size, tokenizer)
+        train = _tokenized(text, 0, held_out_from, tokenizer, on_block)
+        held_out = _tokenized(text, held_out_from, size, tokenizer, on_block)
     for name, part in (("training", train), ("held-out", held_out)):
         if len(part) <= spec.model.context and (name == "training" or spec.held_out_permille):
             raise UserError(
@@ -272,13 +274,16 @@ def _held_out_start(text: Path, size: int, permille: int) -> int:
     return start
 
 
-def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer) -> npt.NDArray[np.unsignedinteger]:
+def _tokenized(
+    text: Path, start: int, stop: int, tokenizer: Tokenizer, on_block: Callable[[], None]
+) -> npt.NDArray[np.unsignedinteger]:
     path = text.with_name(f"{text.name}.{tokenizer.digest.hex()[:16]}.{start}-{stop}.tokens")
     if not path.exists():
         part = path.with_name(path.name + ".part")
         with part.open("wb") as stream:
             for block in _blocks(text, start, stop):
                 stream.write(tokenizer.encode(block).tobytes())
+                on_block()
             stream.flush()
             os.fsync(stream.fileno())
         replace_durably(part, path)
@@ -288,12 +293,12 @@ def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer) -> npt.N
 
 
 def _blocks(text: Path, start: int, stop: int) -> Iterator[bytes]:
-    """The text in blocks of about a shard that end at a line, so that every peer cuts, and tokenizes, alike."""
+    """The text in blocks of about TOKENIZE_BYTES that end at a line, so that every peer cuts, and tokenizes, alike."""
     with text.open("rb") as stream:
         stream.seek(start)
         rest = b""
         while start < stop:
-            block = rest + stream.read(min(DATA_SHARD_BYTES, stop - start))
+            block = rest + stream.read(min(TOKENIZE_BYTES, stop - start))
             start += len(block) - len(rest)
             cut = len(block) if start >= stop else (block.rfind(b"\n") + 1 or _whole_characters(block))
             yield block[:cut]

@@ -38,6 +38,7 @@ class Trainer(Voter):
     _opening: trio.Lock = field(default_factory=trio.Lock)
     _opened: set[bytes] = field(default_factory=set)
     _evaluating: bool = False
+    _to_evaluate: OpenRound | None = None
 
     async def propose(self, round: OpenRound) -> None:
         if round.spec.objective is Objective.SCRATCH:
@@ -58,15 +59,21 @@ class Trainer(Voter):
         return Judged(audited.verdict, audited.seconds)
 
     async def observe(self, round: OpenRound) -> None:
-        if not self.evaluates or self._evaluating or round.spec.objective is Objective.SCRATCH:
+        """Measures the newest model; those that come while one is being measured are skipped but for the last."""
+        if not self.evaluates or round.spec.objective is Objective.SCRATCH:
+            return
+        waiting, self._to_evaluate = self._to_evaluate, round
+        if waiting is not None or self._evaluating:
             return
         self._evaluating = True
         try:
-            done = await self.ask(round, tasks.Evaluate(round.job, str(round.model_directory)))
+            while (newest := self._to_evaluate) is not None:
+                self._to_evaluate = None
+                done = await self.ask(newest, tasks.Evaluate(newest.job, str(newest.model_directory)))
+                if done.bits_per_byte is not None:
+                    await newest.measured("held_out_bits_per_byte", done.bits_per_byte)
         finally:
             self._evaluating = False
-        if done.bits_per_byte is not None:
-            await round.measured("held_out_bits_per_byte", done.bits_per_byte)
 
     async def ask(self, round: OpenRound, request: tasks.Request[R]) -> R:
         """The worker's reply, however often it has to be started again. Cancelled with the round."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from consensus.book import Book
 from consensus.evidence import Statement
+from consensus.quorum import quorum
 from consensus.replica import Replica
 from consensus.signing import OwnVotes
 from consensus.turn import Restart, Voted
@@ -15,10 +16,8 @@ from protocol.identity import sign
 from protocol.messages import Certificate, Prepare
 
 
-class SmallQuorum:
-    @property
-    def quorum(self) -> int:  # type: ignore[override]
-        return quorum(len(self.keys)) - 1
+def small_quorum(voters: VoterSet) -> int:
+    return quorum(len(voters)) - 1
 
 
 class ForgetsCertificates(Replica):
@@ -36,7 +35,9 @@ class CarelessVotes(OwnVotes):
         try:
             return super().cast(message)
         except LocalProtocolError:
-            return Voted((message.TAG, message.height, message.view), sign(self._signer, self._chain_id, message))
+            slot = (message.TAG, message.height, message.view)
+            self._signed[slot] = sign(self._signer, self._chain_id, message)
+            return Voted(slot, self._signed[slot])
 
 
 class VotesAfterTimeout(Replica):
@@ -45,7 +46,7 @@ class VotesAfterTimeout(Replica):
         self._own.__class__ = CarelessVotes
 
     def _may_judge(self, book: Book) -> bool:
-        return self._may_sign(book) and self._chain.is_applied
+        return self._may_sign(book) and self._chain.is_applied  # whatever was given up
 
 
 class ForgetsVotes(Replica):

@@ -58,7 +58,7 @@ def test_a_replica_that_breaks_a_rule_is_caught(mutant: type) -> None:
 
 
 def test_a_quorum_that_is_one_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VoterSet, "quorum", mutants.SmallQuorum.quorum)
+    monkeypatch.setattr(VoterSet, "quorum", property(mutants.small_quorum))
     assert is_caught(lambda seed: Simulation(seed, n=4, liars=(equivocator,), trouble=ROUGH))
 
 
@@ -67,12 +67,5 @@ def test_sending_before_it_is_durable_is_caught() -> None:
 
 
 def test_the_unharmed_replica_passes_where_the_mutants_are_caught() -> None:
-    assert not any(run(seed) for seed in range(10) for run in (_rough,))
-
-
-def _rough(seed: int) -> str | None:
-    try:
+    for seed in range(10):
         Simulation(seed, n=4, liars=(equivocator,) if seed % 2 else (), trouble=ROUGH).run()
-    except Violation as violation:
-        return str(violation)
-    return None

@@ -171,7 +171,7 @@ def bpe_of(text: bytes) -> tokenizer.BpeTokenizer:
 def test_a_bpe_holds_out_the_same_bytes_and_knows_how_many_each_token_stands_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "DATA_SHARD_BYTES", 5_000)  # several blocks
+    monkeypatch.setattr(data, "TOKENIZE_BYTES", 5_000)  # several blocks
     text = default_text()[:60_000]
     path = write(tmp_path / "a", text)
     spec = replace(SPEC, model=ModelSpec(vocabulary=400))

@@ -12,7 +12,7 @@ from protocol.identity import Identity
 from tests.transport.helpers import CHAIN, MemoryBlobs
 from transport.memory import Mesh
 from transport.network import Network
-from transport.swarm import Swarm
+from transport.swarm import Swarm, parse_address
 
 
 class World:
@@ -22,6 +22,7 @@ class World:
         self._nursery = nursery
         self._scopes: dict[Network, trio.CancelScope] = {}
         self.networks: list[Network] = []
+        self.streams: list[trio.SocketStream] = []
 
     async def start(self, identity: Identity, blobs: MemoryBlobs | None = None, **options: object) -> Network:
         network = self.make(identity, blobs or MemoryBlobs(), **options)
@@ -46,6 +47,12 @@ class SwarmWorld(World):
         listen = options.pop("listen", "127.0.0.1:0")
         return Swarm(identity, CHAIN, listen=listen, blobs=blobs, **options)
 
+    async def connect(self, network: Swarm) -> trio.SocketStream:
+        """A bare connection, closed with the world."""
+        stream = await trio.open_tcp_stream(*parse_address(network.address))
+        self.streams.append(stream)
+        return stream
+
 
 class MemoryWorld(World):
     def __init__(self, nursery: trio.Nursery) -> None:
@@ -61,6 +68,8 @@ async def open_world(kind: type[World]) -> AsyncIterator[World]:
     async with trio.open_nursery() as nursery:
         world = kind(nursery)
         yield world
+        for stream in world.streams:
+            await trio.aclose_forcefully(stream)
         nursery.cancel_scope.cancel()
     for network in world.networks:
         assert "internal-error" not in network.refused()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -166,9 +165,9 @@ async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vo
         alice, bob = await world.start(ALICE), await world.start(BOB)
         await linked(alice, bob)
         vote = bytes(1 << 20)
-        for count in itertools.count():  # bob's events are taken by nobody
-            if not alice.send(bob.me, vote, Priority.VOTE):
-                break
+        count = 0
+        while alice.send(bob.me, vote, Priority.VOTE):  # bob's events are taken by nobody
+            count += 1
             await trio.lowlevel.checkpoint()
         assert count < 80, "what is in flight is bounded"
         assert await next_event(alice, Disconnected) == Disconnected(bob.me)
@@ -249,7 +248,7 @@ async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(w
         await until(lambda: len(bob.connected()) == 2)
         await bob.fetch(digest(blob), len(blob), sources=[ALICE.public])
         assert store.blobs[digest(blob)] == blob
-        assert bob.refused() == {"bad-blob": 1}
+        assert bob.refused()["bad-blob"] == 1
         assert bob.connected() == {CAROL.public}
 
 

@@ -17,7 +17,10 @@ KEYS = {
     "resp_ephemeral": "4142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f60",
 }
 FIRST = "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254"
-SECOND = "64b101b1d0be5a8704bd078f9895001fc03e8e9f9522f188dd128d9846d484663414af878d3e46a2f58911a816d6e8346d4ea17a6f2a0bb4ef4ed56c133cff45"
+SECOND = (
+    "64b101b1d0be5a8704bd078f9895001fc03e8e9f9522f188dd128d9846d48466"
+    "3414af878d3e46a2f58911a816d6e8346d4ea17a6f2a0bb4ef4ed56c133cff45"
+)
 THIRD = "87f864c11ba449f46a0a4f4e2eacbb7b0457784f4fca1937f572c93603e9c4d9"
 VECTORS = {
     "plain": (
@@ -71,24 +74,24 @@ def test_published_vectors_are_reproduced(name: str) -> None:
     prologue, payloads, ciphertexts = VECTORS[name]
     messages, initiator, responder = complete(prologue, payloads)
     assert messages == ciphertexts
-    initiator_sends, initiator_receives = initiator.split()
-    responder_sends, responder_receives = responder.split()
-    for plaintext, ciphertext, send, receive in (
+    to_responder, from_responder = initiator.split()
+    to_initiator, from_initiator = responder.split()
+    for plaintext, expected, send, receive in (
         (
             b"yellowsubmarine",
             "a52ef02ba60e12696d1d6b9ef4245c88fca757b6134ad6e76b56e310a6adf6",
-            initiator_sends,
-            responder_receives,
+            to_responder,
+            from_initiator,
         ),
         (
             b"submarineyellow",
             "2445aa438ebd649281c636cc7269ca82f1d9023d72520943aeabf909cdf521",
-            responder_sends,
-            initiator_receives,
+            to_initiator,
+            from_responder,
         ),
     ):
-        assert send.encrypt(plaintext).hex() == ciphertext
-        assert receive.decrypt(bytes.fromhex(ciphertext)) == plaintext
+        assert send.encrypt(plaintext).hex() == expected
+        assert receive.decrypt(bytes.fromhex(expected)) == plaintext
 
 
 def test_both_sides_hash_the_same_transcript_and_learn_the_static_keys() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from training.compute.adamw import Settings
 from training.compute.engine import Engine
 from training.data import open_tokens
 from training.replicated.init import initial_parameters
@@ -17,6 +18,7 @@ from training.tokenizer import load_tokenizer
 BASELINE_RATE = 6e-3  # peak rate that was best for the default model and text, see benchmarks/tuning.py
 WARMUP = 0.05  # of all steps, linear
 FLOOR = 0.1  # fraction of the peak at the last step, linear decay
+BETA1, BETA2 = 0.9, 0.95  # its state is never reset, so it averages over longer than a job's inner steps do
 
 
 def train_baseline(
@@ -32,7 +34,7 @@ def train_baseline(
     loaded = load_tokenizer(tokenizer)
     engine = Engine(spec, open_tokens(spec, text, loaded), loaded)
     engine.load(initial_parameters(spec))
-    optimizer = engine.optimizer()
+    optimizer = engine.optimizer(Settings(BETA1, BETA2, spec.weight_decay, spec.clip))
     job, nobody = bytes(32), bytes(32)
     measured = [_held_out(engine)]
     for step in range(steps):

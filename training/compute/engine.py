@@ -64,17 +64,16 @@ class Engine:
         """Δ = θ_before − θ_after of `trainer`'s inner steps in `round`, from `parameters` and fresh inner state."""
         spec = self.spec
         self.load(parameters)
-        optimizer, rate = self.optimizer(), inner_rate(spec, round)
+        optimizer = self.optimizer(Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip))
+        rate = inner_rate(spec, round)
         losses, norms = [], []
         for step in range(spec.local_steps):
             losses.append(self.gradient(self.batch(job, round, trainer, step, spec.batch), on_step))
             norms.append(optimizer.step(rate))
         return parameters - self.read(), Metrics(_mean(losses), _mean(norms))
 
-    def optimizer(self) -> AdamW:
+    def optimizer(self, settings: Settings) -> AdamW:
         """A fresh one for the loaded parameters; its `step` takes what `gradient` gathered."""
-        spec = self.spec
-        settings = Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
         return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
 
     def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int) -> npt.NDArray[np.int64]:

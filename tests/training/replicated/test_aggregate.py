@@ -81,6 +81,13 @@ def test_copies_do_not_make_the_result_depend_on_the_order() -> None:
     assert len(results) == 1
 
 
+def test_equal_distances_do_not_make_the_result_depend_on_the_order() -> None:
+    layout = of_shapes([("tensor", (3,))])
+    items = [update(np.array(row, dtype=np.float32), layout, i) for i, row in enumerate(([-1, 1, 1], [1, -1, 1], [1, 1, -1]))]
+    results = {aggregate.aggregate(list(order), layout, 1).tobytes() for order in itertools.permutations(items)}
+    assert len(results) == 1
+
+
 def test_dot_products_are_exact() -> None:
     items = [*updates(3, "gram"), update(buffer(RAGGED, "tiny", deviation=1e-9), RAGGED, 3)]
     vectors = [[Fraction(float(x)) for x in item.dense()] for item in items]

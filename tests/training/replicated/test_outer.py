@@ -32,4 +32,5 @@ def test_momentum_never_becomes_subnormal() -> None:
     momentum, still = V, np.zeros_like(P)
     for _ in range(200):
         _, momentum = outer.step(P, momentum, still, 0.7, 0.5)
+        assert not np.any((momentum != 0) & (np.abs(momentum) < np.finfo(np.float32).smallest_normal))
     assert not momentum.any()

@@ -1,0 +1,54 @@
+"""`python -m peer.liar ATTACK ACCOMPLICES run …`: a peer that takes part in everything and lies about its updates.
+
+Only demos and scenarios start it. ACCOMPLICES are peer ids separated by commas, or `-` for none.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from peer import commands
+from peer.cli import build_parser, settings_of
+from peer.config import Config
+from peer.driver import Driver
+from peer.roles.liar import ATTACKS, Liar
+from peer.worker import Worker
+from protocol import codec
+from protocol.errors import UserError
+from protocol.identity import parse_peer_id, sign
+from protocol.messages import Proposal, Relay
+from transport.network import Priority
+
+
+class Equivocator:
+    """Shows one half of the network another proposal than the other half, behind the back of the driver's one way out."""
+
+    driver: Driver
+
+    async def __call__(self, first: Proposal, second: Proposal) -> None:
+        for number, peer in enumerate(sorted(self.driver.network.connected())):
+            signed = sign(self.driver.signer, self.driver.chain_id, (first, second)[number % 2])
+            self.driver.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
+
+
+def main(arguments: list[str]) -> int:
+    attack, accomplices, *rest = arguments
+    if attack not in ATTACKS:
+        raise UserError(f"{attack!r} is no attack; there are {', '.join(ATTACKS)}")
+    options = build_parser().parse_args(rest)
+    keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
+
+    def make_role(config: Config, worker: Worker | None, texts: Path) -> Liar:
+        assert worker is not None, "a liar trains"
+        equivocator = Equivocator()
+        return Liar(worker, texts, attack=attack, accomplices=keys, equivocate=equivocator)
+
+    return commands.run_with(settings_of(options).config, console=False, make_role=make_role)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"peer: error: {error}")

@@ -1,0 +1,103 @@
+"""A peer that exists only in memory, for everything that is built on `PeerApi`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import trio
+
+from protocol.api import (
+    EventView,
+    ExportView,
+    JobView,
+    LinkView,
+    PeerView,
+    RoundView,
+    StatsView,
+    StatusView,
+    TrainRequest,
+)
+from protocol.errors import UserError
+
+ME, OTHER = "abcd" + "a" * 48, "abce" + "b" * 48
+STATUS = StatusView(
+    ME, "anna", "lab", "c" * 64, "trainer", "0.1.0", "127.0.0.1:7700", "/data", 4711, 12, 0, "d" * 64, True, 4, 1, 3, 2, "", 61.5
+)
+STATS = StatsView(STATUS, 12, 41.0, None, 3.5, {"vote": 1_000_000}, {"bulk": 5}, {"bad-signature": 2}, (), 0, "ready", 130.0)
+PEERS = (
+    PeerView(ME, "anna", ("trainer",), True, True, True, True, None, (), "height 12"),
+    PeerView(
+        OTHER, "[bold]ben", ("voter",), True, False, False, False, LinkView(OTHER, "h:1", True, 1.0, 2.5, 10, 20), (ME,), ""
+    ),
+)
+JOBS = (JobView("e" * 64, "text", "language", "running", 3, 80, "f" * 64, "full", "0" * 64, {ME: 3}, {OTHER: {"replay": 2}}, 1),)
+ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME,), True, "f" * 64, None, 2.5, 1.25, 40.0),)
+
+
+@dataclass
+class FakeApi:
+    asked: list[object] = field(default_factory=list)
+    log: list[EventView] = field(default_factory=list)
+    stopped: bool = False
+    waiting: trio.Event = field(default_factory=trio.Event)
+    cancelled: trio.Event = field(default_factory=trio.Event)
+
+    async def status(self) -> StatusView:
+        return STATUS
+
+    async def stats(self) -> StatsView:
+        return STATS
+
+    async def peers(self) -> tuple[PeerView, ...]:
+        return PEERS
+
+    async def jobs(self) -> tuple[JobView, ...]:
+        return JOBS
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]:
+        return ROUNDS[-last:]
+
+    async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
+        if after < 0:
+            return tuple(self.log[after:])
+        return tuple(event for event in self.log if event.number > after)
+
+    async def train(self, request: TrainRequest) -> str:
+        self.asked.append(request)
+        return "1" * 64
+
+    async def test(self) -> str:
+        number = len(self.log)
+        for phase in ("proposed", "voted", "done"):
+            number += 1
+            self.log.append(EventView(number, 0, "test", f"the update is {phase}", {"job": "2" * 64, "phase": phase}))
+        self.log.append(EventView(number + 1, 0, "test", "of somebody else", {"job": "3" * 64, "phase": "done"}))
+        return "2" * 64
+
+    async def invite(self) -> str:
+        return "invitation-string"
+
+    async def approve(self, peer: str) -> str:
+        self.asked.append(peer)
+        return "1 of 3 approvals"
+
+    async def leave(self) -> str:
+        raise UserError("the last voter cannot leave")
+
+    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        """Waits for ever at the prompt `wait`, fails as a bug would at `bug`."""
+        if prompt == "wait":
+            self.waiting.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.cancelled.set()
+        if prompt == "bug":
+            raise KeyError(prompt)
+        return f"{prompt} {tokens} {temperature} {seed}"
+
+    async def export(self, path: str) -> ExportView:
+        return ExportView(path, 12, "d" * 64, "f" * 64, 7, 123_456)
+
+    async def stop(self) -> None:
+        self.stopped = True

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from peer.config import NAMES, load, nearest, show, split_address
+from protocol.errors import UserError
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path)}
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    return file
+
+
+def test_the_data_directory_follows_the_desktop_convention(tmp_path: Path) -> None:
+    assert load({}, {"HOME": "/h"}).config.data_directory == Path("/h/.local/share/folkmoot")
+    assert load({}, {"HOME": "/h", "XDG_DATA_HOME": "/x"}).config.data_directory == Path("/x/folkmoot")
+
+
+def test_each_layer_overrules_the_one_before(tmp_path: Path, home: dict[str, str]) -> None:
+    file = write(tmp_path, 'name = "file"\nthreads = 1\nrole = "voter"\n')
+    settings = load({"name": "flag"}, {**home, "PEER_NAME": "env", "PEER_THREADS": "2"}, file)
+    assert (settings.config.name, settings.config.threads, settings.config.role) == ("flag", 2, "voter")
+    assert settings.origins["name"] == "command line"
+    assert settings.origins["threads"] == "PEER_THREADS"
+    assert settings.origins["role"] == str(file)
+    assert settings.origins["listen"] == "default"
+
+
+def test_a_flag_that_was_not_given_overrules_nothing(tmp_path: Path, home: dict[str, str]) -> None:
+    assert load({"role": None}, home, write(tmp_path, 'role = "voter"')).config.role == "voter"
+
+
+def test_the_file_in_the_data_directory_is_read_wherever_the_directory_is_named(tmp_path: Path, home: dict[str, str]) -> None:
+    (tmp_path / "peer.toml").write_text('name = "here"')
+    assert load({"data_directory": str(tmp_path)}, home).config.name == "here"
+    assert load({}, {**home, "PEER_DATA_DIRECTORY": str(tmp_path)}).config.name == "here"
+
+
+def test_the_file_in_the_data_directory_cannot_move_it(tmp_path: Path, home: dict[str, str]) -> None:
+    (tmp_path / "peer.toml").write_text('data_directory = "/elsewhere"')
+    with pytest.raises(UserError, match="cannot be set inside the data directory"):
+        load({"data_directory": str(tmp_path)}, home)
+    assert load({}, home, write(tmp_path, 'data_directory = "/elsewhere"')).config.data_directory == Path("/elsewhere")
+
+
+def test_an_unknown_key_in_a_file_names_key_file_and_the_nearest_one(tmp_path: Path, home: dict[str, str]) -> None:
+    file = write(tmp_path, 'bootstap = ["a:1"]')
+    with pytest.raises(UserError, match=f"{file}: unknown setting 'bootstap'; did you mean bootstrap?"):
+        load({}, home, file)
+
+
+def test_an_unknown_variable_is_named_with_the_nearest_one(home: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"PEER_LISTN is no setting of a peer; did you mean PEER_LISTEN\?"):
+        load({}, {**home, "PEER_LISTN": "x"})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "threads = '2'",
+        "threads = true",
+        "threads = 1.5",
+        "evaluate = 1",
+        "evaluate = 'yes'",
+        "name = 5",
+        "bootstrap = 'a:1'",
+        "bootstrap = [1]",
+        "data_directory = 3",
+        "threads = -1",
+        "threads = 1000",
+        "approve_invited = -1",
+        "role = 'boss'",
+        "log_level = 'loud'",
+        "listen = 'nowhere'",
+        "bootstrap = ['a:0']",
+        "name = 'a\\u0007'",
+        f"name = '{'n' * 65}'",
+    ],
+)
+def test_a_bad_value_is_named_with_its_origin(tmp_path: Path, home: dict[str, str], line: str) -> None:
+    file = write(tmp_path, line.replace("'", '"'))
+    with pytest.raises(UserError) as caught:
+        load({}, home, file)
+    assert line.split()[0] in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "text"), [("PEER_THREADS", "two"), ("PEER_EVALUATE", "maybe"), ("PEER_DATA_DIRECTORY", "")])
+def test_a_bad_variable_is_named(home: dict[str, str], name: str, text: str) -> None:
+    with pytest.raises(UserError, match=name):
+        load({}, {**home, name: text})
+
+
+def test_text_of_variables_becomes_typed_values(home: dict[str, str]) -> None:
+    config = load({}, {**home, "PEER_EVALUATE": "no", "PEER_BOOTSTRAP": "a:1, [::1]:2", "PEER_APPROVE_INVITED": "3"}).config
+    assert (config.evaluate, config.bootstrap, config.approve_invited) == (False, ("a:1", "[::1]:2"), 3)
+
+
+@pytest.mark.parametrize("role", ["annotator", "rlhf"])
+def test_a_role_of_later_versions_is_refused_with_those_that_work(home: dict[str, str], role: str) -> None:
+    with pytest.raises(UserError, match="roles that work now: trainer, voter, full"):
+        load({"role": role}, home)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, home: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        load({}, home, tmp_path / "missing.toml")
+    with pytest.raises(UserError, match="is not valid TOML"):
+        load({}, home, write(tmp_path, "name ="))
+
+
+def test_what_is_shown_is_toml_that_gives_the_same_settings(tmp_path: Path, home: dict[str, str]) -> None:
+    flags = {"name": 'quo"te \\ ü', "bootstrap": "a:1,b:2", "evaluate": False, "threads": 3, "local_data": "/a b"}
+    settings = load(flags, home)
+    text = show(settings)
+    assert set(tomllib.loads(text)) == set(NAMES) - {"data_directory"}
+    assert load({}, home, write(tmp_path, text)).config == settings.config
+    assert "threads = 3  # command line" in text
+    assert 'role = "full"  # default' in text
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"), [("a.b:1", ("a.b", 1)), ("[::1]:7700", ("::1", 7700)), ("127.0.0.1:0", ("127.0.0.1", 0))]
+)
+def test_addresses_split(text: str, parts: tuple[str, int]) -> None:
+    assert split_address(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "a", ":1", "a:", "a:b", "a:65536", "a:-1", "::1:7700", "a:1:2", "a:²"])
+def test_what_is_no_address_is_named(text: str) -> None:
+    with pytest.raises(UserError, match="is not an address"):
+        split_address(text)
+
+
+def test_without_a_near_name_all_are_listed() -> None:
+    assert nearest("zzzz", ["alpha", "beta"]) == "; known: alpha, beta"

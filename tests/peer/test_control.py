@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgpack
+import pytest
+import trio
+
+from peer import control
+from peer.control import METHODS, ControlClient, serve, socket_path
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from tests.peer.fake_api import JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+@pytest.fixture
+async def client(api: FakeApi, tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[ControlClient]:
+    await nursery.start(serve, api, tmp_path)
+    yield ControlClient(tmp_path)
+
+
+async def test_every_value_arrives_as_it_was_given(client: ControlClient, api: FakeApi) -> None:
+    assert await client.status() == STATUS
+    assert await client.stats() == STATS
+    assert await client.peers() == PEERS
+    assert await client.jobs() == JOBS
+    assert await client.rounds(5) == ROUNDS
+    job = await client.test()
+    assert await client.events(0, 0) == tuple(api.log)
+    assert await client.sample("once", 3, 0, 9) == "once 3 0.0 9"
+    assert job == "2" * 64
+    assert (await client.export("/x")).path == "/x"
+    assert await client.approve(ME) == "1 of 3 approvals"
+    request = TrainRequest("n", "local", 3, 0, {"seed": "4"})
+    assert await client.train(request) == "1" * 64
+    assert api.asked == [ME, request]
+    await client.stop()
+    assert api.stopped
+
+
+def test_the_client_offers_every_method_of_the_api() -> None:
+    assert all(callable(getattr(ControlClient, name)) for name in METHODS)
+    assert "status" in METHODS
+    assert "_call" not in METHODS
+
+
+async def test_what_a_person_can_mend_travels_as_text(client: ControlClient) -> None:
+    with pytest.raises(UserError, match="the last voter cannot leave"):
+        await client.leave()
+
+
+async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: ControlClient, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UserError, match="failed at 'sample'"):
+        await client.sample("bug", 1, 0.0, 0)
+    assert "KeyError" in caplog.text
+    assert await client.status() == STATUS
+
+
+async def test_a_caller_that_leaves_cancels_its_call_only(client: ControlClient, api: FakeApi) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.sample, "wait", 1, 0.0, 0)
+        await api.waiting.wait()
+        nursery.cancel_scope.cancel()
+    await api.cancelled.wait()
+    assert await client.status() == STATUS
+
+
+async def test_only_the_owner_may_connect(client: ControlClient, tmp_path: Path) -> None:
+    assert stat.S_IMODE(socket_path(tmp_path).stat().st_mode) == 0o600
+
+
+async def test_without_a_daemon_the_way_to_start_one_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no peer runs on {tmp_path}: start it with `peer run --data-dir {tmp_path}`"):
+        await ControlClient(tmp_path).status()
+
+
+def leave_stale_socket(path: Path) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+
+
+async def test_a_socket_left_by_a_killed_daemon_is_no_daemon_and_is_replaced(tmp_path: Path, nursery: trio.Nursery) -> None:
+    leave_stale_socket(tmp_path / "control.sock")
+    with pytest.raises(UserError, match="no peer runs"):
+        await ControlClient(tmp_path).status()
+    await nursery.start(serve, FakeApi(), tmp_path)
+    assert await ControlClient(tmp_path).status() == STATUS
+
+
+async def test_a_socket_in_use_is_not_taken_away(client: ControlClient, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another process listens"):
+        await serve(FakeApi(), tmp_path)
+    assert await client.status() == STATUS
+
+
+async def test_a_file_in_the_way_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "control.sock").write_text("precious")
+    with pytest.raises(UserError, match="is no socket"):
+        await serve(FakeApi(), tmp_path)
+    assert (tmp_path / "control.sock").read_text() == "precious"
+
+
+async def stop_after(use: Callable[[], object], directory: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve, FakeApi(), directory)
+        use()
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_socket_goes_when_the_server_stops(tmp_path: Path) -> None:
+    await stop_after(lambda: None, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one_that_consoles_find(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    async with trio.open_nursery() as nursery:
+        place = await nursery.start(serve, FakeApi(), deep)
+        assert len(os.fsencode(place)) <= control.SOCKET_PATH_BYTES_MAX
+        assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+        assert await ControlClient(deep).status() == STATUS
+        nursery.cancel_scope.cancel()
+    assert not place.parent.exists()
+    assert list(deep.iterdir()) == []
+
+
+async def test_a_pointer_left_by_a_killed_daemon_does_not_stop_the_next(tmp_path: Path, nursery: trio.Nursery) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    (deep / control.POINTER).write_text("/nowhere/at/all/control.sock\n")
+    await nursery.start(serve, FakeApi(), deep)
+    assert await ControlClient(deep).status() == STATUS
+
+
+async def test_the_socket_can_be_put_elsewhere(tmp_path: Path, nursery: trio.Nursery) -> None:
+    elsewhere = str(tmp_path / "here.sock")
+    await nursery.start(serve, FakeApi(), tmp_path, elsewhere)
+    assert await ControlClient(tmp_path, elsewhere).status() == STATUS
+    with pytest.raises(UserError, match="control_socket"):
+        await serve(FakeApi(), tmp_path, str(tmp_path / "missing" / "here.sock"))
+
+
+async def raw(directory: Path, data: bytes) -> bytes:
+    stream = await trio.open_unix_socket(str(socket_path(directory)))
+    async with stream:
+        await stream.send_all(data)
+        try:
+            return bytes(await stream.receive_some())
+        except trio.BrokenResourceError:
+            return b""
+
+
+def framed(plain: object) -> bytes:
+    data: bytes = msgpack.packb(plain)
+    return len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "answer"),
+    [
+        (b"\xff\xff\xff\xff", b""),
+        (b"\x00\x00\x00\x01\xc1", b""),
+        (framed(None), b"speaks"),
+        (framed(["folkmoot-control/0", "status", []]), b"speaks"),
+        (framed([control.VERSION, "__class__", []]), b"no method"),
+        (framed([control.VERSION, ["status"], []]), b"no method"),
+        (framed([control.VERSION, "status", [1]]), b"mistyped"),
+        (framed([control.VERSION, "rounds", ["x"]]), b"mistyped"),
+    ],
+)
+async def test_a_bad_request_costs_its_sender_only(
+    client: ControlClient, tmp_path: Path, request_bytes: bytes, answer: bytes
+) -> None:
+    assert answer in await raw(tmp_path, request_bytes) if answer else await raw(tmp_path, request_bytes) == b""
+    assert await client.status() == STATUS
+
+
+async def test_a_caller_that_never_finishes_its_request_is_dropped(api: FakeApi, autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    await theirs.send_all(b"\x00\x00")
+    async with ours:
+        await control._answer(api, ours)
+    assert trio.current_time() >= control.REQUEST_SECONDS_MAX
+
+
+async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve, api, tmp_path)
+
+        async def stop_when_asked() -> None:
+            await api.waiting.wait()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as inner:
+            inner.cancel_scope.shield = True
+            inner.start_soon(stop_when_asked)
+            with pytest.raises(UserError, match="stopped before it answered 'sample'"):
+                await ControlClient(tmp_path).sample("wait", 1, 0.0, 0)

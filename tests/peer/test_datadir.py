@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer.datadir import DataDirectory, storage_errors
+from protocol.errors import StorageError, UserError
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> DataDirectory:
+    return DataDirectory.create(tmp_path / "peer")
+
+
+def test_a_new_directory_is_for_its_owner_only(directory: DataDirectory) -> None:
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    assert directory.blobs.is_dir()
+    assert directory.models.is_dir()
+
+
+def test_the_key_is_private_and_comes_back(directory: DataDirectory) -> None:
+    made = directory.create_identity()
+    assert stat.S_IMODE(directory.identity_key.stat().st_mode) == 0o600
+    assert directory.load_identity().public == made.public
+
+
+def test_a_key_is_never_replaced(directory: DataDirectory) -> None:
+    made = directory.create_identity()
+    with pytest.raises(UserError, match="has an identity already"):
+        directory.create_identity()
+    assert directory.load_identity().public == made.public
+    assert sorted(path.name for path in directory.path.iterdir()) == ["blobs", "identity.key", "models"]
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_key_that_others_can_read_is_refused_with_the_command_that_mends_it(directory: DataDirectory, mode: int) -> None:
+    directory.create_identity()
+    directory.identity_key.chmod(mode)
+    with pytest.raises(UserError, match=f"mode {mode:04o}.*chmod 600 {directory.identity_key}"):
+        directory.load_identity()
+
+
+@pytest.mark.parametrize("text", ["", "abc", "g" * 64, "a" * 62, "a" * 66])
+def test_a_damaged_key_is_refused(directory: DataDirectory, text: str) -> None:
+    directory.identity_key.write_text(text)
+    directory.identity_key.chmod(0o600)
+    with pytest.raises(UserError, match="is damaged"):
+        directory.load_identity()
+
+
+def test_without_a_key_the_way_to_make_one_is_named(directory: DataDirectory) -> None:
+    with pytest.raises(UserError, match="peer init"):
+        directory.load_identity()
+
+
+def test_a_missing_directory_is_named_with_the_way_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no data directory at {tmp_path / 'no'}.*peer init"):
+        DataDirectory.open(tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_directory_without_a_key_is_not_a_peer(directory: DataDirectory) -> None:
+    with pytest.raises(UserError, match=r"holds no identity\.key"):
+        DataDirectory.open(directory.path)
+
+
+def test_a_peer_belongs_to_one_network(directory: DataDirectory) -> None:
+    with pytest.raises(UserError, match="belongs to no network yet"):
+        directory.read_genesis()
+    directory.write_genesis(b"first")
+    with pytest.raises(UserError, match="belongs to a network already"):
+        directory.write_genesis(b"second")
+    assert directory.read_genesis() == b"first"
+
+
+HOLD = "import sys; from pathlib import Path; from peer.datadir import DataDirectory\nwith DataDirectory(Path(sys.argv[1])).lock():\n print(flush=True); sys.stdin.read()"
+
+
+def test_a_second_daemon_is_told_which_process_holds_the_directory(directory: DataDirectory) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, directory.path], stdin=-1, stdout=-1, cwd=Path.cwd()) as holder:
+        assert holder.stdout and holder.stdout.readline()
+        with pytest.raises(UserError, match=f"runs on {directory.path} already .process {holder.pid}."), directory.lock():
+            pass
+        holder.kill()  # the operating system drops the lock, however the process ends
+    with directory.lock():
+        assert directory.lock_file.read_text() == f"{os.getpid()}\n"
+
+
+def test_the_lock_can_be_taken_again(directory: DataDirectory) -> None:
+    for _ in range(2):
+        with directory.lock():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "disk is full"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permission denied"),
+        (errno.EIO, "Input/output"),
+    ],
+)
+def test_what_the_disk_says_becomes_one_line(tmp_path: Path, number: int, words: str) -> None:
+    with pytest.raises(StorageError, match=f"{tmp_path}.*{words}"), storage_errors(tmp_path):
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_full_disk_leaves_no_half_written_key(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="disk is full"):
+        directory.create_identity()
+    assert sorted(path.name for path in directory.path.iterdir()) == ["blobs", "models"]
+
+
+def test_a_file_where_the_directory_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        DataDirectory.create(tmp_path / "file" / "peer")

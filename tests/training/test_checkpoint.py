@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+from protocol.errors import UserError
+from training import checkpoint
+from training.checkpoint import Origin
+from training.replicated.init import initial_parameters
+from training.replicated.layout import layout_of
+from training.spec import JobSpec, ModelSpec
+
+SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))
+ORIGIN = Origin(b"j" * 32, 12, b"r" * 32)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    checkpoint.export(path, SPEC, initial_parameters(SPEC), ORIGIN)
+    return path
+
+
+def test_what_was_exported_is_read_back_bit_for_bit_with_its_origin(exported: Path) -> None:
+    spec, parameters, origin = checkpoint.read(exported)
+    assert (spec, origin) == (SPEC, ORIGIN)
+    assert parameters.tobytes() == initial_parameters(SPEC).tobytes()
+
+
+def test_others_find_the_tensors_by_name_and_shape(exported: Path) -> None:
+    tensors = safetensors.load_file(exported)
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {t.name: t.shape for t in layout_of(SPEC).tensors}
+
+
+def test_an_export_leaves_nothing_else_behind(exported: Path) -> None:
+    assert [path.name for path in exported.parent.iterdir()] == [exported.name]
+
+
+def foreign(path: Path, **changed: str) -> None:
+    metadata = {"format": checkpoint.FORMAT, "job": "00" * 32, "round": "1", "model_root": "00" * 32, "spec": SPEC.encode().hex()}
+    safetensors.save_file({"embedding.weight": np.zeros(3, np.float32)}, path, metadata | changed)
+
+
+@pytest.mark.parametrize("changed", [{}, {"format": "other"}, {"spec": "zz"}, {"spec": "00"}, {"job": "0"}, {"round": "one"}])
+def test_a_safetensors_file_of_another_kind_is_refused_by_name(tmp_path: Path, changed: dict[str, str]) -> None:
+    foreign(tmp_path / "a", **changed)
+    with pytest.raises(UserError, match="is not a checkpoint"):
+        checkpoint.read(tmp_path / "a")
+
+
+def test_tensors_of_another_shape_or_type_are_refused(tmp_path: Path) -> None:
+    wrong = dict(layout_of(SPEC).view(initial_parameters(SPEC)))
+    wrong["final_norm.weight"] = wrong["final_norm.weight"].astype(np.float64)
+    metadata = {"format": checkpoint.FORMAT, "job": "00" * 32, "round": "1", "model_root": "00" * 32, "spec": SPEC.encode().hex()}
+    safetensors.save_file(wrong, tmp_path / "a", metadata)
+    with pytest.raises(UserError, match=r"final_norm\.weight is float64"):
+        checkpoint.read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\xff" * 100])
+def test_any_other_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(UserError, match="/a "):
+        checkpoint.read(tmp_path / "a")
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        checkpoint.read(tmp_path / "nowhere")
+
+
+def test_a_cut_checkpoint_is_refused(exported: Path) -> None:
+    exported.write_bytes(exported.read_bytes()[:-1])
+    with pytest.raises(UserError, match="is not a checkpoint"):
+        checkpoint.read(exported)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import RemoteProtocolError
+from protocol.reasons import Verdict
+from training import tasks
+
+MESSAGES = [
+    tasks.OpenJob(bytes(32), b"spec", "/text", None),
+    tasks.Propose(bytes(32), 1, bytes(32), "/model", "/buffer", "/payload", "/out"),
+    tasks.Audit(bytes(32), 1, bytes(32), "/model", "/payload", "/buffer", None, None),
+    tasks.Evaluate(bytes(32), "/model"),
+    tasks.Generate(bytes(32), "/model", "Grüße", 10, 0.5, 7),
+    tasks.Ping(),
+    tasks.Cancel(),
+]
+ANSWERS = [
+    tasks.Ready("torch", 1),
+    tasks.Beat(),
+    tasks.Opened(1, 2, 3),
+    tasks.Proposed(b"p" * (2 << 20), bytes(32), bytes(32), 1.5, 0.1),
+    tasks.Audited(Verdict.REPLAY, 0.5, 0.1),
+    tasks.Evaluated(None, 0.1),
+    tasks.Generated(b"\xff"),
+    tasks.Pong(),
+    tasks.Failed("why"),
+]
+
+
+@pytest.mark.parametrize("kinds, messages", [(tasks.TO_WORKER, MESSAGES), (tasks.FROM_WORKER, ANSWERS)])
+def test_every_message_survives_its_frame(kinds: tuple[type, ...], messages: list[object]) -> None:
+    assert {type(message) for message in messages} == set(kinds)
+    for message in messages:
+        frame = tasks.frame(7, message)
+        length, number = tasks.parse_header(frame[: tasks.FRAME_HEADER_BYTES])
+        assert number == 7 and length == len(frame) - tasks.FRAME_HEADER_BYTES
+        assert tasks.parse_body(frame[tasks.FRAME_HEADER_BYTES :], kinds) == message
+
+
+def test_a_message_of_the_other_direction_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="unknown-message"):
+        tasks.parse_body(tasks.frame(0, tasks.Ping())[tasks.FRAME_HEADER_BYTES :], tasks.FROM_WORKER)
+
+
+def test_a_frame_longer_than_any_message_is_refused_before_it_is_read() -> None:
+    with pytest.raises(RemoteProtocolError, match="oversized"):
+        tasks.parse_header(b"\xff" * tasks.FRAME_HEADER_BYTES)
+
+
+def test_the_own_proposal_is_more_urgent_than_audits_and_audits_than_evaluation() -> None:
+    assert tasks.OpenJob.PRIORITY < tasks.Propose.PRIORITY < tasks.Audit.PRIORITY < tasks.Evaluate.PRIORITY

@@ -1,0 +1,109 @@
+"""What only the in-memory twin has: conditions and partitions, in virtual time."""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock
+
+from protocol.limits import MESSAGE_BYTES_MAX
+from tests.transport.conftest import MemoryWorld, open_world
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, MemoryBlobs, digest, linked, next_event
+from transport.memory import Conditions, MemoryNetwork
+from transport.network import Connected, Disconnected, Priority, Received
+
+
+async def pair(world: MemoryWorld, conditions: Conditions) -> tuple[MemoryNetwork, MemoryNetwork]:
+    world.mesh.set_conditions(ALICE.public, BOB.public, conditions)
+    alice, bob = await world.start(ALICE), await world.start(BOB)
+    await linked(alice, bob)
+    return alice, bob
+
+
+async def test_a_message_takes_the_latency(autojump_clock: MockClock) -> None:
+    async with open_world(MemoryWorld) as world:
+        alice, bob = await pair(world, Conditions(latency_seconds=0.25))
+        start = trio.current_time()
+        alice.send(bob.me, b"far")
+        await next_event(bob, Received)
+        assert abs(trio.current_time() - start - 0.25) < 1e-6
+        await trio.sleep(1)
+        assert abs(alice.links()[0].round_trip_seconds - 0.5) < 1e-6
+
+
+async def test_bulk_takes_its_time_and_a_vote_waits_for_one_frame_of_it(autojump_clock: MockClock) -> None:
+    async with open_world(MemoryWorld) as world:
+        alice, bob = await pair(world, Conditions(latency_seconds=0.01, bytes_per_second=1e6))
+        await trio.sleep(1)  # the first pings are through
+        start = trio.current_time()
+        alice.send(bob.me, bytes(MESSAGE_BYTES_MAX), Priority.BULK)
+        await trio.sleep(1)
+        alice.send(bob.me, b"vote", Priority.VOTE)
+        assert await next_event(bob, Received) == Received(alice.me, b"vote")
+        assert trio.current_time() - start < 1.0 + 0.01 + 2 * 65536 / 1e6
+        assert len((await next_event(bob, Received)).data) == MESSAGE_BYTES_MAX
+        assert trio.current_time() - start >= MESSAGE_BYTES_MAX / 1e6
+
+
+async def test_lost_messages_are_lost_and_the_rest_stays_in_order(autojump_clock: MockClock) -> None:
+    async with open_world(MemoryWorld) as world:
+        alice, bob = await pair(world, Conditions(loss=0.3, jitter_seconds=0.05))
+        for n in range(1000):
+            assert alice.send(bob.me, n.to_bytes(2, "big"))
+        await trio.sleep(1)
+        seen = []
+        with trio.move_on_after(1):
+            while True:
+                seen.append(int.from_bytes((await next_event(bob, Received)).data, "big"))
+        assert 600 < len(seen) < 800
+        assert seen == sorted(seen)
+
+
+async def test_a_partition_cuts_and_healing_joins(autojump_clock: MockClock) -> None:
+    async with open_world(MemoryWorld) as world:
+        networks = [await world.start(identity) for identity in (ALICE, BOB, CAROL, DAVE)]
+        await linked(*networks)
+        alice, bob, carol, dave = networks
+        world.mesh.partition([alice.me, bob.me], [carol.me])
+        assert alice.connected() == {bob.me}
+        assert not carol.connected() and not dave.connected()
+        await trio.sleep(100)
+        assert alice.connected() == {bob.me}
+        assert not alice.send(carol.me, b"x")
+        world.mesh.heal()
+        await linked(*networks)
+        events = []
+        with trio.move_on_after(1):
+            while True:
+                events.append(await alice.events.receive())
+        of_carol = [type(event) for event in events if event.peer == carol.me]
+        assert of_carol == [Connected, Disconnected, Connected]
+
+
+async def test_a_blob_crosses_a_slow_and_a_fast_link(autojump_clock: MockClock) -> None:
+    """48 KiB chunks, 32 ahead: with 100 ms each way the window carries 7.8 MB/s, so the bandwidth is what limits."""
+    blob = bytes(range(256)) * 20_000
+    async with open_world(MemoryWorld) as world:
+        world.mesh.set_conditions(ALICE.public, BOB.public, Conditions(latency_seconds=0.1, bytes_per_second=2e6))
+        await world.start(ALICE, MemoryBlobs(blob))
+        bob = await world.start(BOB, store := MemoryBlobs())
+        start = trio.current_time()
+        await bob.fetch(digest(blob), len(blob))
+        assert store.blobs[digest(blob)] == blob
+        assert len(blob) / 2e6 < trio.current_time() - start < 1.3 * len(blob) / 2e6 + 1
+
+
+async def test_an_hour_of_silence_keeps_the_link(autojump_clock: MockClock) -> None:
+    async with open_world(MemoryWorld) as world:
+        alice, bob = await pair(world, Conditions())
+        await trio.sleep(3600)
+        assert alice.links()[0].connected_since < 1
+        assert [await alice.events.receive()] == [Connected(bob.me)]
+
+
+async def test_the_twin_is_as_quiet_as_the_swarm(autojump_clock: MockClock) -> None:
+    """An idle link carries pings and nothing else: less than ten bytes a second."""
+    async with open_world(MemoryWorld) as world:
+        alice, _ = await pair(world, Conditions())
+        before = sum(alice.traffic().sent)
+        await trio.sleep(3600)
+        assert sum(alice.traffic().sent) - before < 36_000
