@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Annotated
 
 from consensus.quorum import faults_tolerated, quorum
-from protocol.codec import Count, Digest, Key, Length
+from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import TRAINERS_MAX, VOTERS_MAX

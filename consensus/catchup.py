@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from consensus.events import Message
 from protocol.limits import DECISIONS_PER_REPLY_MAX
-from protocol.messages import GetBlock, GetDecisions, Proposed
+from protocol.messages import Decision, GetBlock, GetDecisions, Proposed
 
 PATIENCE_SECONDS = 0.1  # a peer one step ahead is normal: its votes or the block are probably on their way
 RETRY_SECONDS = 0.5  # then another peer is asked
 CLAIMS_MAX = 1_024  # peers whose height is remembered
 FUTURE_MESSAGES_MAX = 16  # per peer, votes of a leader's change and its votes of two heights; large proposals: one per peer
+DECISIONS_BYTES_MAX = 8 << 20  # decisions that came before the ones below them, from all peers together
 FUTURE_HEIGHTS_MAX = 2  # messages for the next two heights are kept until they are reached, others are asked for again
 
 
@@ -88,6 +89,13 @@ class Future:
     _small: dict[bytes, deque[tuple[int, Message]]] = field(default_factory=dict)
     _proposals: dict[bytes, tuple[int, Message]] = field(default_factory=dict)
 
+    _decisions: dict[int, tuple[bytes, Decision]] = field(default_factory=dict)
+
+    def keep_decision(self, peer: bytes, height: int, decision: Decision) -> None:
+        held = sum(len(kept.block) for _, kept in self._decisions.values())
+        if held + len(decision.block) <= DECISIONS_BYTES_MAX and len(self._decisions) < DECISIONS_PER_REPLY_MAX:
+            self._decisions[height] = (peer, decision)
+
     def keep(self, peer: bytes, height: int, message: Message) -> None:
         if isinstance(message, Proposed):
             self._proposals[peer] = (height, message)
@@ -101,6 +109,9 @@ class Future:
     def take(self, height: int) -> list[tuple[bytes, Message]]:
         """Removes what is for `height`, and what is for lower ones."""
         taken: list[tuple[bytes, Message]] = []
+        if height in self._decisions:
+            taken.append(self._decisions[height])
+        self._decisions = {of: kept for of, kept in self._decisions.items() if of > height}
         for peer in [peer for peer, (of, _) in self._proposals.items() if of <= height]:
             taken.append((peer, self._proposals.pop(peer)[1]))
         for peer, messages in self._small.items():

@@ -43,7 +43,7 @@ from consensus.voters import CachingVerifier, covers, verify_certificate, verify
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, preimage, short_id
-from protocol.limits import VIEWS_AHEAD_MAX
+from protocol.limits import DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
 from protocol.messages import (
     NO_VIEW,
     BlockBytes,
@@ -305,6 +305,8 @@ class Replica:
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
         if height > self.height:
             self._catch_up.claim(peer, height + 1)
+            if height < self.height + DECISIONS_PER_REPLY_MAX:
+                self._future.keep_decision(peer, height, message)
         if self._book is None or height != self.height or self.height - self._chain.applied > DECIDED_AHEAD_MAX:
             return
         vote = verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
@@ -592,7 +594,7 @@ class Replica:
         book = self._book
         if book is None or not self._may_sign(book) or not self._chain.is_applied:
             return False
-        return self._application.has_work() or book.is_active()
+        return self._application.has_work() or book.is_active() or self._own.has_voted(book.height)
 
     def _run_timers(self) -> None:
         book, now = self._book, self._now

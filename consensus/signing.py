@@ -41,6 +41,9 @@ class OwnVotes:
         self._signed[slot] = signed
         return Voted(slot, signed)
 
+    def has_voted(self, height: int) -> bool:
+        return any(tag != Timeout.TAG and of_height == height for tag, of_height, _ in self._signed)
+
     def timed_out(self, height: int) -> int:
         """The highest view of `height` that was given up; −1: none."""
         views = (view for tag, of_height, view in self._signed if tag == Timeout.TAG and of_height == height)

@@ -31,6 +31,7 @@ CREATE TABLE undecided (digest BLOB PRIMARY KEY, height INTEGER NOT NULL, block 
 CREATE TABLE prepared (id INTEGER PRIMARY KEY CHECK (id = 0), height INTEGER NOT NULL, certificate BLOB NOT NULL);
 CREATE TABLE round_votes (tag TEXT, job BLOB, round INTEGER, signed BLOB NOT NULL, PRIMARY KEY (job, round, tag)) WITHOUT ROWID;
 CREATE TABLE evidence (id BLOB PRIMARY KEY, pair BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE roots (height INTEGER PRIMARY KEY, state_root BLOB NOT NULL);
 CREATE TABLE rounds (job BLOB, round INTEGER, height INTEGER NOT NULL, closed BLOB NOT NULL, PRIMARY KEY (job, round)) WITHOUT ROWID;
 CREATE TABLE measured (job BLOB, round INTEGER, name TEXT, value REAL, PRIMARY KEY (job, round, name)) WITHOUT ROWID;
 """
@@ -194,13 +195,18 @@ class Store:
 
     # State
 
-    def save_state(self, height: int, encoded: bytes, rounds: Sequence[StoredRound] = ()) -> None:
+    def save_state(self, height: int, root: bytes, encoded: bytes, rounds: Sequence[StoredRound] = ()) -> None:
         """Replaces the applied state; the block of `height` must be decided. `rounds` are those that it closed."""
         assert height <= self.decided_height
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO meta VALUES ('state', ?)", (encoded,))
+            database.execute("INSERT OR REPLACE INTO roots VALUES (?, ?)", (height, root))
             rows = [(item.job, item.round, height, codec.encode(item)) for item in rounds]
             database.executemany("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?)", rows)
+
+    def roots(self) -> dict[int, bytes]:
+        """The state root that this peer itself computed after each height."""
+        return dict(self._rows("SELECT height, state_root FROM roots ORDER BY height"))  # type: ignore[arg-type]
 
     def rounds(self, last: int) -> list[StoredRound]:
         """The rounds closed last, oldest first."""

@@ -22,7 +22,6 @@ from protocol.errors import UserError
 from protocol.identity import Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
 
-
 if TYPE_CHECKING:
     from peer.daemon import MakeRole
 

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from peer import views
 from peer.grammar import COMMANDS, help_text, option_names, parse, train_request
-from protocol.api import EventView, PeerApi
+from protocol.api import PeerApi
 from protocol.errors import UserError
 
 PROMPT = "peer> "

@@ -44,7 +44,7 @@ log = logging.getLogger("peer")
 STOP_SECONDS = 5.0  # for the parts to end after they were asked to
 
 
-MakeRole = Callable[[Config, Worker | None, Path], Role]
+MakeRole = Callable[[Config, Worker | None, Path, Callable[[], Driver]], Role]
 
 
 @dataclass
@@ -70,7 +70,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
         host, events = ModelHost(directory.models), EventLog()
         network = Swarm(signer, genesis.chain_id, config.listen, config.bootstrap, blobs)
         worker = None if config.role == "voter" else Worker(config.threads)
-        role = (make_role or configured_role)(config, worker, texts)
+        role = (make_role or configured_role)(config, worker, texts, lambda: driver)
         driver = Driver(signer, genesis, store, blobs, host, network, role, events)
         author, stopped = Author(driver), trio.Event()
         service = Service(
@@ -106,7 +106,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             store.close()
 
 
-def configured_role(config: Config, worker: Worker | None, texts: Path) -> Role:
+def configured_role(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Role:
     if worker is None:
         return Voter()
     local = Path(config.local_data).expanduser() if config.local_data else None

@@ -80,11 +80,14 @@ class DataDirectory:
     def create_identity(self) -> Identity:
         """Makes the peer's key. Raises `UserError` if there is one: a key is never replaced."""
         identity = Identity.generate()
+        self.write_identity(identity)
+        return identity
+
+    def write_identity(self, identity: Identity) -> None:
         try:
             self._create(self.identity_key, identity.seed.hex().encode() + b"\n", 0o600)
         except FileExistsError:
             raise UserError(f"{self.identity_key} exists; this peer has an identity already") from None
-        return identity
 
     def load_identity(self) -> Identity:
         """The peer's key. Raises `UserError` if it is missing, damaged or readable by others."""

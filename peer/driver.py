@@ -277,7 +277,8 @@ class Driver:
                 transition = self.rules.apply(state, decided.decode())
                 state = transition.finish(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed]
-                await trio.to_thread.run_sync(self.store.save_state, state.height, self.rules.encode_state(state), rounds)
+                encoded = self.rules.encode_state(state)
+                await trio.to_thread.run_sync(self.store.save_state, state.height, state.root, encoded, rounds)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 

@@ -6,6 +6,7 @@ Only demos and scenarios start it. ACCOMPLICES are peer ids separated by commas,
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from peer import commands
@@ -24,12 +25,14 @@ from transport.network import Priority
 class Equivocator:
     """Shows one half of the network another proposal than the other half, behind the back of the driver's one way out."""
 
-    driver: Driver
+    def __init__(self, driver: Callable[[], Driver]) -> None:
+        self._driver = driver
 
     async def __call__(self, first: Proposal, second: Proposal) -> None:
-        for number, peer in enumerate(sorted(self.driver.network.connected())):
-            signed = sign(self.driver.signer, self.driver.chain_id, (first, second)[number % 2])
-            self.driver.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
+        driver = self._driver()
+        for number, peer in enumerate(sorted(driver.network.connected())):
+            signed = sign(driver.signer, driver.chain_id, (first, second)[number % 2])
+            driver.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
 
 
 def main(arguments: list[str]) -> int:
@@ -39,10 +42,9 @@ def main(arguments: list[str]) -> int:
     options = build_parser().parse_args(rest)
     keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
 
-    def make_role(config: Config, worker: Worker | None, texts: Path) -> Liar:
+    def make_role(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Liar:
         assert worker is not None, "a liar trains"
-        equivocator = Equivocator()
-        return Liar(worker, texts, attack=attack, accomplices=keys, equivocate=equivocator)
+        return Liar(worker, texts, attack=attack, accomplices=keys, equivocate=Equivocator(driver))
 
     return commands.run_with(settings_of(options).config, console=False, make_role=make_role)
 

@@ -56,8 +56,6 @@ class ModelHost:
 
     def _save(self, model: ReplicatedModel) -> bytes:
         directory = self.directory(model.job, model.round)
-        if directory.exists():  # a crash came between the model and the block's state: the same model is made again
-            shutil.rmtree(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
         model.save(directory)
         self._models[model.job] = ReplicatedModel.open(directory)  # memory-mapped: the pages can be given back

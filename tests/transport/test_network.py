@@ -168,8 +168,9 @@ async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vo
         count = 0
         while alice.send(bob.me, vote, Priority.VOTE):  # bob's events are taken by nobody
             count += 1
-            await trio.lowlevel.checkpoint()
-        assert count < 80, "what is in flight is bounded"
+            assert count < 80, "what is in flight is bounded"
+            with trio.move_on_after(0.05):  # the time it may take to leave; at the end it does not
+                await until(lambda: alice.traffic().sent[Priority.VOTE] > count << 20)  # noqa: B023
         assert await next_event(alice, Disconnected) == Disconnected(bob.me)
         assert alice.refused()["vote-queue-full"] == 1
 
@@ -252,8 +253,8 @@ async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(w
         assert bob.connected() == {CAROL.public}
 
 
-async def test_of_two_contributors_only_the_liar_is_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The liar serves the first half and falls silent; the honest holder completes it, and must not pay for the sum."""
+async def test_of_two_contributors_nobody_is_blamed_for_the_sum(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liar serves the first part and falls silent, an honest holder the rest: the hash is wrong, whose fault is unknown."""
     monkeypatch.setattr(exchange, "STALL_SECONDS", 0.1)
     blob, store = blob_of(3_000_000), MemoryBlobs()
 
@@ -271,10 +272,11 @@ async def test_of_two_contributors_only_the_liar_is_dropped(world: World, monkey
         await until(lambda: len(bob.connected()) == 2)
         await bob.fetch(digest(blob), len(blob), sources=[ALICE.public])
         assert store.blobs[digest(blob)] == blob
-        assert CAROL.public in bob.connected()
+        assert not bob.refused()
 
 
-async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: World) -> None:
+async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "STALL_SECONDS", 1000.0)  # it is the end of the link that tells, not the deadline
     blob, store = blob_of(20_000_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await world.start(ALICE, MemoryBlobs(blob))

@@ -213,8 +213,9 @@ async def test_pings_keep_an_idle_link(tcp: SwarmWorld, monkeypatch: pytest.Monk
             raise AssertionError("the link ended")
 
 
-async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: SwarmWorld) -> None:
+async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a power cut: nothing tells Alice that the old connection is dead."""
+    monkeypatch.setattr(swarm, "PROBE_SECONDS", 1000.0)
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
         await connect_as_bob(tcp, alice)
@@ -225,7 +226,10 @@ async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: Swa
         assert await next_event(bob, Connected) == Connected(alice.me)
 
 
-async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(tcp: SwarmWorld) -> None:
+async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
         middle = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -13,7 +13,10 @@ from training.replicated import stream
 from training.replicated.layout import BLOCK, Float32Array, Tensor, layout_of
 from training.spec import JobSpec
 
-EMBEDDING_DEVIATION = 0.02  # as in GPT-2; the output layer is the same matrix, so the first logits are close to zero
+# Deviations in units of 1/√input. Measured on the default job, 30 rounds of two trainers: 2.17 bits/byte held out, against
+# 2.20 with 1/√width for the embedding and 2.62 with GPT-2's 0.02 for it, where the tokens drown in what the layers add.
+EMBEDDING_GAIN = 0.8  # the output layer is the same matrix: first logits have a deviation below 1
+LINEAR_GAIN = 0.5
 RESIDUAL = ("output.weight", "down.weight")  # they write into the residual stream, which 2 × layers of them add up in
 
 
@@ -40,6 +43,6 @@ def _tensor(tensor: Tensor, spec: JobSpec) -> Float32Array | float:
 
 def _deviation(tensor: Tensor, spec: JobSpec) -> float:
     if tensor.name == "embedding.weight":
-        return EMBEDDING_DEVIATION
-    deviation = 1 / math.sqrt(tensor.shape[1])  # keeps the variance of what a linear layer is fed
+        return EMBEDDING_GAIN / math.sqrt(spec.model.width)
+    deviation = LINEAR_GAIN / math.sqrt(tensor.shape[1])
     return deviation / math.sqrt(2 * spec.model.layers) if tensor.name.endswith(RESIDUAL) else deviation

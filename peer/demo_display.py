@@ -1,0 +1,146 @@
+"""What a person sees of the demo: a live table on a terminal, one line for each round elsewhere, and a summary."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from protocol.api import JobView, RoundView
+from protocol.identity import peer_id
+
+if TYPE_CHECKING:
+    from peer.demo import Demo
+    from peer.demo_report import Report
+
+ROUNDS_SHOWN = 8
+BARS = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 60
+
+
+class Display:
+    def __init__(self, demo: Demo) -> None:
+        self._demo = demo
+        self._names = {peer_id(peer.identity.public): peer.name for peer in demo.peers}
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+        self._printed = 0
+
+    def __enter__(self) -> Display:
+        options = self._demo.options
+        liars = f"{options.malicious} of them lying ({options.attack})" if options.malicious else "all honest"
+        text = options.data or "the language reference inside Python"
+        self._console.print(f"[bold]folkmoot demo[/bold]: {options.peers} peers, {liars}, training on {text}")
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(f"[dim]{time.time() - self._demo.started:6.1f} s[/dim]  {text}")
+
+    def update(self, job: JobView, rounds: list[RoundView]) -> None:
+        if self._live:
+            self._live.update(self._picture(job, rounds))
+        for view in rounds[self._printed :] if not self._live else []:
+            self._console.print(self._line(view), soft_wrap=True)
+        self._printed = len(rounds)
+
+    def _line(self, view: RoundView) -> str:
+        bits = f"{view.held_out_bits_per_byte:.3f} bits/byte" if view.held_out_bits_per_byte is not None else "not measured"
+        return (
+            f"round {view.round:3d}  {bits:>16}  {self._verdicts(view)}  decided in {view.decision_ms:.0f} ms, "
+            f"round {view.seconds:.1f} s, model root {view.model_root[:12]}"
+        )
+
+    def _verdicts(self, view: RoundView) -> str:
+        accepted = sum(verdict == "accept" for verdict in view.verdicts.values())
+        others = [f"{self._names[peer]}: {verdict}" for peer, verdict in view.verdicts.items() if verdict != "accept"]
+        return f"{accepted} accepted" + (f", rejected {'; '.join(others)}" if others else "")
+
+    def _picture(self, job: JobView, rounds: list[RoundView]) -> RenderableType:
+        values = [view.held_out_bits_per_byte for view in rounds if view.held_out_bits_per_byte is not None]
+        head = Text.assemble(
+            ("held-out bits/byte  ", "bold"), curve(values), ("  " + (f"{values[-1]:.3f}" if values else "–"), "bold green")
+        )
+        bar = ProgressBar(total=job.rounds, completed=job.round, width=CURVE_WIDTH)
+        progress = Table.grid(padding=(0, 1))
+        progress.add_row(f"round {job.round} of {job.rounds}", bar, f"{time.time() - self._demo.started:.0f} s")
+        return Panel(Group(progress, head, self._rounds_table(rounds), self._peers_table(job)), title="folkmoot demo", border_style="green")
+
+    def _rounds_table(self, rounds: list[RoundView]) -> Table:
+        table = Table(box=None, header_style="dim", pad_edge=False)
+        for name in ("round", "bits/byte", "accepted", "rejected", "decided", "round took", "model root"):
+            table.add_column(name, justify="left" if name in ("rejected", "model root") else "right")
+        for view in rounds[-ROUNDS_SHOWN:]:
+            bits = "–" if view.held_out_bits_per_byte is None else f"{view.held_out_bits_per_byte:.3f}"
+            accepted = sum(verdict == "accept" for verdict in view.verdicts.values())
+            others = [f"{self._names[peer]} ({verdict})" for peer, verdict in view.verdicts.items() if verdict != "accept"]
+            table.add_row(
+                str(view.round), bits, str(accepted), Text(", ".join(others), "red"), f"{view.decision_ms:.0f} ms", f"{view.seconds:.1f} s", view.model_root[:12]
+            )
+        return table
+
+    def _peers_table(self, job: JobView) -> Table:
+        table = Table(box=None, header_style="dim", pad_edge=False)
+        for name in ("peer", "sent", "memory", "accepted", "rejected"):
+            table.add_column(name, justify="left" if name in ("peer", "rejected") else "right")
+        for peer in self._demo.peers:
+            key = peer_id(peer.identity.public)
+            reasons = ", ".join(f"{reason} {count}" for reason, count in job.rejected.get(key, {}).items())
+            stats = peer.stats
+            total = 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind != "blobs")
+            sent = f"{total / 1e6:.1f} MB"
+            table.add_row(
+                Text(peer.name, "red" if peer.lies else ""), sent, f"{peer.memory_mb:.0f} MB", str(job.accepted.get(key, 0)), Text(reasons, "red")
+            )
+        return table
+
+    def summary(self, report: Report) -> None:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        bits = report.heldout_bits_per_byte
+        if len(bits) > 1:
+            table.add_row("held-out bits/byte", f"{bits[0]:.3f} → {bits[-1]:.3f}   {curve(bits)}")
+        if report.baseline_bits_per_byte is not None and bits:
+            ratio = bits[-1] / report.baseline_bits_per_byte
+            table.add_row("one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; ours is {ratio:.3f} × that")
+        for name, count in report.accepted.items():
+            table.add_row(f"{name}", f"{count} proposals accepted")
+        for name, reasons in report.rejected.items():
+            table.add_row(f"{name}", Text("rejected: " + ", ".join(f"{reason} {count} ×" for reason, count in reasons.items()), "red"))
+        heights = sorted(set(report.heights.values()))
+        table.add_row("blocks decided", ", ".join(map(str, heights)) + f" (quorum {report.quorum} of {report.voters})")
+        if report.decision_ms_p50 is not None and report.decision_ms_p99 is not None:
+            table.add_row("decision", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99")
+        if report.bytes_sent_per_peer_per_round is not None:
+            table.add_row("bytes sent", f"{report.bytes_sent_per_peer_per_round / 1e6:.2f} MB per peer and round, audit reveals included")
+        table.add_row("memory", ", ".join(f"{name} {size:.0f} MB" for name, size in report.pss_mb_per_peer.items()))
+        for name, root in report.state_roots.items():
+            table.add_row(f"state root of {name}", root or "cannot be read")
+        first = f"{report.seconds_to_first_decision:.1f} s" if report.seconds_to_first_decision is not None else "never"
+        table.add_row("time", f"{report.seconds_total:.1f} s, first decision after {first}")
+        verdict = Text("all honest roots are equal, no lie was accepted, the loss fell", "bold green")
+        if not report.passed:
+            verdict = Text("FAILED: " + "; ".join(report.failures), "bold red")
+        self._console.print(Panel(Group(table, Text(), verdict), title="summary", border_style="green" if report.passed else "red"))
+        self._console.print(f"report, curve, sample and export: {self._demo.folder}", soft_wrap=True)
+
+
+def curve(values: list[float]) -> str:
+    """A line of bars, newest at the right."""
+    if not values:
+        return ""
+    step = max(1, -(-len(values) // CURVE_WIDTH))
+    picked = values[::-1][::step][::-1]
+    low, high = min(picked), max(picked)
+    return "".join(BARS[round((value - low) / (high - low or 1) * (len(BARS) - 1))] for value in picked)

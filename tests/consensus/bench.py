@@ -1,0 +1,133 @@
+"""One replica under test among hand-driven voters: messages are made here and given to it one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from consensus.block import block_digest, decode_block
+from consensus.events import Applied, Connected, Event, Message, Received
+from consensus.replica import Replica
+from consensus.turn import Decided, Restart, Send, Turn, persist
+from consensus.voters import VoterSet
+from protocol.identity import Signed, sign
+from protocol.messages import (
+    NO_VIEW,
+    Certificate,
+    Commit,
+    Prepare,
+    Propose,
+    Proposed,
+    TimedOut,
+    Timeout,
+    TimeoutCertificate,
+    Vote,
+)
+from tests.sim.counter import Counter
+from tests.sim.journal import MemoryJournal
+from tests.sim.keys import FastSigner, FastVerifier
+
+CHAIN_ID = bytes(range(32))
+START = 1_000.0
+
+
+@dataclass
+class Bench:
+    """`n` voters; number `place` in ascending order of keys is the replica under test."""
+
+    n: int = 4
+    place: int = 0
+    now: float = START
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
+
+    def __post_init__(self) -> None:
+        self.signers = sorted((FastSigner(f"voter {i}") for i in range(self.n)), key=lambda signer: signer.public)
+        self.voters = VoterSet.of(signer.public for signer in self.signers)
+        self.counter = Counter(self.voters)
+        self.replica = self._replica(Restart())
+        self.turn = Turn()
+
+    def _replica(self, restart: Restart) -> Replica:
+        return Replica(self.signers[self.place], CHAIN_ID, FastVerifier(), self.counter, self.counter.applied(), restart)
+
+    def restart(self) -> None:
+        self.replica = self._replica(self.journal.load())
+
+    # Giving ----------------------------------------------------------------------------------------------------------
+
+    def step(self, event: Event, wait: float = 0.0) -> Turn:
+        self.now += wait
+        self.turn = self.replica.step(event, self.now)
+        persist(self.turn, self.journal)
+        return self.turn
+
+    def give(self, sender: int, message: Message) -> Turn:
+        return self.step(Received(self.signers[sender].public, message))
+
+    def connect(self, *others: int) -> None:
+        for other in others:
+            self.step(Connected(self.signers[other].public))
+
+    def apply(self, decided: Decided) -> Applied:
+        applied = self.counter.apply(decided)
+        self.step(applied)
+        return applied
+
+    # Making ----------------------------------------------------------------------------------------------------------
+
+    def block(self, leader: int, body: bytes = b"\x91\x01") -> bytes:
+        """A sound block of the height to be decided, made by this leader now."""
+        return self.replica._chain.build(body, self.signers[leader].public, int(self.now * 1_000))
+
+    def leader(self, view: int = 0) -> int:
+        schedule = self.replica._chain.schedule(self.replica.height)
+        assert schedule is not None
+        return self.voters.keys.index(schedule.leader(view))
+
+    def sign(self, voter: int, statement: object) -> Signed:
+        return sign(self.signers[voter], CHAIN_ID, statement)
+
+    def propose(self, block: bytes, view: int = 0, justification: TimeoutCertificate | None = None) -> Proposed:
+        propose = Propose(self.voters.hash, self.replica.height, view, block_digest(block))
+        return Proposed(self.sign(self.leader(view), propose), block, justification)
+
+    def prepare(self, voter: int, block: bytes, view: int = 0) -> Vote:
+        return Vote(self.sign(voter, Prepare(self.voters.hash, self._height(block), view, block_digest(block))))
+
+    def commit(self, voter: int, block: bytes, view: int = 0) -> Vote:
+        return Vote(self.sign(voter, Commit(self.voters.hash, self._height(block), view, block_digest(block))))
+
+    def timed_out(self, voter: int, view: int = 0, high: Certificate | None = None, of: tuple[int, bytes] | None = None) -> TimedOut:
+        high_view, block = of or (NO_VIEW, None)
+        digest = block_digest(block) if block else None
+        timeout = Timeout(self.voters.hash, self.replica.height, view, high_view, digest)
+        return TimedOut(self.sign(voter, timeout), high)
+
+    def certificate(self, kind: type[Prepare] | type[Commit], block: bytes, view: int, signers: tuple[int, ...]) -> Certificate:
+        votes = [self.sign(i, kind(self.voters.hash, self._height(block), view, block_digest(block))) for i in signers]
+        return Certificate(votes[0].body, {vote.signer: vote.signature for vote in sorted(votes, key=lambda v: v.signer)})
+
+    def timeout_certificate(
+        self, view: int, signers: tuple[int, ...], high: Certificate | None = None, of: tuple[int, bytes] | None = None
+    ) -> TimeoutCertificate:
+        return TimeoutCertificate(tuple(self.timed_out(i, view, high, of).timeout for i in signers), high)
+
+    def _height(self, block: bytes) -> int:
+        return decode_block(block).height
+
+    # Looking ---------------------------------------------------------------------------------------------------------
+
+    def sent(self, kind: type) -> list[Message]:
+        return [send.message for send in self.turn.sends if isinstance(send, Send) and isinstance(send.message, kind)]
+
+    def sent_votes(self, kind: type) -> list[Signed]:
+        votes = [message.vote for message in self.sent(Vote) if isinstance(message, Vote)]
+        return [vote for vote in votes if vote.body[1:].startswith(_tag(kind))]
+
+    @property
+    def faults(self) -> list[str]:
+        return [fault.error.reason for fault in self.turn.faults]
+
+
+def _tag(kind: type) -> bytes:
+    tag: str = getattr(kind, "TAG")  # noqa: B009 - every statement has one
+    return bytes([0xA0 + len(tag)]) + tag.encode()

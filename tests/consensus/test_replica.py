@@ -1,0 +1,483 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from consensus.block import block_digest, decode_block, encode_block
+from consensus.events import Connected, Tick, WorkChanged
+from consensus.turn import Decided, SendDecisions, StoredBlock, StoredCertificate, Turn, Voted
+from protocol import codec
+from protocol.errors import LocalProtocolError
+from protocol.messages import (
+    AGREEMENT,
+    BlockBytes,
+    Commit,
+    Decision,
+    GetBlock,
+    GetDecisions,
+    Prepare,
+    Prepared,
+    Propose,
+    Proposed,
+    Status,
+    TimedOut,
+    Timeout,
+    ViewEnded,
+)
+from tests.consensus.bench import Bench
+
+ONE = b"\x91\x01"  # the item 1
+TWO = b"\x91\x02"
+
+
+def follower() -> Bench:
+    """A replica that leads neither view 0 nor view 1 of the first height."""
+    bench = Bench()
+    place = next(i for i in range(4) if i not in (bench.leader(0), bench.leader(1)))
+    return Bench(place=place)
+
+
+def leader(view: int = 0) -> Bench:
+    return Bench(place=Bench().leader(view))
+
+
+def others(bench: Bench) -> tuple[int, ...]:
+    return tuple(i for i in range(bench.n) if i != bench.place)
+
+
+def proposed(bench: Bench) -> bytes:
+    """The leader's block, as the replica has prepared it."""
+    block = bench.block(bench.leader())
+    bench.give(bench.leader(), bench.propose(block))
+    return block
+
+
+def decide(bench: Bench, block: bytes) -> Decided:
+    certificate = bench.certificate(Commit, block, 0, others(bench))
+    turn = bench.give(others(bench)[0], Decision(block, certificate))
+    return turn.decided[0]
+
+
+def tags(turn: Turn) -> list[str]:
+    return [record.slot[0] for record in turn.records if isinstance(record, Voted)]
+
+
+# One decision --------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_with_work_proposes_and_prepares() -> None:
+    bench = leader()
+    bench.counter.add(1)
+    turn = bench.step(WorkChanged())
+    assert len(bench.sent(Proposed)) == 1 and tags(turn) == ["propose", "prepare"]
+
+
+def test_a_leader_without_work_is_quiet_and_sets_no_timer() -> None:
+    bench = leader()
+    turn = bench.step(WorkChanged())
+    assert not turn.sends and turn.deadline is None
+
+
+def test_a_proposal_two_prepares_and_two_commits_decide_at_four_voters() -> None:
+    bench = follower()
+    block = proposed(bench)
+    assert len(bench.sent_votes(Prepare)) == 1
+    first, second, _ = others(bench)
+    bench.give(first, bench.prepare(first, block))
+    assert not bench.sent_votes(Commit)
+    bench.give(second, bench.prepare(second, block))
+    assert len(bench.sent_votes(Commit)) == 1
+    bench.give(first, bench.commit(first, block))
+    turn = bench.give(second, bench.commit(second, block))
+    assert [decided.digest for decided in turn.decided] == [block_digest(block)] and bench.replica.height == 2
+
+
+def test_votes_that_come_before_the_proposal_count() -> None:
+    bench = follower()
+    block = bench.block(bench.leader())
+    for voter in others(bench)[:2]:
+        bench.give(voter, bench.prepare(voter, block))
+    bench.give(bench.leader(), bench.propose(block))
+    assert len(bench.sent_votes(Commit)) == 1
+
+
+def test_a_single_voter_decides_alone() -> None:
+    bench = Bench(n=1)
+    bench.counter.add(1)
+    turn = bench.step(WorkChanged())
+    assert len(turn.decided) == 1 and turn.deadline is None
+
+
+def test_a_late_commit_shows_in_the_next_block() -> None:
+    bench = follower()
+    block = proposed(bench)
+    decided = decide(bench, block)
+    late = bench.sign(bench.place, Commit(bench.voters.hash, 1, 0, decided.digest))
+    assert late.signer not in decided.certificate.signatures
+    bench.give(others(bench)[0], bench.commit(bench.place, block))
+    bench.apply(decided)
+    certificate = decode_block(bench.block(bench.leader())).parent_certificate
+    assert certificate is not None and len(certificate.signatures) == 4
+
+
+# Safety --------------------------------------------------------------------------------------------------------------
+
+
+def test_block_is_stored_in_the_turn_that_prepares_it_and_the_certificate_in_the_one_that_commits() -> None:
+    bench = follower()
+    block = bench.block(bench.leader())
+    turn = bench.give(bench.leader(), bench.propose(block))
+    kinds = [type(record) for record in turn.records]
+    assert kinds.index(StoredBlock) < kinds.index(Voted)
+    for voter in others(bench)[:2]:
+        turn = bench.give(voter, bench.prepare(voter, block))
+    kinds = [type(record) for record in turn.records]
+    assert kinds.index(StoredCertificate) < kinds.index(Voted)
+
+
+def test_a_second_proposal_of_a_leader_is_evidence_and_not_prepared() -> None:
+    bench = follower()
+    proposed(bench)
+    turn = bench.give(bench.leader(), bench.propose(bench.block(bench.leader(), TWO)))
+    assert [evidence.culprit for evidence in turn.evidence] == [bench.signers[bench.leader()].public]
+    assert not bench.sent_votes(Prepare)
+
+
+@pytest.mark.parametrize("kind", ["prepare", "commit"])
+def test_two_votes_in_one_slot_are_evidence_and_the_first_counts(kind: str) -> None:
+    bench = follower()
+    one, two = bench.block(bench.leader()), bench.block(bench.leader(), TWO)
+    liar = others(bench)[0]
+    bench.give(liar, getattr(bench, kind)(liar, one))
+    turn = bench.give(others(bench)[1], getattr(bench, kind)(liar, two))
+    assert len(turn.evidence) == 1 and not bench.faults
+    assert not bench.give(liar, getattr(bench, kind)(liar, two)).evidence
+
+
+def test_two_timeouts_in_one_slot_are_evidence() -> None:
+    bench = follower()
+    block, liar = bench.block(bench.leader()), others(bench)[0]
+    bench.give(liar, bench.timed_out(liar))
+    high = bench.certificate(Prepare, block, 0, others(bench))
+    assert len(bench.give(liar, bench.timed_out(liar, 0, high, (0, block))).evidence) == 1
+
+
+def test_a_commit_against_a_timeout_that_hides_its_certificate_is_evidence() -> None:
+    bench = follower()
+    block, liar = bench.block(bench.leader()), others(bench)[0]
+    bench.give(liar, bench.commit(liar, block))
+    assert len(bench.give(liar, bench.timed_out(liar)).evidence) == 1
+
+
+def test_nothing_is_prepared_or_committed_after_a_timeout() -> None:
+    bench = follower()
+    bench.counter.add(1)
+    bench.step(WorkChanged())
+    bench.step(Tick(), wait=1.1)
+    assert len(bench.sent(TimedOut)) == 1
+    block = proposed(bench)
+    assert not bench.sent_votes(Prepare)
+    bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 0, others(bench))))
+    assert not bench.sent_votes(Commit)
+
+
+def test_a_voter_that_has_not_applied_the_parent_prepares_nothing_but_commits_on_a_certificate() -> None:
+    bench = follower()
+    maker = Bench(place=bench.place)
+    first = proposed(bench)
+    decided = decide(bench, first)
+    decide(maker, first)
+    maker.apply(decided)
+    second = maker.block(maker.leader(), TWO)
+    bench.give(maker.leader(), maker.propose(second))
+    assert not bench.sent_votes(Prepare)
+    bench.give(0, Prepared(maker.certificate(Prepare, second, 0, others(bench))))
+    assert len(bench.sent_votes(Commit)) == 1
+    bench.apply(decided)
+    assert len(bench.sent_votes(Prepare)) == 1
+
+
+def test_a_decided_block_that_names_another_state_stops_all_signing() -> None:
+    bench = follower()
+    block = dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32))
+    decided = decide(bench, encode_block(block))
+    assert bench.replica.divergence is not None
+    bench.counter.add(5)
+    bench.apply(decided)
+    assert bench.step(Tick(), wait=100.0).records == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time_ms": 10**13},
+        {"height": 2},
+        {"parent": bytes(32)},
+        {"voters": bytes(32)},
+        {"next_voters": bytes(32)},
+        {"state_root": bytes(32)},
+        {"proposer": bytes(32)},
+        {"failed": {bytes(32): 9}},
+        {"body": b"\x94\x01\x02\x03\x04"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_fresh_block_with_one_wrong_part_is_not_prepared(change: dict[str, object]) -> None:
+    bench = follower()
+    block = encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), **change))  # type: ignore[arg-type]
+    propose = bench.propose(block)
+    bench.give(bench.leader(), propose)
+    assert not bench.sent_votes(Prepare) and bench.replica.refusal
+
+
+def test_the_same_slot_is_never_signed_with_other_bytes() -> None:
+    bench = follower()
+    proposed(bench)
+    with pytest.raises(LocalProtocolError):
+        bench.replica._own.cast(Prepare(bench.voters.hash, 1, 0, bytes(32)))
+
+
+# Restart -------------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_restart_the_same_votes_are_sent_and_no_others() -> None:
+    bench = follower()
+    block = proposed(bench)
+    for voter in others(bench)[:2]:
+        bench.give(voter, bench.prepare(voter, block))
+    before = bench.sent_votes(Commit)
+    bench.restart()
+    bench.connect(others(bench)[0])
+    assert bench.sent_votes(Commit) == before and len(bench.sent(Prepared)) == 1
+    bench.give(bench.leader(), bench.propose(bench.block(bench.leader(), TWO)))
+    assert not bench.sent_votes(Prepare)
+
+
+def test_a_restarted_leader_proposes_the_block_it_signed() -> None:
+    bench = leader()
+    bench.counter.add(1)
+    bench.step(WorkChanged())
+    before = bench.sent(Proposed)
+    bench.counter.add(2)
+    bench.restart()
+    bench.step(Tick())
+    assert bench.sent(Proposed) == before
+
+
+def test_a_restarted_voter_names_its_certificate_when_it_times_out() -> None:
+    bench = follower()
+    block = proposed(bench)
+    for voter in others(bench)[:2]:
+        bench.give(voter, bench.prepare(voter, block))
+    bench.restart()
+    bench.step(Tick())
+    bench.step(Tick(), wait=2.0)
+    [message] = bench.sent(TimedOut)
+    assert isinstance(message, TimedOut) and codec.decode_message(message.timeout.body, (Timeout,)).high_view == 0
+
+
+# Views ---------------------------------------------------------------------------------------------------------------
+
+
+def test_one_timeout_is_not_joined_and_two_are() -> None:
+    bench = follower()
+    first, second, _ = others(bench)
+    bench.give(first, bench.timed_out(first))
+    assert not bench.sent(TimedOut)
+    bench.give(second, bench.timed_out(second))
+    assert len(bench.sent(TimedOut)) == 1 and bench.replica.view == 1
+
+
+def test_two_timeouts_of_a_higher_view_take_the_replica_there() -> None:
+    bench = follower()
+    for voter in others(bench)[:2]:
+        bench.give(voter, bench.timed_out(voter, view=5))
+    assert bench.replica.view == 6
+
+
+def test_a_timeout_without_the_certificate_it_names_is_refused() -> None:
+    bench = follower()
+    liar = others(bench)[0]
+    bench.give(liar, bench.timed_out(liar, 0, None, (0, bench.block(bench.leader()))))
+    assert bench.faults == ["bad-timeout"]
+
+
+def test_a_proposal_of_a_later_view_needs_the_timeouts_of_exactly_the_view_before() -> None:
+    bench = follower()
+    block = bench.block(bench.leader(2))
+    bench.give(bench.leader(2), bench.propose(block, 2, bench.timeout_certificate(0, others(bench))))
+    assert bench.faults == ["bad-justification"]
+    bench.give(bench.leader(2), bench.propose(block, 2, None))
+    assert bench.faults == ["bad-justification"]
+    bench.give(bench.leader(2), bench.propose(block, 2, bench.timeout_certificate(1, others(bench)[:2])))
+    assert bench.faults == ["no-quorum"]
+    bench.give(bench.leader(2), bench.propose(block, 2, bench.timeout_certificate(1, others(bench))))
+    assert not bench.faults and bench.replica.view == 2
+
+
+def test_a_prepared_block_must_be_proposed_again_and_no_clock_judges_it() -> None:
+    bench = follower()
+    old = bench.block(bench.leader())
+    high = bench.certificate(Prepare, old, 0, others(bench))
+    justification = bench.timeout_certificate(0, others(bench), high, (0, old))
+    bench.give(bench.leader(1), bench.propose(bench.block(bench.leader(1), TWO), 1, justification))
+    assert bench.faults == ["bad-justification"]
+    bench.now -= 500.0  # by this clock the block is from the future
+    bench.give(bench.leader(1), bench.propose(old, 1, justification))
+    assert not bench.faults and len(bench.sent_votes(Prepare)) == 1
+
+
+def test_a_new_leader_proposes_the_prepared_block_after_fetching_it() -> None:
+    bench = leader(view=1)
+    old = bench.block(bench.leader())
+    high = bench.certificate(Prepare, old, 0, others(bench))
+    for voter in others(bench):
+        bench.give(voter, bench.timed_out(voter, 0, high, (0, old)))
+    assert bench.replica.view == 1 and not bench.sent(Proposed)
+    bench.step(Tick(), wait=0.2)
+    assert bench.sent(GetBlock) == [GetBlock(1, block_digest(old))]
+    bench.give(others(bench)[0], BlockBytes(1, old))
+    [message] = bench.sent(Proposed)
+    assert isinstance(message, Proposed) and message.block == old
+
+
+def test_a_commit_certificate_of_any_view_decides_against_a_vote_already_held() -> None:
+    bench = follower()
+    proposed(bench)
+    other = bench.block(bench.leader(), TWO)
+    bench.give(others(bench)[0], Decision(other, bench.certificate(Commit, other, 3, others(bench))))
+    assert bench.replica.height == 2 and bench.turn.decided[0].digest == block_digest(other)
+
+
+def test_a_prepare_certificate_of_a_later_view_takes_the_replica_there_and_is_committed() -> None:
+    bench = follower()
+    block = bench.block(bench.leader(2))
+    bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 2, others(bench))))
+    assert bench.replica.view == 2 and len(bench.sent_votes(Commit)) == 1
+
+
+def test_a_timeout_certificate_takes_the_replica_to_the_next_view() -> None:
+    bench = follower()
+    bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(3, others(bench))))
+    assert bench.replica.view == 4
+
+
+def test_own_messages_are_repeated_while_there_is_work() -> None:
+    bench = follower()
+    proposed(bench)
+    votes = bench.sent_votes(Prepare)
+    repeated = []
+    for _ in range(12):
+        assert bench.turn.deadline is not None
+        bench.step(Tick(), wait=max(0.0, bench.turn.deadline - bench.now))
+        repeated += bench.sent_votes(Prepare)
+    assert repeated and set(repeated) == set(votes)
+
+
+# Refused -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_vote_with_a_flipped_bit_a_foreign_key_or_another_voter_set_is_refused() -> None:
+    bench = follower()
+    block, voter = bench.block(bench.leader()), others(bench)[0]
+    vote = bench.prepare(voter, block)
+    flipped = bytes([vote.vote.signature[0] ^ 1]) + vote.vote.signature[1:]
+    bench.give(voter, dataclasses.replace(vote, vote=dataclasses.replace(vote.vote, signature=flipped)))
+    assert bench.faults == ["bad-signature"]
+    bench.give(voter, dataclasses.replace(vote, vote=dataclasses.replace(vote.vote, signer=bytes(32))))
+    assert bench.faults == ["not-a-voter"]
+    foreign = bench.sign(voter, Prepare(bytes(32), 1, 0, block_digest(block)))
+    bench.give(voter, dataclasses.replace(vote, vote=foreign))
+    assert bench.faults == ["foreign-voters"]
+
+
+def test_a_proposal_by_somebody_else_than_the_leader_is_refused() -> None:
+    bench = follower()
+    block = bench.block(bench.leader(1))
+    wrong = bench.sign(bench.leader(1), Propose(bench.voters.hash, 1, 0, block_digest(block)))
+    bench.give(bench.leader(1), Proposed(wrong, block, None))
+    assert bench.faults == ["not-the-leader"]
+
+
+def test_a_certificate_below_the_quorum_is_refused() -> None:
+    bench = follower()
+    block = bench.block(bench.leader())
+    bench.give(0, Decision(block, bench.certificate(Commit, block, 0, others(bench)[:2])))
+    assert bench.faults == ["no-quorum"]
+
+
+# Catching up ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_link_is_greeted_and_a_peer_far_ahead_is_asked_at_once() -> None:
+    bench = follower()
+    peer = others(bench)[0]
+    bench.step(Connected(bench.signers[peer].public))
+    assert bench.sent(Status) == [Status(1, 0)]
+    bench.give(peer, Status(40, 0))
+    [request] = bench.sent(GetDecisions)
+    assert isinstance(request, GetDecisions) and request.first == 1
+
+
+def test_who_does_not_deliver_is_passed_over() -> None:
+    bench = follower()
+    asked = set()
+    for peer in others(bench)[:2]:
+        bench.give(peer, Status(40, 0))
+    for _ in range(4):
+        bench.step(Tick(), wait=0.6)
+        asked |= {send.to for send in bench.turn.sends if isinstance(getattr(send, "message", None), GetDecisions)}
+    assert len(asked) == 2
+
+
+def test_a_request_for_decisions_is_answered_from_the_journal() -> None:
+    bench = follower()
+    decide(bench, proposed(bench))
+    turn = bench.give(others(bench)[0], GetDecisions(1, 5))
+    assert turn.sends == (SendDecisions(bench.signers[others(bench)[0]].public, 1, 5),)
+
+
+def test_messages_of_the_next_height_wait_until_it_is_reached() -> None:
+    bench, maker = follower(), follower()
+    first = proposed(bench)
+    decide(maker, first)
+    maker.apply(maker.turn.decided[0])
+    second = maker.block(maker.leader(), TWO)
+    bench.give(maker.leader(), maker.propose(second))
+    decided = decide(bench, first)
+    bench.apply(decided)
+    assert len(bench.sent_votes(Prepare)) == 1
+
+
+def test_the_memory_for_future_heights_is_bounded_per_peer() -> None:
+    bench, maker = follower(), follower()
+    decide(maker, bench.block(bench.leader()))
+    maker.apply(maker.turn.decided[0])
+    block, voter = maker.block(maker.leader()), others(bench)[0]
+    for view in range(200):
+        bench.give(voter, maker.prepare(voter, block, view))
+        bench.give(voter, maker.propose(block, 0))
+    kept = bench.replica._future
+    assert sum(map(len, kept._small.values())) + len(kept._proposals) <= 17
+
+
+def test_votes_far_ahead_of_the_view_are_not_kept() -> None:
+    bench = follower()
+    block, voter = bench.block(bench.leader()), others(bench)[0]
+    for view in range(300):
+        bench.give(voter, bench.prepare(voter, block, view))
+    assert bench.replica._book is not None and len(bench.replica._book._statements[bench.signers[voter].public]) <= 65
+
+
+def test_every_message_survives_its_encoding() -> None:
+    bench = follower()
+    block = bench.block(bench.leader())
+    high = bench.certificate(Prepare, block, 0, (0, 1, 2))
+    messages = [
+        bench.propose(block, 1, bench.timeout_certificate(0, (0, 1, 2), high, (0, block))),
+        bench.timed_out(0, 0, high, (0, block)),
+        ViewEnded(bench.timeout_certificate(0, (0, 1, 2))),
+        Decision(block, bench.certificate(Commit, block, 0, (0, 1, 2))),
+    ]
+    assert all(codec.decode_message(codec.encode(message), AGREEMENT) == message for message in messages)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import trio
+
+from peer import cli
+from peer.control import serve
+from peer.grammar import COMMANDS
+from protocol.errors import UserError
+from tests.peer.fake_api import ME, FakeApi
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+
+    def run(*arguments: str) -> Result:
+        status = cli.main(arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "arguments are required: command"),
+        ("rnu", "no command 'rnu'; did you mean run?"),
+        ("run --rol voter", "unknown argument '--rol'; did you mean --role?"),
+        ("run --role boss", "role = 'boss' (command line) is no role"),
+        ("run --role annotator", "roles that work now: trainer, voter, full"),
+        ("run --role rlhf", "roles that work now: trainer, voter, full"),
+        ("run --listen here", "'here' is not an address"),
+        ("run --threads many", "threads = 'many' (command line) is not a whole number"),
+        ("run --config /nowhere.toml", "/nowhere.toml cannot be read"),
+        ("init", "--network"),
+        ("join", "INVITATION"),
+        ("status --data-dir /nowhere", "no peer runs on /nowhere: start it with `peer run --data-dir /nowhere`"),
+        ("console --data-dir /nowhere", "no peer runs on /nowhere"),
+        ("console sttas", "did you mean stats?"),
+        ("demo --peers 3", "3 is outside 4..10"),
+        ("demo --malicious 2", "4 voters tolerate f = 1 liars"),
+        ("demo --malicious 2", "--peers 7"),
+        ("demo --malicious 4 --beyond-bound", "at least one of the 4 peers must be honest"),
+        ("demo --attack bribe", "'bribe'"),
+        ("demo --rounds 0", "0 is less than 1"),
+        ("config hide", "'hide'"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_status_of_two(peer: Callable[..., Result], arguments: str, words: str) -> None:
+    status, out, error = peer(*arguments.split())
+    assert (status, out) == (2, "")
+    assert error.startswith("peer: error: ")
+    assert error.count("\n") == 1
+    assert words in error
+
+
+def test_config_show_says_where_each_value_comes_from(peer: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "peer.toml").write_text("threads = 2")
+    status, out, _ = peer("config", "show", "--data-dir", str(tmp_path), "--name", "anna")
+    assert status == 0
+    assert tomllib.loads(out)["name"] == "anna"
+    assert f"threads = 2  # {tmp_path / 'peer.toml'}" in out
+    assert 'name = "anna"  # command line' in out
+
+
+def test_every_command_explains_itself() -> None:
+    for name in (
+        "init",
+        "join",
+        "run",
+        "console",
+        "status",
+        "stats",
+        "invite",
+        "approve",
+        "sample",
+        "export",
+        "audit",
+        "config",
+        "demo",
+    ):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([name, "--help"])
+        assert caught.value.code == 0
+
+
+def test_help_and_version_answer_without_loading_what_is_heavy() -> None:
+    code = (
+        "import sys\nfrom peer.cli import main\ntry:\n main(['--help'])\nexcept SystemExit: pass\n"
+        "print('HEAVY', [name for name in ('torch', 'numpy', 'trio', 'rich', 'nacl', 'prompt_toolkit') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "peer demo" in out
+    assert out.endswith("HEAVY []\n")
+
+
+def fake_commands(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(options: object) -> None:
+        raise error
+
+    module = ModuleType("peer.commands")
+    module.run = fail  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "peer.commands", module)
+    monkeypatch.setattr("peer.commands", module, raising=False)
+
+
+def test_control_c_is_one_line_and_the_status_shells_expect(peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (KeyboardInterrupt(), BaseExceptionGroup("", [KeyboardInterrupt(), ValueError()])):
+        fake_commands(monkeypatch, error)
+        assert peer("run") == (130, "", "peer: interrupted\n")
+
+
+def test_what_a_person_can_mend_is_one_line_however_deep_it_was_raised(
+    peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_commands(monkeypatch, ExceptionGroup("", [ExceptionGroup("", [UserError("the disk\nis full")])]))
+    assert peer("run") == (2, "", "peer: error: the disk is full\n")
+
+
+def test_a_bug_is_not_dressed_up_as_the_persons_mistake(peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_commands(monkeypatch, ExceptionGroup("", [UserError("x"), ValueError("y")]))
+    with pytest.raises(ExceptionGroup):
+        peer("run")
+
+
+async def on_thread(peer: Callable[..., Result], *arguments: str) -> Result:
+    return await trio.to_thread.run_sync(lambda: peer(*arguments))
+
+
+async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_path: Path, nursery: trio.Nursery) -> None:
+    await nursery.start(serve, FakeApi(), tmp_path)
+    place = ("--data-dir", str(tmp_path))
+    for command in ("status", "stats", "invite"):
+        assert (await on_thread(peer, command, *place))[0] == 0
+    assert json.loads((await on_thread(peer, "status", "--json", *place))[1])["peer"] == ME
+    assert "1 of 3" in (await on_thread(peer, "approve", "abcd", *place))[1]
+    assert "Once 7 0.8 0" in (await on_thread(peer, "sample", "Once", "--tokens", "7", *place))[1]
+    assert "7 files" in (await on_thread(peer, "export", str(tmp_path / "out"), *place))[1]
+    assert "invitation-string" in (await on_thread(peer, "console", *place, "invite"))[1]
+    status, _, error = await on_thread(peer, "console", *place, "leave")
+    assert (status, error) == (2, "peer: error: the last voter cannot leave\n")
+
+
+def test_every_command_and_setting_is_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    from peer.config import NAMES
+
+    parser = cli.build_parser()
+    commands = next(action for action in parser._actions if action.dest == "command").choices
+    assert commands
+    for name, command in commands.items():
+        assert f"`peer {name}" in guide, name
+        for option in command.known_options():
+            assert option in ("-h", "--help") or option in guide, f"{name} {option}"
+    for name in (*NAMES, *COMMANDS):
+        assert f"`{name}" in guide, name

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.input.base import PipeInput
+from prompt_toolkit.output import DummyOutput
+
+from peer import console, grammar
+from peer.grammar import COMMANDS, help_text, option_names, parse
+from peer.prompt import Prompt
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from tests.peer.fake_api import ME, OTHER, FakeApi
+
+
+def request(line: str) -> TrainRequest:
+    options = parse(line)
+    assert options is not None
+    return grammar.train_request(options)
+
+
+@pytest.mark.parametrize("line", ["", "   ", "# a remark"])
+def test_an_empty_line_is_no_command(line: str) -> None:
+    assert parse(line) is None
+
+
+def test_train_without_arguments_leaves_everything_to_the_defaults() -> None:
+    assert request("train") == TrainRequest("", "", 0, 0, {})
+
+
+def test_train_takes_what_a_job_needs() -> None:
+    line = "train --rounds 5 --data local --name 'my job' --vocabulary 512 --set seed=4 --set name=a=b"
+    assert request(line) == TrainRequest("my job", "local", 5, 512, {"seed": "4", "name": "a=b"})
+
+
+def test_the_path_of_the_data_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert request("train --data a.txt").data == str(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("sttas", "no command 'sttas'; did you mean stats?"),
+        ("train --round 3", "unknown argument '--round'; did you mean --rounds?"),
+        ("train --rounds x", "'x' is not a whole number"),
+        ("train --rounds 0", "0 is less than 1"),
+        ("train --vocabulary 255", "255 is less than 256"),
+        ("train --rounds", "expected one argument"),
+        ("log 0", "0 is less than 1"),
+        ("stats now", "unknown argument 'now'"),
+        ("approve", "PEER"),
+        ("sample 'open", "close the quotation"),
+        ("sample a --tokens 100001", "outside 1..100000"),
+    ],
+)
+def test_what_is_not_understood_is_named_with_the_way_out(line: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(line)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("item", ["seed", "=4"])
+def test_a_field_without_a_value_is_refused(item: str) -> None:
+    with pytest.raises(UserError, match="write FIELD=VALUE"):
+        request(f"train --set {item}")
+
+
+def test_every_command_is_in_the_help() -> None:
+    assert all(name in help_text() for name in COMMANDS)
+    assert option_names("train") == ("--rounds", "--data", "--name", "--vocabulary", "--set")
+
+
+async def said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, *, attached: bool = True
+) -> tuple[str, int, FakeApi]:
+    """What the console prints for commands that come through a pipe."""
+    api = FakeApi()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    status = await console.run(api, attached=attached)
+    return capsys.readouterr().out, status, api
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("status", [ME, "lab", "3 decide, 1 may lie", "1 min 1 s"]),
+        ("stats", ["p50 41 ms, p99 – ms", "bad-signature 2", "vote 1.00 MB"]),
+        ("peers", ["abcdaaaa me", "[bold]ben", "1 approvals", "2.5 ms"]),
+        ("jobs", ["3/80", "abcdaaaa:3", "abcebbbb: replay 2"]),
+        ("rounds", ["abcebbbb:replay", "2.500", "40 ms"]),
+        ("train --rounds 3", ["1" * 64]),
+        ("invite", ["invitation-string"]),
+        ("export out", ["7 files", "peer audit"]),
+        ("sample 'Once upon' --tokens 5", ["Once upon 5 0.8 0"]),
+        ("help", ["approve", "quit"]),
+    ],
+)
+async def test_each_command_shows_what_the_peer_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, words: list[str]
+) -> None:
+    printed, status, _ = await said(monkeypatch, capsys, line + "\n")
+    assert status == 0
+    for word in words:
+        assert word in printed
+
+
+async def test_a_test_shows_its_own_phases_until_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed, status, _ = await said(monkeypatch, capsys, "test\n")
+    assert status == 0
+    assert [line.split("is ")[1] for line in printed.splitlines() if "update" in line] == ["proposed", "voted", "done"]
+    assert "somebody else" not in printed
+
+
+async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing.MockClock) -> None:
+    class Silent(FakeApi):
+        async def test(self) -> str:
+            return "4" * 64
+
+        async def events(self, after: int, wait_seconds: float) -> tuple[()]:
+            await trio.sleep(wait_seconds)
+            return ()
+
+    options = parse("test")
+    assert options is not None
+    with pytest.raises(UserError, match="is not decided after 180 s"):
+        await console.execute(Silent(), options, lambda what: None)
+
+
+async def test_a_peer_may_be_named_by_its_first_letters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed, status, api = await said(monkeypatch, capsys, "approve ABCE\n")
+    assert (status, api.asked) == (0, [OTHER])
+    printed, status, api = await said(monkeypatch, capsys, "approve abc\napprove xyz\n")
+    assert (status, api.asked) == (1, [])
+    assert "fits 2 peers" in printed
+    assert "begins with 'xyz'" in printed
+
+
+async def test_one_failed_command_does_not_stop_the_next_but_shows_in_the_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed, status, _ = await said(monkeypatch, capsys, "leave\nnonsense\n\ninvite\n")
+    assert status == 1
+    assert "error: the last voter cannot leave" in printed
+    assert "error: no command 'nonsense'" in printed
+    assert "invitation-string" in printed
+
+
+@pytest.mark.parametrize(("attached", "stopped"), [(True, False), (False, True)])
+async def test_quit_stops_the_peer_only_from_its_own_console(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], attached: bool, stopped: bool
+) -> None:
+    printed, _, api = await said(monkeypatch, capsys, "quit\ninvite\n", attached=attached)
+    assert api.stopped is stopped
+    assert "invitation-string" not in printed
+
+
+@pytest.fixture
+def keys() -> Iterator[PipeInput]:
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        yield pipe
+
+
+async def test_a_typed_line_is_returned_and_remembered(keys: PipeInput, tmp_path: Path) -> None:
+    prompt = Prompt("> ", tmp_path / "history", {"stats": ()})
+    keys.send_text("stats\rsecond\r")
+    assert [await prompt.ask(), await prompt.ask()] == ["stats", "second"]
+    assert "+stats" in (tmp_path / "history").read_text()
+
+
+async def test_the_tabulator_completes_commands_and_their_options(keys: PipeInput) -> None:
+    prompt = Prompt("> ", None, {"train": ("--rounds",), "stats": ()}, complete_while_typing=False)
+    keys.send_text("tr\t --r\t\r")
+    assert await prompt.ask() == "train --rounds"
+
+
+@pytest.mark.parametrize("pressed", ["\x04", "\x03"])
+async def test_control_d_and_control_c_on_an_empty_line_end_the_prompt(keys: PipeInput, pressed: str) -> None:
+    keys.send_text(pressed)
+    assert await Prompt("> ", None, {}).ask() is None
+
+
+async def test_control_c_drops_what_was_typed(keys: PipeInput) -> None:
+    keys.send_text("sta\x03stats\r")
+    assert await Prompt("> ", None, {}).ask() == "stats"
+
+
+async def test_a_cancelled_prompt_ends_and_gives_the_terminal_back(keys: PipeInput) -> None:
+    prompt = Prompt("> ", None, {})
+    for _ in range(20):  # however far the thread has come
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await prompt.ask()
+        assert not prompt._session.app.is_running
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prompt.ask)
+        while not prompt._session.app.is_running:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert not prompt._session.app.is_running
+    keys.send_text("on\r")
+    assert await prompt.ask() == "on"
