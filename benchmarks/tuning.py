@@ -35,7 +35,7 @@ from training.tokenizer import ByteTokenizer
 ACCEPTED = 2  # trainers accepted in each round of the default demo: three, one of which lies
 TRAINERS = 3
 CORES = 2
-BASELINE_RATES = (3e-3, 5e-3, 8e-3)
+BASELINE_RATES = (3e-3, 5e-3, 8e-3, 1.2e-2)
 EVALUATIONS = 8
 
 

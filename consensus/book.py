@@ -99,7 +99,7 @@ class Book:
         return highest[self.voters.faults_tolerated] if len(highest) > self.voters.faults_tolerated else -1
 
     def is_active(self) -> bool:
-        """Whether this height is being decided: a proposal or certificate is here, or more voters spoke than there can be liars."""
+        """Whether this height is being decided: a proposal or certificate is here, or more voters spoke than may be liars."""
         return bool(self.offers) or self.high is not None or len(self._statements) > self.voters.faults_tolerated
 
     def silent_in(self, view: int) -> tuple[bytes, ...]:

@@ -5,7 +5,7 @@ Inputs are handled into facts (a verified statement, a certificate, a claim); th
 Safety, as the comments below name it:
 (S1) One Propose, Prepare, Commit and Timeout per (height, view), durable before it is sent, over restarts too.
 (S2) No Prepare or Commit in a view after a Timeout for it or a later one.
-(S3) A proposal of view v > 0 carries a timeout certificate of exactly v − 1; the prepared block in it is proposed again, unjudged.
+(S3) A proposal of view v > 0 carries a timeout certificate of exactly v − 1; the prepared block in it is proposed again unjudged.
 (S4) Block bytes are durable before the Prepare, the prepare certificate before the Commit.
 (S5) A Timeout counts with its certificate only; certificates are taken whole; a commit certificate of any view decides.
 (S6) Who has not applied the parent prepares nothing; who finds another state than a decided block names signs nothing.
@@ -470,7 +470,7 @@ class Replica:
         return True
 
     def _vouch(self, book: Book) -> bool:
-        """(L) Whoever is in a view without holding a certificate that shows why (it restarted, or joined) gives up the view before.
+        """(L) Who is in a view and holds no certificate that shows why (it restarted, or joined) gives up the view before.
 
         Otherwise it could be the one voter that the others need to follow it, and none of its messages would count for them.
         """

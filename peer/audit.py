@@ -61,12 +61,12 @@ class _Replay:
         self._folder, self._scratch = folder, scratch
         self._host = ModelHost(scratch / "models")
         self._verifier = CachingVerifier(Ed25519Verifier())
+        self._expected = {MANIFEST, GENESIS}
         with self._blaming(GENESIS):
             self._genesis = Genesis.decode(self._read(GENESIS))
         self._rules = Rules(self._genesis, self._verifier, self._host)
         self._state = self._rules.first_state()
         self._parent = self._genesis.chain_id
-        self._expected = {MANIFEST, GENESIS}
         self._signatures = self._rounds = self._proposals = 0
 
     def run(self, progress: Progress) -> Verdict:

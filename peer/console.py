@@ -87,7 +87,9 @@ def _unchanged(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, s
     lines = []
     for job, (number, root) in before.items():
         same = after[job] == (number, root)
-        lines.append(f"job {views.short(job)}: model root {root[:16]} " + ("unchanged" if same else f"moved on by its own round {number}"))
+        lines.append(
+            f"job {views.short(job)}: model root {root[:16]} " + ("unchanged" if same else f"moved on by its own round {number}")
+        )
     return "\n".join(lines)
 
 

@@ -52,9 +52,13 @@ class Display:
     def update(self, job: JobView, rounds: list[RoundView]) -> None:
         if self._live:
             self._live.update(self._picture(job, rounds))
-        for view in rounds[self._printed :] if not self._live else []:
-            self._console.print(self._line(view), soft_wrap=True)
-        self._printed = len(rounds)
+        while not self._live and self._printed < len(rounds) and self._is_measured(rounds):
+            self._console.print(self._line(rounds[self._printed]), soft_wrap=True)
+            self._printed += 1
+
+    def _is_measured(self, rounds: list[RoundView]) -> bool:
+        """Measuring runs behind the rounds; a line waits for it unless a later round was measured instead."""
+        return any(view.held_out_bits_per_byte is not None for view in rounds[self._printed :])
 
     def _line(self, view: RoundView) -> str:
         bits = f"{view.held_out_bits_per_byte:.3f} bits/byte" if view.held_out_bits_per_byte is not None else "not measured"
@@ -126,7 +130,7 @@ class Display:
             table.add_row("bytes sent", f"{report.bytes_sent_per_peer_per_round / 1e6:.2f} MB per peer and round, audit reveals included")
         table.add_row("memory", ", ".join(f"{name} {size:.0f} MB" for name, size in report.pss_mb_per_peer.items()))
         for name, root in report.state_roots.items():
-            table.add_row(f"state root of {name}", root or "cannot be read")
+            table.add_row(f"state root of {name}", f"{root[:48]}…" if root else "cannot be read")
         first = f"{report.seconds_to_first_decision:.1f} s" if report.seconds_to_first_decision is not None else "never"
         table.add_row("time", f"{report.seconds_total:.1f} s, first decision after {first}")
         verdict = Text("all honest roots are equal, no lie was accepted, the loss fell", "bold green")

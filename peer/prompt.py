@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import trio
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import NestedCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
 
+class Words(Completer):
+    """The first word is a command, later ones may be its options."""
+
+    def __init__(self, commands: Mapping[str, tuple[str, ...]]) -> None:
+        self._commands = commands
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        before = document.text_before_cursor.split(" ")
+        choices = self._commands if len(before) == 1 else self._commands.get(before[0], ())
+        for choice in choices:
+            if choice.startswith(before[-1]) and choice not in before[:-1]:
+                yield Completion(choice, start_position=-len(before[-1]))
+
+
 class Prompt:
     def __init__(self, text: str, history: Path | None, completions: Mapping[str, tuple[str, ...]], **session: Any) -> None:
-        tree = {name: dict.fromkeys(options) or None for name, options in completions.items()}
         self._session: PromptSession[str] = PromptSession(
             text,
             history=FileHistory(str(history)) if history else InMemoryHistory(),
-            completer=NestedCompleter.from_nested_dict(tree),
+            completer=Words(completions),
             **session,
         )
         self._cancelled = False

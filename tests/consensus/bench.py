@@ -96,7 +96,9 @@ class Bench:
     def commit(self, voter: int, block: bytes, view: int = 0) -> Vote:
         return Vote(self.sign(voter, Commit(self.voters.hash, self._height(block), view, block_digest(block))))
 
-    def timed_out(self, voter: int, view: int = 0, high: Certificate | None = None, of: tuple[int, bytes] | None = None) -> TimedOut:
+    def timed_out(
+        self, voter: int, view: int = 0, high: Certificate | None = None, of: tuple[int, bytes] | None = None
+    ) -> TimedOut:
         high_view, block = of or (NO_VIEW, None)
         digest = block_digest(block) if block else None
         timeout = Timeout(self.voters.hash, self.replica.height, view, high_view, digest)

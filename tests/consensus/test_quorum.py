@@ -8,7 +8,9 @@ from protocol.limits import VOTERS_MAX
 SIZES = range(1, VOTERS_MAX + 1)
 
 
-@pytest.mark.parametrize(("n", "f", "q"), [(1, 0, 1), (2, 0, 2), (3, 0, 2), (4, 1, 3), (5, 1, 4), (6, 1, 4), (7, 2, 5), (10, 3, 7)])
+@pytest.mark.parametrize(
+    ("n", "f", "q"), [(1, 0, 1), (2, 0, 2), (3, 0, 2), (4, 1, 3), (5, 1, 4), (6, 1, 4), (7, 2, 5), (10, 3, 7)]
+)
 def test_small_networks(n: int, f: int, q: int) -> None:
     assert (faults_tolerated(n), quorum(n)) == (f, q)
 

@@ -31,7 +31,7 @@ PEERS = (
     ),
 )
 JOBS = (JobView("e" * 64, "text", "language", "running", 3, 80, "f" * 64, "full", "0" * 64, {ME: 3}, {OTHER: {"replay": 2}}, 1),)
-ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME,), True, "f" * 64, None, 2.5, 1.25, 40.0),)
+ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME,), True, "f" * 64, 2.5, None, 1.25, 40.0),)
 
 
 @dataclass
@@ -68,10 +68,10 @@ class FakeApi:
 
     async def test(self) -> str:
         number = len(self.log)
-        for phase in ("proposed", "voted", "done"):
+        self.log.append(EventView(number + 1, 0, "round", "a round of somebody else", {"job": "3" * 64}))
+        for kind in ("proposal", "ballot", "round", "decided"):
             number += 1
-            self.log.append(EventView(number, 0, "test", f"the update is {phase}", {"job": "2" * 64, "phase": phase}))
-        self.log.append(EventView(number + 1, 0, "test", "of somebody else", {"job": "3" * 64, "phase": "done"}))
+            self.log.append(EventView(number + 1, 0, kind, f"phase {kind}", {"job": "2" * 64}))
         return "2" * 64
 
     async def invite(self) -> str:

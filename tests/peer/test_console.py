@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import trio
 from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
 from peer import console, grammar
 from peer.grammar import COMMANDS, help_text, option_names, parse
-from peer.prompt import Prompt
+from peer.prompt import Prompt, Words
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from tests.peer.fake_api import ME, OTHER, FakeApi
@@ -118,8 +120,9 @@ async def test_a_test_shows_its_own_phases_until_it_is_done(
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, "test\n")
     assert status == 0
-    assert [line.split("is ")[1] for line in printed.splitlines() if "update" in line] == ["proposed", "voted", "done"]
+    assert [line.split("phase ")[1] for line in printed.splitlines() if "phase " in line] == ["proposal", "ballot", "round"]
     assert "somebody else" not in printed
+    assert f"model root {'f' * 16} unchanged" in printed
 
 
 async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing.MockClock) -> None:
@@ -180,10 +183,20 @@ async def test_a_typed_line_is_returned_and_remembered(keys: PipeInput, tmp_path
     assert "+stats" in (tmp_path / "history").read_text()
 
 
-async def test_the_tabulator_completes_commands_and_their_options(keys: PipeInput) -> None:
-    prompt = Prompt("> ", None, {"train": ("--rounds",), "stats": ()}, complete_while_typing=False)
-    keys.send_text("tr\t --r\t\r")
-    assert await prompt.ask() == "train --rounds"
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("", ["train", "stats"]),
+        ("tr", ["train"]),
+        ("train ", ["--rounds", "--data"]),
+        ("train --rounds 5 --", ["--data"]),
+        ("stats -", []),
+        ("nothing -", []),
+    ],
+)
+def test_commands_and_then_their_options_are_completed(typed: str, offered: list[str]) -> None:
+    completer = Words({"train": ("--rounds", "--data"), "stats": ()})
+    assert [found.text for found in completer.get_completions(Document(typed), CompleteEvent())] == offered
 
 
 @pytest.mark.parametrize("pressed", ["\x04", "\x03"])

@@ -79,7 +79,14 @@ def test_a_peer_belongs_to_one_network(directory: DataDirectory) -> None:
     assert directory.read_genesis() == b"first"
 
 
-HOLD = "import sys; from pathlib import Path; from peer.datadir import DataDirectory\nwith DataDirectory(Path(sys.argv[1])).lock():\n print(flush=True); sys.stdin.read()"
+HOLD = """
+import sys
+from pathlib import Path
+from peer.datadir import DataDirectory
+with DataDirectory(Path(sys.argv[1])).lock():
+    print(flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_a_second_daemon_is_told_which_process_holds_the_directory(directory: DataDirectory) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -19,11 +18,10 @@ from peer import worker as supervisor
 from peer.worker import Worker, WorkerDied, WorkerFailed
 from protocol.errors import LocalProtocolError, UserError
 from protocol.reasons import Verdict
-from training import proposals, tasks
+from training import tasks
 from training.default_text import default_text
-from training.replicated.feedback import buffer_digest
 from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec, ModelSpec, Objective
+from training.spec import JobSpec, ModelSpec
 
 MODEL = ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48)
 SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, batch=4, micro_batch=4, rounds=10)
@@ -298,18 +296,3 @@ def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_co
 def test_the_daemons_side_does_not_import_torch() -> None:
     script = "import sys, peer.worker, training.proposals, training.checkpoint; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_a_scratch_update_needs_no_worker(tmp_path: Path) -> None:
-    spec = JobSpec(name="s", objective=Objective.SCRATCH)
-    model = ReplicatedModel.initial(JOB, spec)
-    model.save(tmp_path / "model")
-    update, paths = proposals.scratch_update(spec), {name: str(tmp_path / name) for name in ("model", "payload", "buffer")}
-    proposed = proposals.propose(tasks.Propose(JOB, 0, TRAINER, paths["model"], None, None, paths["buffer"]), update)
-    Path(paths["payload"]).write_bytes(proposed.payload)
-    audit = tasks.Audit(JOB, 0, TRAINER, paths["model"], paths["payload"], paths["buffer"], None, None)
-    assert proposals.audit(audit, update).verdict is Verdict.ACCEPT
-    assert proposals.audit(replace(audit, trainer=b"u" * 32), update).verdict is Verdict.REPLAY
-    assert buffer_digest(np.fromfile(paths["buffer"], "<f4")) == proposed.buffer_digest
-    Path(paths["buffer"]).write_bytes(b"short")
-    assert proposals.audit(audit, update).verdict is Verdict.REPLAY

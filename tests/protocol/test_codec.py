@@ -139,7 +139,7 @@ def test_lengths_outside_their_bounds_are_refused(index: int, value: object) -> 
 
 def test_a_collection_without_a_bound_of_its_own_is_bounded_all_the_same() -> None:
     refused("oversized", str, "a" * (codec.COLLECTION_MAX + 1))
-    refused("oversized", tuple[None | int, ...], [None] * (codec.COLLECTION_MAX + 1))
+    refused("oversized", tuple[int | None, ...], [None] * (codec.COLLECTION_MAX + 1))
 
 
 def test_a_longer_bound_admits_more_than_the_default_one_but_not_more_than_itself() -> None:

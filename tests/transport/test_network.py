@@ -64,7 +64,7 @@ async def test_one_senders_messages_stay_in_order(world: World) -> None:
 
 async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE), await world.start(BOB)
+        bob, alice = await world.start(BOB), await world.start(ALICE)  # it is Alice who knows the address of the other
         await linked(alice, bob)
         listen = {"listen": bob.address} if hasattr(bob, "address") else {}
         world.stop(bob)

@@ -15,7 +15,7 @@ from training.replicated.init import initial_parameters
 from training.spec import JobSpec
 from training.tokenizer import load_tokenizer
 
-BASELINE_RATE = 5e-3  # peak rate that was best for the default model and text, see benchmarks/tuning.py
+BASELINE_RATE = 8e-3  # peak rate that was best for the default model and text, see benchmarks/tuning.py
 WARMUP = 0.05  # of all steps, linear
 FLOOR = 0.1  # fraction of the peak at the last step, linear decay
 BETA1, BETA2 = 0.9, 0.95  # its state is never reset, so it averages over longer than a job's inner steps do

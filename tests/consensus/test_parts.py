@@ -1,0 +1,220 @@
+"""Voter sets, certificates, blocks, leaders, evidence and the executor, each by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consensus.block import Block, block_digest, decode_block, encode_block
+from consensus.evidence import Evidence, verify_evidence
+from consensus.leaders import failed_leaders, schedule
+from consensus.pacemaker import VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
+from consensus.turn import Send, SendDecisions, Turn, Voted, execute, execute_in_thread, merge
+from consensus.voters import CachingVerifier, VoterSet, verify_certificate
+from protocol.errors import RemoteProtocolError
+from protocol.messages import Certificate, Commit, Prepare, Status
+from tests.consensus.bench import CHAIN_ID, Bench
+from tests.sim.journal import MemoryJournal
+from tests.sim.keys import FastVerifier
+
+KEYS = tuple(bytes([i]) * 32 for i in range(1, 11))
+
+
+def block(height: int, failed: dict[bytes, int] | None = None, signers: tuple[bytes, ...] = KEYS) -> Block:
+    certificate = Certificate(b"vote", {key: bytes(64) for key in sorted(signers)})
+    return Block(height, bytes(32), height, KEYS[0], bytes(32), bytes(32), bytes(32), certificate, failed or {}, b"body")
+
+
+# Voters and certificates ---------------------------------------------------------------------------------------------
+
+
+def test_the_hash_of_a_voter_set_does_not_depend_on_the_order_of_its_keys() -> None:
+    assert VoterSet.of(KEYS).hash == VoterSet.of(reversed(KEYS)).hash != VoterSet.of(KEYS[1:]).hash
+
+
+def test_each_good_signature_is_verified_once_and_a_bad_one_each_time() -> None:
+    calls = []
+
+    class Counting(FastVerifier):
+        def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
+            calls.append(public)
+            return super().verify(public, data, signature)
+
+    bench, verifier = Bench(), CachingVerifier(Counting())
+    certificate = bench.certificate(Commit, bench.block(0), 0, (0, 1, 2))
+    for _ in range(3):
+        verify_certificate(certificate, Commit, bench.voters, CHAIN_ID, verifier)
+    assert len(calls) == 3
+    for _ in range(2):
+        assert not verifier.verify(KEYS[0], b"data", bytes(64))
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("signers", [(0, 1), (0, 1, 2)])
+def test_a_certificate_needs_its_kind_its_chain_and_a_quorum(signers: tuple[int, ...]) -> None:
+    bench = Bench()
+    certificate = bench.certificate(Commit, bench.block(0), 0, signers)
+    with pytest.raises(RemoteProtocolError):
+        verify_certificate(certificate, Prepare, bench.voters, CHAIN_ID, FastVerifier())
+    with pytest.raises(RemoteProtocolError):
+        verify_certificate(certificate, Commit, bench.voters, bytes(32), FastVerifier())
+    if len(signers) < 3:
+        with pytest.raises(RemoteProtocolError, match="no-quorum"):
+            verify_certificate(certificate, Commit, bench.voters, CHAIN_ID, FastVerifier())
+
+
+# Blocks --------------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=64), st.dictionaries(st.binary(min_size=32, max_size=32), st.integers(0, 2**53 - 1), max_size=4))
+def test_a_block_survives_its_bytes(body: bytes, failed: dict[bytes, int]) -> None:
+    original = dataclasses.replace(block(3, failed), body=body)
+    assert decode_block(encode_block(original)) == original
+
+
+@given(st.integers(0, 7), st.data())
+def test_a_flipped_bit_changes_the_digest_or_is_refused(bit: int, data: st.DataObject) -> None:
+    original = encode_block(block(3))
+    at = data.draw(st.integers(0, len(original) - 1))
+    flipped = original[:at] + bytes([original[at] ^ (1 << bit)]) + original[at + 1 :]
+    assert block_digest(flipped) != block_digest(original)
+
+
+# Leaders -------------------------------------------------------------------------------------------------------------
+
+
+def test_leaders_rotate_over_heights_and_views() -> None:
+    voters = VoterSet.of(KEYS[:4])
+    assert {schedule(h, voters, block(h - 1), None).leader(0) for h in range(2, 6)} == set(voters.keys)
+    assert {schedule(2, voters, block(1), None).leader(view) for view in range(4)} == set(voters.keys)
+
+
+def test_failed_voters_are_skipped_before_absent_ones_and_n_minus_q_at_most() -> None:
+    voters = VoterSet.of(KEYS[:7])  # q = 5, so two may be skipped
+    parent = block(9, failed={KEYS[6]: 30}, signers=KEYS[2:7])
+    order = schedule(10, voters, parent, None).order
+    assert set(voters.keys) - set(order) == {KEYS[6], KEYS[0]}
+
+
+def test_voters_without_a_ballot_are_skipped() -> None:
+    voters = VoterSet.of(KEYS[:4])
+    assert KEYS[2] not in schedule(10, voters, block(9), frozenset({KEYS[0], KEYS[1], KEYS[3]})).order
+
+
+def test_a_failure_is_forgotten_after_its_height() -> None:
+    voters = VoterSet.of(KEYS[:4])
+    parent = block(9, failed={KEYS[1]: 10})
+    assert KEYS[1] in schedule(10, voters, parent, None).order
+    assert KEYS[1] not in schedule(9, voters, dataclasses.replace(parent, height=8), None).order
+
+
+@given(st.integers(1, 200), st.integers(0, 500))
+def test_the_leader_that_succeeded_is_never_named_as_failed(n: int, view: int) -> None:
+    voters = VoterSet.of(i.to_bytes(32, "big") for i in range(n))
+    leaders = schedule(9, voters, None, None)
+    failed = failed_leaders(10, voters, block(9), leaders, view)
+    assert leaders.leader(view) not in failed and len(failed) == min(view, n - 1)
+    assert all(until == 9 + 2 * n for until in failed.values())
+
+
+# Pacemaker -----------------------------------------------------------------------------------------------------------
+
+
+def test_view_timers_grow_up_to_the_cap_and_follow_slow_decisions() -> None:
+    pacemaker = Pacemaker()
+    assert pacemaker.view_seconds() == VIEW_SECONDS_MIN
+    pacemaker.enter_view(2)
+    assert pacemaker.view_seconds() == pytest.approx(2.25 * VIEW_SECONDS_MIN)
+    pacemaker.enter_view(10_000)
+    assert pacemaker.view_seconds() == VIEW_SECONDS_MAX
+    pacemaker.enter_view(0)
+    pacemaker.run(True, 100.0)
+    pacemaker.decided(102.0)
+    assert pacemaker.view_seconds() == pytest.approx(6.0)
+
+
+def test_a_timer_starts_with_the_work_and_stops_with_it() -> None:
+    pacemaker = Pacemaker()
+    pacemaker.run(True, 100.0)
+    pacemaker.run(True, 100.5)
+    assert pacemaker.view_deadline() == 101.0
+    pacemaker.run(False, 100.6)
+    assert pacemaker.view_deadline() is None
+
+
+# Evidence ------------------------------------------------------------------------------------------------------------
+
+
+def test_evidence_names_its_culprit_and_anything_else_is_refused() -> None:
+    bench = Bench()
+    one, two = bench.block(0), bench.block(0, b"\x91\x02")
+    proof = Evidence(bench.prepare(1, one).vote, bench.prepare(1, two).vote)
+    assert verify_evidence(proof, CHAIN_ID, FastVerifier()) == bench.signers[1].public
+    harmless = [
+        Evidence(bench.prepare(1, one).vote, bench.prepare(1, one).vote),
+        Evidence(bench.prepare(1, one).vote, bench.prepare(2, two).vote),
+        Evidence(bench.prepare(1, one, 0).vote, bench.prepare(1, two, 1).vote),
+        Evidence(bench.prepare(1, one).vote, bench.commit(1, two).vote),
+        Evidence(bench.commit(1, one, 1).vote, bench.timed_out(1, 1, None, (1, one)).timeout),
+        Evidence(bench.commit(1, one, 1).vote, bench.timed_out(1, 0).timeout),
+    ]
+    for evidence in harmless:
+        with pytest.raises(RemoteProtocolError, match="no-evidence"):
+            verify_evidence(evidence, CHAIN_ID, FastVerifier())
+
+
+# Executor ------------------------------------------------------------------------------------------------------------
+
+
+class Order(MemoryJournal):
+    """Notes what happens in which order; also the outlet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[str] = []
+
+    def append(self, records: object) -> None:
+        self.log.append("append")
+
+    def send(self, to: tuple[bytes, ...], message: object) -> None:
+        self.log.append("send")
+
+
+def a_turn() -> Turn:
+    vote = Bench().prepare(0, Bench().block(0)).vote
+    return Turn((Voted(("prepare", 1, 0), vote),), (Send((KEYS[0],), Status(1, 0)), SendDecisions(KEYS[0], 1, 9)), 7.0)
+
+
+def test_everything_is_durable_before_anything_is_sent() -> None:
+    order = Order()
+    execute(a_turn(), order, order)
+    assert order.log == ["append", "send"]
+
+
+async def test_the_twin_for_threads_does_the_same() -> None:
+    order = Order()
+
+    async def run_in_thread(function: object, *arguments: object) -> object:
+        return function(*arguments)  # type: ignore[operator]
+
+    await execute_in_thread(a_turn(), order, order, run_in_thread)
+    assert order.log == ["append", "send"]
+
+
+def test_nothing_is_sent_when_the_journal_fails() -> None:
+    class Full(Order):
+        def append(self, records: object) -> None:
+            raise OSError("disk full")
+
+    order = Full()
+    with pytest.raises(OSError, match="disk full"):
+        execute(a_turn(), order, order)
+    assert order.log == []
+
+
+def test_merged_turns_keep_their_order_and_the_last_deadline() -> None:
+    merged = merge([a_turn(), Turn(deadline=9.0)])
+    assert len(merged.records) == 1 and len(merged.sends) == 2 and merged.deadline == 9.0

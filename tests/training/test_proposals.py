@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.errors import LocalProtocolError
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from training import proposals, tasks
+from training.replicated.feedback import REPLAY_TOLERANCE, buffer_digest
+from training.replicated.model import Accepted, ReplicatedModel
+from training.spec import JobSpec, Objective
+
+JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
+SPEC = JobSpec(name="s", objective=Objective.SCRATCH)
+UPDATE = proposals.scratch_update(SPEC)
+
+
+def propose(folder: Path, round: int, previous: int | None = None) -> tasks.Proposed:
+    buffer, payload = (None, None) if previous is None else (str(folder / f"m{previous}"), str(folder / f"p{previous}"))
+    request = tasks.Propose(JOB, round, TRAINER, str(folder / f"model{round}"), buffer, payload, str(folder / f"m{round}"))
+    proposed = proposals.propose(request, UPDATE)
+    (folder / f"p{round}").write_bytes(proposed.payload)
+    return proposed
+
+
+def audit_of(folder: Path, round: int, previous: int | None = None) -> tasks.Audit:
+    buffer, payload = (None, None) if previous is None else (str(folder / f"m{previous}"), str(folder / f"p{previous}"))
+    paths = str(folder / f"model{round}"), str(folder / f"p{round}"), str(folder / f"m{round}")
+    return tasks.Audit(JOB, round, TRAINER, *paths, buffer, payload)
+
+
+@pytest.fixture
+def two_rounds(tmp_path: Path) -> Path:
+    """Models of rounds 0 and 1, with a proposal of round 0 accepted between them."""
+    model = ReplicatedModel.initial(JOB, SPEC)
+    model.save(tmp_path / "model0")
+    proposed = propose(tmp_path, 0)
+    digests = proposed.payload_digest, len(proposed.payload), proposed.buffer_digest
+    accepted = Accepted(TRAINER, Proposal(JOB, 0, model.root, *digests, None), proposed.payload)
+    model.apply([accepted], {}).save(tmp_path / "model1")
+    return tmp_path
+
+
+def test_the_digests_are_those_of_what_was_written(two_rounds: Path) -> None:
+    proposed = propose(two_rounds, 1, previous=0)
+    assert buffer_digest(np.fromfile(two_rounds / "m1", "<f4")) == proposed.buffer_digest
+    assert hashlib.sha256(proposed.payload).digest() == proposed.payload_digest
+
+
+@pytest.mark.parametrize("previous", [None, 0])
+def test_an_honest_proposal_is_accepted_with_and_without_feedback(two_rounds: Path, previous: int | None) -> None:
+    propose(two_rounds, 1, previous)
+    audited = proposals.audit(audit_of(two_rounds, 1, previous), UPDATE)
+    assert audited.verdict is Verdict.ACCEPT and audited.relative_error == 0
+
+
+@pytest.mark.parametrize("done, claimed", [(0, None), (None, 0)])
+def test_feedback_other_than_the_claimed_one_is_a_failed_replay(two_rounds: Path, done: int | None, claimed: int | None) -> None:
+    propose(two_rounds, 1, done)
+    audited = proposals.audit(audit_of(two_rounds, 1, claimed), UPDATE)
+    assert audited.verdict is Verdict.REPLAY and audited.relative_error > 10 * REPLAY_TOLERANCE
+
+
+def test_another_trainers_work_a_short_buffer_and_poisoned_arithmetic_fail_the_replay(two_rounds: Path) -> None:
+    audit = audit_of(two_rounds, 0)
+    assert proposals.audit(replace(audit, trainer=b"u" * 32), UPDATE).verdict is Verdict.REPLAY
+    for content in (b"short", np.full(4096, np.nan, "<f4").tobytes()):
+        (two_rounds / "m0").write_bytes(content)
+        audited = proposals.audit(audit, UPDATE)
+        assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, proposals.RELATIVE_ERROR_MAX)
+
+
+def test_a_model_of_another_round_and_feedback_out_of_nothing_are_our_own_mistakes(two_rounds: Path) -> None:
+    with pytest.raises(LocalProtocolError, match="round 1 was asked for"):
+        proposals.audit(replace(audit_of(two_rounds, 0), round=1), UPDATE)
+    with pytest.raises(LocalProtocolError, match="nothing accepted"):
+        proposals.audit(replace(audit_of(two_rounds, 0, previous=0)), UPDATE)
