@@ -95,6 +95,7 @@ def main(options: argparse.Namespace) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--report {folder} is not empty: name a new folder")
     demo = Demo(options, folder, cast_roles(options, folder))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this process ends its peers too
     try:
         return trio.run(_run, demo)
     except BaseExceptionGroup as group:

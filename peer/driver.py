@@ -88,6 +88,7 @@ class Driver:
         self._working: dict[RoundKey, trio.Nursery] = {}  # what the role does in each open round
         self._judging: set[tuple[RoundKey, bytes]] = set()
         self._deadline: float | None = None
+        self._refusal: str | None = None
         self._answered: dict[bytes, float] = {}
         self._first_seen: dict[int, float] = {}
         self._decided_in: dict[int, float] = {}
@@ -137,11 +138,18 @@ class Driver:
 
     async def _next_items(self) -> list[Item]:
         """What is there, at least one item unless the deadline expires first."""
+        await trio.lowlevel.checkpoint()
+        items = self._items_here()
+        if not items:
+            wait = float("inf") if self._deadline is None else max(0.0, self._deadline - self.now())
+            with trio.move_on_after(wait):
+                items.append(await self._inbox.receive())
+                items += self._items_here()
+        return items
+
+    def _items_here(self) -> list[Item]:
         items: list[Item] = []
-        wait = float("inf") if self._deadline is None else max(0.0, self._deadline - self.now())
-        with trio.move_on_after(wait):
-            items.append(await self._inbox.receive())
-        while items and len(items) < BATCH_MAX:
+        while len(items) < BATCH_MAX:
             try:
                 items.append(self._inbox.receive_nowait())
             except trio.WouldBlock:
@@ -164,6 +172,7 @@ class Driver:
         for item in items:
             if isinstance(item, Call):
                 item.done.set()
+        self._note_refusal()
         self._judge_new_proposals()
 
     def _handle(self, item: Item, said: Said, turns: list[Turn]) -> None:
@@ -408,6 +417,12 @@ class Driver:
         await self.call(lambda: self.rounds.judge(key, signed.signer, judged.verdict, judged.seconds))
 
     # For people
+
+    def _note_refusal(self) -> None:
+        refusal = self.replica.refusal
+        if refusal is not None and refusal != self._refusal:
+            self.events.add("warning", f"not preparing the block proposed for height {self.replica.height}: {refusal}")
+        self._refusal = refusal
 
     def _note_message(self, signer: bytes, message: RoundMessage) -> None:
         text = {Proposal: "proposes", CutOff: "wants to close"}.get(type(message), "votes")

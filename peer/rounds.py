@@ -166,7 +166,7 @@ class Rounds:
 
     def deadline(self, now: float) -> float | None:
         times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]
-        times += [self._sought.get(key, book.opened) + SEEK_SECONDS for key, book in self.books.items()]
+        times += [self._sought.get(key, book.opened) + SEEK_SECONDS for key, book in self.books.items() if book.closing() is None]
         return min(times, default=None)
 
 

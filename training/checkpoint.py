@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from training.data import replace_durably
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 
-FORMAT = "folkmoot-1"
+FORMAT = 1
+METADATA = "folkmoot"  # the one entry of the file's metadata: JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,15 @@ class Origin:
 def export(path: Path, spec: JobSpec, parameters: Float32Array, origin: Origin) -> None:
     """Writes the file whole or not at all. Tensor names and shapes are those of the layout."""
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in layout_of(spec).view(np.asarray(parameters)).items()}
-    metadata = {
+    about = {
         "format": FORMAT,
         "job": origin.job.hex(),
-        "round": str(origin.round),
+        "round": origin.round,
         "model_root": origin.model_root.hex(),
         "spec": spec.encode().hex(),
     }
+    # One metadata entry: the library writes several in random order, and one model must have one file.
+    metadata = {METADATA: json.dumps(about)}
     part = path.with_name(path.name + ".part")
     with part.open("wb") as stream:
         stream.write(safetensors.save(tensors, metadata))
@@ -48,15 +52,15 @@ def read(path: Path) -> tuple[JobSpec, Float32Array, Origin]:
     """`UserError` naming the file if it is no checkpoint of ours."""
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"format {metadata.get('format')!r}")
-            spec = JobSpec.decode(bytes.fromhex(metadata["spec"]))
+            about = json.loads((file.metadata() or {})[METADATA])
+            if about["format"] != FORMAT:
+                raise ValueError(f"format {about['format']!r}")
+            spec = JobSpec.decode(bytes.fromhex(about["spec"]))
             parameters = _flat(file, spec)
-            origin = Origin(bytes.fromhex(metadata["job"]), int(metadata["round"]), bytes.fromhex(metadata["model_root"]))
+            origin = Origin(bytes.fromhex(about["job"]), int(about["round"]), bytes.fromhex(about["model_root"]))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except (SafetensorError, ValueError, KeyError, RemoteProtocolError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RemoteProtocolError) as error:
         raise UserError(f"{path} is not a checkpoint written by `peer export`: {error}") from None
     return spec, parameters, origin
 

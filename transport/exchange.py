@@ -8,16 +8,19 @@ right hash, nobody can say whose were wrong: the transfer starts again and keeps
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 import trio
 
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, GetBlob, NoBlob
 from transport.blobs import BlobStore, BlobWriter
 from transport.framing import Priority
+
+log = logging.getLogger(__name__)
 
 WINDOW_CHUNKS = 32  # asked for ahead: 1.5 MiB, which is 15 MB/s over a link of 100 ms
 STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
@@ -133,15 +136,22 @@ class Exchange:
                 transfer.wake()
 
     def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
+        chunk = self._read(request)
+        if chunk is not None and self._send(peer, chunk, Priority.BULK):
+            self.bytes_sent += len(chunk.chunk)
+        else:  # also if the queue is full: "not now" is said at once, rather than left to be found out by a deadline
+            self._send(peer, NoBlob(request.digest), Priority.CONTROL)
+
+    def _read(self, request: GetBlob) -> BlobChunk | None:
         size = self._blobs.size(request.digest)
         if size is None or request.offset > size or (request.offset == size and size > 0):
-            self._send(peer, NoBlob(request.digest), Priority.CONTROL)
-            return
-        chunk = self._blobs.read(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
-        if self._send(peer, BlobChunk(request.digest, request.offset, size, chunk), Priority.BULK):
-            self.bytes_sent += len(chunk)
-        else:  # the queue is full: "not now" is said at once, rather than left to be found out by a deadline
-            self._send(peer, NoBlob(request.digest), Priority.CONTROL)
+            return None
+        try:
+            chunk = self._blobs.read(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
+        except (OSError, StorageError) as error:  # whoever needs the store for itself will stop over it; the asker goes on
+            log.warning("cannot read blob %s, which a peer asked for: %s", request.digest.hex()[:12], error)
+            return None
+        return BlobChunk(request.digest, request.offset, size, chunk)
 
     def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
         transfer = self._transfers.get(answer.digest)

@@ -38,7 +38,7 @@ READ_BYTES = 256 << 10  # at once; a few frames
 UNSENT_BYTES = 128 << 10  # in the kernel, not on the wire yet: what a vote has to wait for, beside the frame being sent
 
 DIALS_MAX = 16  # at once
-BACKOFF_SECONDS = 0.2  # the first pause between two dials lies between 0 and this; it doubles up to
+BACKOFF_SECONDS = 0.2  # a pause before dialing lies between 0 and this, twice as much after each failure, at most
 BACKOFF_SECONDS_MAX = 20.0
 STABLE_SECONDS = 10.0  # a connection that held this long was a success: the backoff starts again
 FAILURES_MAX = 12  # in a row, after which an address that was only heard of is forgotten

@@ -21,7 +21,7 @@ ALICE, BOB, CAROL, DAVE = sorted((Identity(bytes([n]) * 32) for n in range(1, 5)
 class MemoryBlobs:
     def __init__(self, *blobs: bytes) -> None:
         self.blobs = {digest(blob): blob for blob in blobs}
-        self.aborted = 0
+        self.aborted = self.finished = 0
 
     def size(self, digest: bytes) -> int | None:
         return len(self.blobs[digest]) if digest in self.blobs else None
@@ -42,6 +42,7 @@ class MemoryWriter:
         self._data += chunk
 
     def finish(self) -> None:
+        self._store.finished += 1
         if digest(self._data) != self._name:
             raise RemoteProtocolError("bad-blob", "the bytes do not have the digest they were asked for by")
         self._store.blobs[self._name] = bytes(self._data)

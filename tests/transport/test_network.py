@@ -275,6 +275,38 @@ async def test_of_two_contributors_nobody_is_blamed_for_the_sum(world: World, mo
         assert not bob.refused()
 
 
+async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, and then the honest holder stalls in the middle too: the liar must start over, and is convicted."""
+    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.1)
+    blob, store = blob_of(3_000_000), MemoryBlobs()
+    starts: list[str] = []  # who was asked for the first byte
+
+    class Stalling(LyingBlobs):
+        def __init__(self, name: str, content: bytes, starts_until_well: int) -> None:
+            super().__init__(digest(blob), content)
+            self.name, self.starts_until_well = name, starts_until_well
+
+        def read(self, digest: bytes, offset: int, length: int) -> bytes:
+            if offset == 0:
+                starts.append(self.name)
+            silent = offset > 1_500_000 and len(starts) == self.starts_until_well
+            return b"" if silent else super().read(digest, offset, length)
+
+    with trio.fail_after(DEADLINE_SECONDS):
+        await world.start(ALICE, Stalling("liar", bytes(len(blob)), 1))
+        await world.start(CAROL, Stalling("honest", blob, 2))
+        bob = await world.start(BOB, store)
+        await until(lambda: len(bob.connected()) == 2)
+        await bob.fetch(digest(blob), len(blob), sources=[ALICE.public])
+        assert starts == ["liar", "honest", "liar", "honest"]
+        assert store.finished == 3, "the mixture, the lie, the truth"
+        assert store.blobs[digest(blob)] == blob
+        assert bob.refused()["bad-blob"] == 1
+        assert bob.connected() == {CAROL.public}
+
+
 async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "STALL_SECONDS", 1000.0)  # it is the end of the link that tells, not the deadline
     blob, store = blob_of(20_000_000), MemoryBlobs()
@@ -354,6 +386,20 @@ async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> 
                 await until(lambda: bob.traffic().blobs_received > 1_000_000)
                 impatient.cancel_scope.cancel()
         assert bob.traffic().blobs_received == len(blob)
+
+
+async def test_a_holder_that_cannot_read_its_store_says_that_it_has_nothing(world: World) -> None:
+    class BadDisk(MemoryBlobs):
+        def read(self, digest: bytes, offset: int, length: int) -> bytes:
+            raise OSError("input/output error")
+
+    blob, store = blob_of(100_000), MemoryBlobs()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, carol = await world.start(ALICE, BadDisk(blob)), await world.start(CAROL, MemoryBlobs(blob))
+        bob = await world.start(BOB, store)
+        await linked(alice, bob, carol)
+        await bob.fetch(digest(blob), len(blob), sources=[alice.me])
+        assert bob.connected() == {alice.me, carol.me}
 
 
 async def test_a_store_that_fails_is_reported_to_whoever_fetches(world: World) -> None:
