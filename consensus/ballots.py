@@ -304,7 +304,11 @@ def _ascending(signed: Iterable[Signed]) -> tuple[Signed, ...]:
 
 
 def check_closing(
-    terms: RoundTerms, closing: Closing, ballots: Mapping[bytes, Ballot], cut_offs: Mapping[bytes, CutOff], proposals: Mapping[bytes, Proposal]
+    terms: RoundTerms,
+    closing: Closing,
+    ballots: Mapping[bytes, Ballot],
+    cut_offs: Mapping[bytes, CutOff],
+    proposals: Mapping[bytes, Proposal],
 ) -> str | None:
     """Why a closing, whose signatures and forms were verified, is invalid; None if it is valid. The same for every peer, always."""
     for parts in (closing.ballots, closing.cut_offs, closing.proposals):

@@ -124,14 +124,14 @@ class JobsModule:
                 return _stop(state, key, author)
         raise AssertionError(transaction.kind)
 
-    def _start(
-        self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int
-    ) -> JobsState:
+    def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         terms = self.rules.terms(spec)
         running = state.running()
         if len(running) >= RUNNING_MAX:
             raise Refused(f"{RUNNING_MAX} jobs are running, the most at once")
-        clash = next((job.name for job in running.values() if terms.needs_worker and self.rules.terms(job.spec).needs_worker), None)
+        clash = next(
+            (job.name for job in running.values() if terms.needs_worker and self.rules.terms(job.spec).needs_worker), None
+        )
         if clash is not None:
             raise Refused(f"job {clash!r} is training; one job trains at a time")
         job = Job(spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, (), (), (), ())

@@ -78,7 +78,9 @@ class MembersState:
     previous: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decided this height
     voters: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decide the next height
     upcoming: Annotated[tuple[Key, ...], Length(1, VOTERS_MAX)]  # decide the one after it
-    standing: Annotated[dict[Key, tuple[Key, ...]], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # candidate -> approvals
+    standing: Annotated[dict[Key, tuple[Key, ...]], Length(0, MEMBERS_MAX)] = field(
+        default_factory=dict
+    )  # candidate -> approvals
     leaving: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()
     tokens: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # used invitations -> expiry
 
@@ -221,4 +223,3 @@ def _leave(state: MembersState, author: bytes) -> MembersState:
 def warning_for_removal(voters: int) -> str | None:
     before, after = faults_tolerated(voters), faults_tolerated(voters - 1)
     return f"with {voters - 1} voters f falls from {before} to {after}" if after < before else None
-

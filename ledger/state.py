@@ -115,7 +115,9 @@ class Rules:
 
     def decode_state(self, data: bytes) -> State:
         stored = codec.decode(StoredState, data, len(data))
-        values = {name: codec.decode(self.modules[name].state_type(), value, len(value)) for name, value in stored.modules.items()}
+        values = {
+            name: codec.decode(self.modules[name].state_type(), value, len(value)) for name, value in stored.modules.items()
+        }
         return State(stored.height, stored.time_ms, values, stored.certified_roots)
 
     # Transactions

@@ -87,7 +87,14 @@ class _Replay:
         block, state = decode_block(decision.block), self._state
         voters = VoterSet(state.members.voters)
         vote = verify_certificate(decision.certificate, Commit, voters, self._genesis.chain_id, self._verifier)
-        expected = (height, block_digest(decision.block), self._parent, state.root, voters.hash, VoterSet(state.members.upcoming).hash)
+        expected = (
+            height,
+            block_digest(decision.block),
+            self._parent,
+            state.root,
+            voters.hash,
+            VoterSet(state.members.upcoming).hash,
+        )
         if (vote.height, vote.block, block.parent, block.state_root, block.voters, block.next_voters) != expected:
             raise UserError("it does not follow the block before it")
         if block.height != height or block.time_ms <= state.time_ms and height > 1:
@@ -140,7 +147,14 @@ class _Replay:
         self._check_manifest(summary)
         roots = {job: str(model["root"]) for job, model in models.items()}
         return Verdict(
-            genesis.network, genesis.chain_id.hex(), state.height, self._signatures, self._rounds, self._proposals, last.state_root.hex(), roots
+            genesis.network,
+            genesis.chain_id.hex(),
+            state.height,
+            self._signatures,
+            self._rounds,
+            self._proposals,
+            last.state_root.hex(),
+            roots,
         )
 
     def _check_manifest(self, summary: Summary) -> None:

@@ -38,7 +38,9 @@ class Author:
                 while self.nonce == before:
                     await self._driver.applied.wait()
                 return transaction
-        raise UserError(f"{kind} was not decided within {DECISION_SECONDS_MAX:.0f} s: is a quorum of voters running? (`peers` shows)")
+        raise UserError(
+            f"{kind} was not decided within {DECISION_SECONDS_MAX:.0f} s: is a quorum of voters running? (`peers` shows)"
+        )
 
     def _require_acceptable(self, signed: Signed) -> None:
         state = self._driver.state

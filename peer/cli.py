@@ -20,7 +20,6 @@ from protocol.errors import UserError
 VERSION = "0.1.0"
 ATTACKS = ("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate")
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
-DEMO_ROUNDS = 80
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
@@ -166,7 +165,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--peers", type=peers, default=4, metavar="N", help="how many, 4 to 10 (default 4); all of them vote")
     demo.add_argument("--malicious", type=whole_number(0), default=1, metavar="K", help="how many of them lie (default 1)")
     demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
-    demo.add_argument("--rounds", type=whole_number(1), default=DEMO_ROUNDS, metavar="R", help=f"default {DEMO_ROUNDS}")
+    demo.add_argument("--rounds", type=whole_number(1), metavar="R", help="default 60, which takes a minute or two")
     demo.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the initialisation and the data order")
     demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
     demo.add_argument("--json", metavar="FILE", help="where report.json goes")

@@ -85,7 +85,9 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             author=author,
             started=time.monotonic(),
         )
-        membership = Membership(driver, author, config.name, role.registered, config.stand, config.approve_invited, _invitation(directory))
+        membership = Membership(
+            driver, author, config.name, role.registered, config.stand, config.approve_invited, _invitation(directory)
+        )
         try:
             async with trio.open_nursery() as outer:
                 await outer.start(network.run)

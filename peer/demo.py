@@ -21,7 +21,6 @@ from pathlib import Path
 import trio
 
 from ledger.genesis import TRAINER, Founder, Genesis
-from peer.cli import DEMO_ROUNDS
 from peer.control import ControlClient
 from peer.datadir import DataDirectory
 from peer.demo_display import Display
@@ -30,13 +29,16 @@ from protocol import codec
 from protocol.api import RoundView, StatsView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id, short_id
+from training.spec import JobSpec
 
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
 POLL_SECONDS = 0.5
 STALL_SECONDS_MAX = 180.0  # without any decided round the demo gives up and says so
 CERTIFY_SECONDS_MAX = 20.0  # after the last round: the closing block, and the slowest peer's apply
 STOP_SECONDS_MAX = 10.0
+ROUNDS_MAX = 10_000  # asked for at once
 MEASURE_SECONDS = 5.0  # between looks at every peer's memory and traffic
+DEFAULT_ROUNDS = JobSpec(name="demo").rounds
 AVX = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR AVX2 FMA3"
 
 
@@ -79,7 +81,7 @@ class Demo:
     def is_default(self) -> bool:
         """Whether the promise on the loss of `peer demo` without flags applies."""
         options = self.options
-        return not options.data and options.rounds == DEMO_ROUNDS and (options.peers, options.malicious) == (4, 1)
+        return not options.data and options.rounds in (None, DEFAULT_ROUNDS) and (options.peers, options.malicious) == (4, 1)
 
     @property
     def watched(self) -> DemoPeer:
@@ -117,7 +119,15 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
         threads = 1 + number % 2 if options.mixed else 1
         restricted = options.mixed and number == 1
         peers.append(
-            DemoPeer(number, identity, folder / "peers" / str(number), trains, trains and number >= trainers - liars, threads, restricted)
+            DemoPeer(
+                number,
+                identity,
+                folder / "peers" / str(number),
+                trains,
+                trains and number >= trainers - liars,
+                threads,
+                restricted,
+            )
         )
     return peers
 
@@ -135,7 +145,9 @@ async def _run(demo: Demo) -> int:
             report = await conclude(demo, job, rounds, finished, display)
     except KeyboardInterrupt:
         stop(demo)
-        print(f"\npeer demo: interrupted; all {len(demo.peers)} peers are stopped, their data is in {demo.folder}", file=sys.stderr)
+        print(
+            f"\npeer demo: interrupted; all {len(demo.peers)} peers are stopped, their data is in {demo.folder}", file=sys.stderr
+        )
         raise
     display.summary(report)
     if demo.options.keep:
@@ -147,9 +159,7 @@ async def _run(demo: Demo) -> int:
 
 
 def make_directories(demo: Demo) -> None:
-    founders = {
-        peer.identity.public: Founder(peer.name, (TRAINER,) if peer.trains else ()) for peer in demo.peers
-    }
+    founders = {peer.identity.public: Founder(peer.name, (TRAINER,) if peer.trains else ()) for peer in demo.peers}
     genesis = Genesis("demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())))
     for peer in demo.peers:
         directory = DataDirectory.create(peer.directory)
@@ -230,16 +240,18 @@ async def begin_job(demo: Demo) -> str:
         await measure(peer)
         peer.traffic_before = sent(peer)
     overrides = {"seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
-    return await demo.watched.client.train(TrainRequest("demo", options.data or "", options.rounds, 0, overrides))
+    return await demo.watched.client.train(
+        TrainRequest("demo", options.data or "", options.rounds or DEFAULT_ROUNDS, 0, overrides)
+    )
 
 
-async def watch(demo: Demo, job: str, display: Display) -> tuple[list[RoundView], bool]:
+async def watch(demo: Demo, job: str, display: Display) -> tuple[tuple[RoundView, ...], bool]:
     """Follows the job to its end; False if no round was decided for too long, or an honest peer ended."""
-    rounds: list[RoundView] = []
+    rounds: tuple[RoundView, ...] = ()
     last_progress = measured = trio.current_time()
     while True:
         view = next(item for item in await demo.watched.client.jobs() if item.job == job)
-        fresh = await demo.watched.client.rounds(demo.options.rounds)
+        fresh = await demo.watched.client.rounds(ROUNDS_MAX)
         if len(fresh) > len(rounds):
             last_progress = trio.current_time()
         rounds = fresh
@@ -274,11 +286,11 @@ def sent(peer: DemoPeer) -> int:
     return 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind != "blobs")
 
 
-async def conclude(demo: Demo, job: str, rounds: list[RoundView], finished: bool, display: Display) -> Report:
+async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished: bool, display: Display) -> Report:
     display.say("waiting for the closing block, then reading every peer's disk")
     with trio.move_on_after(CERTIFY_SECONDS_MAX if finished else 1.0):
         await _settled(demo, job)
-    rounds = await demo.watched.client.rounds(demo.options.rounds) if finished else rounds
+    rounds = await demo.watched.client.rounds(ROUNDS_MAX) if finished else rounds
     await measure_all(demo)
     text = export = ""
     if finished:
@@ -324,7 +336,7 @@ async def keep(demo: Demo) -> None:
 # The rival -----------------------------------------------------------------------------------------------------------
 
 
-async def train_baseline(demo: Demo, job: str, rounds: list[RoundView]) -> float:
+async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) -> float:
     """Held-out bits per byte of one process that trains the same model on as many samples as were accepted."""
     spec = Disk(demo.watched.directory).spec(job)
     spec_file = demo.folder / "job.spec"
@@ -339,4 +351,3 @@ async def train_baseline(demo: Demo, job: str, rounds: list[RoundView]) -> float
     done = await trio.run_process(command, capture_stdout=True)
     measured: list[float] = json.loads(done.stdout)
     return measured[-1]
-

@@ -49,14 +49,14 @@ class Display:
     def say(self, text: str) -> None:
         self._console.print(f"[dim]{time.time() - self._demo.started:6.1f} s[/dim]  {text}")
 
-    def update(self, job: JobView, rounds: list[RoundView]) -> None:
+    def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
         if self._live:
             self._live.update(self._picture(job, rounds))
         while not self._live and self._printed < len(rounds) and self._is_measured(rounds):
             self._console.print(self._line(rounds[self._printed]), soft_wrap=True)
             self._printed += 1
 
-    def _is_measured(self, rounds: list[RoundView]) -> bool:
+    def _is_measured(self, rounds: tuple[RoundView, ...]) -> bool:
         """Measuring runs behind the rounds; a line waits for it unless a later round was measured instead."""
         return any(view.held_out_bits_per_byte is not None for view in rounds[self._printed :])
 
@@ -72,7 +72,7 @@ class Display:
         others = [f"{self._names[peer]}: {verdict}" for peer, verdict in view.verdicts.items() if verdict != "accept"]
         return f"{accepted} accepted" + (f", rejected {'; '.join(others)}" if others else "")
 
-    def _picture(self, job: JobView, rounds: list[RoundView]) -> RenderableType:
+    def _picture(self, job: JobView, rounds: tuple[RoundView, ...]) -> RenderableType:
         values = [view.held_out_bits_per_byte for view in rounds if view.held_out_bits_per_byte is not None]
         head = Text.assemble(
             ("held-out bits/byte  ", "bold"), curve(values), ("  " + (f"{values[-1]:.3f}" if values else "–"), "bold green")
@@ -80,9 +80,11 @@ class Display:
         bar = ProgressBar(total=job.rounds, completed=job.round, width=CURVE_WIDTH)
         progress = Table.grid(padding=(0, 1))
         progress.add_row(f"round {job.round} of {job.rounds}", bar, f"{time.time() - self._demo.started:.0f} s")
-        return Panel(Group(progress, head, self._rounds_table(rounds), self._peers_table(job)), title="folkmoot demo", border_style="green")
+        return Panel(
+            Group(progress, head, self._rounds_table(rounds), self._peers_table(job)), title="folkmoot demo", border_style="green"
+        )
 
-    def _rounds_table(self, rounds: list[RoundView]) -> Table:
+    def _rounds_table(self, rounds: tuple[RoundView, ...]) -> Table:
         table = Table(box=None, header_style="dim", pad_edge=False)
         for name in ("round", "bits/byte", "accepted", "rejected", "decided", "round took", "model root"):
             table.add_column(name, justify="left" if name in ("rejected", "model root") else "right")
@@ -91,7 +93,13 @@ class Display:
             accepted = sum(verdict == "accept" for verdict in view.verdicts.values())
             others = [f"{self._names[peer]} ({verdict})" for peer, verdict in view.verdicts.items() if verdict != "accept"]
             table.add_row(
-                str(view.round), bits, str(accepted), Text(", ".join(others), "red"), f"{view.decision_ms:.0f} ms", f"{view.seconds:.1f} s", view.model_root[:12]
+                str(view.round),
+                bits,
+                str(accepted),
+                Text(", ".join(others), "red"),
+                f"{view.decision_ms:.0f} ms",
+                f"{view.seconds:.1f} s",
+                view.model_root[:12],
             )
         return table
 
@@ -106,7 +114,11 @@ class Display:
             total = 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind != "blobs")
             sent = f"{total / 1e6:.1f} MB"
             table.add_row(
-                Text(peer.name, "red" if peer.lies else ""), sent, f"{peer.memory_mb:.0f} MB", str(job.accepted.get(key, 0)), Text(reasons, "red")
+                Text(peer.name, "red" if peer.lies else ""),
+                sent,
+                f"{peer.memory_mb:.0f} MB",
+                str(job.accepted.get(key, 0)),
+                Text(reasons, "red"),
             )
         return table
 
@@ -121,13 +133,17 @@ class Display:
         for name, count in report.accepted.items():
             table.add_row(f"{name}", f"{count} proposals accepted")
         for name, reasons in report.rejected.items():
-            table.add_row(f"{name}", Text("rejected: " + ", ".join(f"{reason} {count} ×" for reason, count in reasons.items()), "red"))
+            table.add_row(
+                f"{name}", Text("rejected: " + ", ".join(f"{reason} {count} ×" for reason, count in reasons.items()), "red")
+            )
         heights = sorted(set(report.heights.values()))
         table.add_row("blocks decided", ", ".join(map(str, heights)) + f" (quorum {report.quorum} of {report.voters})")
         if report.decision_ms_p50 is not None and report.decision_ms_p99 is not None:
             table.add_row("decision", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99")
         if report.bytes_sent_per_peer_per_round is not None:
-            table.add_row("bytes sent", f"{report.bytes_sent_per_peer_per_round / 1e6:.2f} MB per peer and round, audit reveals included")
+            table.add_row(
+                "bytes sent", f"{report.bytes_sent_per_peer_per_round / 1e6:.2f} MB per peer and round, audit reveals included"
+            )
         table.add_row("memory", ", ".join(f"{name} {size:.0f} MB" for name, size in report.pss_mb_per_peer.items()))
         for name, root in report.state_roots.items():
             table.add_row(f"state root of {name}", f"{root[:48]}…" if root else "cannot be read")
@@ -136,7 +152,9 @@ class Display:
         verdict = Text("all honest roots are equal, no lie was accepted, the loss fell", "bold green")
         if not report.passed:
             verdict = Text("FAILED: " + "; ".join(report.failures), "bold red")
-        self._console.print(Panel(Group(table, Text(), verdict), title="summary", border_style="green" if report.passed else "red"))
+        self._console.print(
+            Panel(Group(table, Text(), verdict), title="summary", border_style="green" if report.passed else "red")
+        )
         self._console.print(f"report, curve, sample and export: {self._demo.folder}", soft_wrap=True)
 
 

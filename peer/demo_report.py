@@ -58,7 +58,11 @@ class Disk:
 
     def held_out(self, job: str) -> dict[int, float]:
         measured = self._store.measured(bytes.fromhex(job))
-        return {number: figures["held_out_bits_per_byte"] for number, figures in measured.items() if "held_out_bits_per_byte" in figures}
+        return {
+            number: figures["held_out_bits_per_byte"]
+            for number, figures in measured.items()
+            if "held_out_bits_per_byte" in figures
+        }
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Report:
 
 
 def make_report(
-    demo: Demo, job: str, rounds: list[RoundView], finished: bool, seconds: float, baseline: float | None
+    demo: Demo, job: str, rounds: tuple[RoundView, ...], finished: bool, seconds: float, baseline: float | None
 ) -> Report:
     disks: dict[str, Disk | None] = {peer.name: _open(peer) for peer in demo.peers}
     names = {peer_id(peer.identity.public): peer.name for peer in demo.peers}
@@ -110,9 +114,7 @@ def make_report(
     stats = {peer.name: peer.stats for peer in demo.peers if peer.stats is not None}
     watching = stats.get(demo.watched.name)
     failures = find_failures(demo, equal, finished, accepted, rejected, held_out)
-    done = {
-        name: {kind: count for kind, count in item.bytes_sent.items()} for name, item in stats.items()
-    }
+    done = {name: {kind: count for kind, count in item.bytes_sent.items()} for name, item in stats.items()}
     report = Report(
         passed=not failures,
         failures=failures,
@@ -176,7 +178,9 @@ def find_failures(
     options, failures = demo.options, []
     tolerated = faults_tolerated(len(demo.peers))
     if options.malicious > tolerated:
-        failures.append(f"{options.malicious} liars of {len(demo.peers)} voters are beyond the bound f = {tolerated}: nothing is promised")
+        failures.append(
+            f"{options.malicious} liars of {len(demo.peers)} voters are beyond the bound f = {tolerated}: nothing is promised"
+        )
     if not finished:
         failures.append("the job did not finish")
     if not equal:
@@ -243,7 +247,13 @@ def draw_loss(report: Report, file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(report.heldout_rounds, report.heldout_bits_per_byte, color="#0b6e4f", linewidth=2, label=f"{report.voters} peers, {len(report.malicious)} lying ({report.attack})")
+    axes.plot(
+        report.heldout_rounds,
+        report.heldout_bits_per_byte,
+        color="#0b6e4f",
+        linewidth=2,
+        label=f"{report.voters} peers, {len(report.malicious)} lying ({report.attack})",
+    )
     if report.baseline_bits_per_byte is not None:
         axes.axhline(report.baseline_bits_per_byte, color="#8a8a8a", linestyle="--", label="one process, same accepted samples")
     axes.set_xlabel("rounds decided")

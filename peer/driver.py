@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -45,7 +46,7 @@ BATCH_MAX = 64  # items in one turn: bounds how long a vote waits for the fsync
 SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
 DECISION_TIMES_KEPT = 10_000  # for percentiles
 
-RELAYED = (Proposal, Ballot, CutOff, Transaction)
+RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,15 @@ class Driver:
     """`run` it once. Between turns, other tasks may read everything here; they change things only through `call`."""
 
     def __init__(
-        self, signer: Signer, genesis: Genesis, store: Store, blobs: Blobs, host: ModelHost, network: Network, role: Role, event_log: EventLog
+        self,
+        signer: Signer,
+        genesis: Genesis,
+        store: Store,
+        blobs: Blobs,
+        host: ModelHost,
+        network: Network,
+        role: Role,
+        event_log: EventLog,
     ) -> None:
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.role, self.events = network, role, event_log
@@ -159,7 +168,8 @@ class Driver:
     # One turn
 
     async def _turn(self, items: list[Item]) -> None:
-        said, turns = Said(), []
+        said = Said()
+        turns: list[Turn] = []
         for item in items:
             self._handle(item, said, turns)
         for key in self.rounds.seeking(self.now()):
@@ -196,7 +206,7 @@ class Driver:
                 self._handle_applied(item, said, turns)
 
     def _handle_message(self, peer: bytes, data: bytes, said: Said, turns: list[Turn]) -> None:
-        message = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+        message: Any = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
         match message:
             case Relay(signed=signed):
                 self._handle_relayed(signed, said)
@@ -206,7 +216,7 @@ class Driver:
                 turns.append(self.replica.step(events.Received(peer, message), self.now()))
 
     def _handle_relayed(self, signed: Signed, said: Said) -> None:
-        message = open_signed(signed, self.chain_id, self.verifier, RELAYED)  # type: ignore[type-var]
+        message: Any = open_signed(signed, self.chain_id, self.verifier, RELAYED)
         if isinstance(message, Transaction):
             if self.ledger.pool.add(signed):
                 said.sends.append(signed)  # passed on once: its author may know few peers
@@ -236,20 +246,27 @@ class Driver:
         for fault in turn.faults:
             self._misbehaved(fault.peer, fault.error)
         self._note_first_sight(turn)
-        records = (*said.records, *turn.records)
-        if records or turn.sends:
-            sends = await trio.to_thread.run_sync(persist, replace(turn, records=records), self.store)
-            self._send(sends)
+        if said.records or turn.records or turn.sends:
+            self._send(await trio.to_thread.run_sync(self._persist, said, turn))
         for signed in said.sends:
             self.network.broadcast(codec.encode(Relay(signed)), Priority.VOTE)
         for signer, message in said.heard:
             self._note_message(signer, message)
         for evidence in turn.evidence:
-            self.events.add("evidence", f"{short_id(evidence.culprit)} signed two things that exclude each other", peer=evidence.culprit)
+            self.events.add(
+                "evidence", f"{short_id(evidence.culprit)} signed two things that exclude each other", peer=evidence.culprit
+            )
         for decided in turn.decided:
             self._note_decision(decided)
         times = (turn.deadline if turns else self._deadline, self.rounds.deadline(self.now()))
         self._deadline = min((time for time in times if time is not None), default=None)
+
+    def _persist(self, said: Said, turn: Turn) -> Iterable[Send]:
+        """One fsync for what we said in rounds and what the replica wants kept."""
+        records = (*said.records, *turn.records)
+        if records:
+            self.store.append(records)
+        return persist(Turn(sends=turn.sends), self.store)
 
     def _send(self, sends: Iterable[Send]) -> None:
         for send in sends:
@@ -447,7 +464,9 @@ class Driver:
 
 def _applied_event(state: State) -> events.Applied:
     members = state.members
-    return events.Applied(state.height, state.root, (VoterSet(members.previous), VoterSet(members.voters), VoterSet(members.upcoming)))
+    return events.Applied(
+        state.height, state.root, (VoterSet(members.previous), VoterSet(members.voters), VoterSet(members.upcoming))
+    )
 
 
 def _stored_round(closed: ClosedRound, state: State) -> StoredRound:

@@ -1,10 +1,10 @@
 """A run as a folder that anybody can check offline: genesis, every decided block with its certificate, payloads, models.
 
-    manifest.json            what the folder holds, each file with its SHA-256
-    genesis.msgpack          the founding block; its hash is the chain id
-    blocks/00000001.msgpack  `Decision`: the block and the quorum's signatures on it
-    payloads/<sha256>        the accepted updates
-    <job>.safetensors        parameters under the last certified state root
+manifest.json            what the folder holds, each file with its SHA-256
+genesis.msgpack          the founding block; its hash is the chain id
+blocks/00000001.msgpack  `Decision`: the block and the quorum's signatures on it
+payloads/<sha256>        the accepted updates
+<job>.safetensors        parameters under the last certified state root
 """
 
 from __future__ import annotations

@@ -50,7 +50,11 @@ class Membership:
             await self._approve()
 
     async def _join(self) -> None:
-        if self.invitation is None or not self.driver.network.connected() or self.invitation.invitation.signer not in self.driver.state.members.voters:
+        if (
+            self.invitation is None
+            or not self.driver.network.connected()
+            or self.invitation.invitation.signer not in self.driver.state.members.voters
+        ):
             return
         me = self.driver.signer.public
         await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)))

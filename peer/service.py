@@ -227,14 +227,20 @@ class Service:
         return done.text.decode(errors="replace")
 
     def _latest_job(self) -> tuple[bytes, Job]:
-        jobs = [(job.started, key, job) for key, job in self.driver.state.jobs.jobs.items() if _spec(job).objective is Objective.LANGUAGE]
+        jobs = [
+            (job.started, key, job)
+            for key, job in self.driver.state.jobs.jobs.items()
+            if _spec(job).objective is Objective.LANGUAGE
+        ]
         if not jobs:
             raise UserError("no model has been trained yet: start one with `train`")
         _, key, job = max(jobs, key=lambda item: item[:2])
         return key, job
 
     async def export(self, path: str) -> ExportView:
-        return await trio.to_thread.run_sync(export, self.driver.store, self.driver.blobs, self.driver.host, self.genesis, Path(path))
+        return await trio.to_thread.run_sync(
+            export, self.driver.store, self.driver.blobs, self.driver.host, self.genesis, Path(path)
+        )
 
     async def stop(self) -> None:
         self.stop_daemon()
@@ -261,7 +267,9 @@ def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:
         owner, target, field = (ModelSpec, model, name[6:]) if name.startswith("model.") else (JobSpec, overrides, name)
         kinds = get_type_hints(owner)
         if field not in kinds or field in ("data", "tokenizer", "model", "objective", "audit", "name"):
-            free = sorted(k for k in get_type_hints(JobSpec) if k not in ("data", "tokenizer", "model", "objective", "audit", "name"))
+            free = sorted(
+                k for k in get_type_hints(JobSpec) if k not in ("data", "tokenizer", "model", "objective", "audit", "name")
+            )
             raise UserError(f"{name!r} is not a job field; there are {', '.join(free)} and model.width, model.layers, …")
         try:
             target[field] = kinds[field](text)
@@ -329,4 +337,3 @@ def _percentile(seconds: list[float], percent: int) -> float | None:
         return None
     ordered = sorted(seconds)
     return 1_000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
-

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 import math
 import types
 import typing
@@ -100,26 +101,33 @@ def to_plain(value: Any) -> Plain:
         return [to_plain(item) for item in value]
     if isinstance(value, dict):
         return [[to_plain(key), to_plain(item)] for key, item in sorted(value.items())]
-    names = _field_names(type(value))
-    fields = [to_plain(getattr(value, name)) for name in names]
+    fields = [to_plain(getattr(value, name)) for name in _fields_of(value)]
     tag = getattr(value, "TAG", None)
     return fields if tag is None else [tag, *fields]
 
 
 def from_plain(kind: type[T], plain: Plain) -> T:
-    value: T = _reader(kind)(plain, _name(kind))
+    value: T = _reader_of(kind)(plain, _name(kind))
     return value
 
 
+def _reader_of(kind: Any) -> Reader:
+    return _reader(kind)
+
+
+def _fields_of(value: Any) -> tuple[str, ...]:
+    return _field_names(type(value))
+
+
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
+def _field_names(kind: Any) -> tuple[str, ...]:
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"{kind.__name__} has no canonical encoding")
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _name(kind: Any) -> str:
-    return getattr(kind, "TAG", None) or getattr(kind, "__name__", str(kind))
+    return str(getattr(kind, "TAG", None) or getattr(kind, "__name__", kind))
 
 
 def _refuse(path: str, expected: str, plain: Plain) -> RemoteProtocolError:
@@ -154,11 +162,11 @@ def _scalar(kind: type) -> Reader:
     def read(plain: Plain, path: str) -> Any:
         if type(plain) is not kind:
             raise _refuse(path, kind.__name__, plain)
-        if kind is int and not -INTEGER_MAX <= plain <= INTEGER_MAX:
+        if isinstance(plain, int) and not -INTEGER_MAX <= plain <= INTEGER_MAX:
             raise _refuse(path, "63-bit int", plain)
-        if kind is float and not math.isfinite(plain):
+        if isinstance(plain, float) and not math.isfinite(plain):
             raise _refuse(path, "finite float", plain)
-        if kind in (str, bytes) and len(plain) > COLLECTION_MAX:
+        if isinstance(plain, (str, bytes)) and len(plain) > COLLECTION_MAX:
             raise RemoteProtocolError("oversized", f"{path}: {len(plain)} > {COLLECTION_MAX}")
         return plain
 
@@ -226,7 +234,7 @@ def _mapping(key_kind: Any, value_kind: Any) -> Reader:
 
     def read(plain: Plain, path: str) -> Any:
         pairs = [read_pair(item, f"{path}[{i}]") for i, item in enumerate(_list(plain, path))]
-        if any(left[0] >= right[0] for left, right in zip(pairs, pairs[1:], strict=False)):
+        if any(left[0] >= right[0] for left, right in itertools.pairwise(pairs)):
             raise RemoteProtocolError("non-canonical", f"{path}: keys must be strictly ascending")
         return dict(pairs)
 

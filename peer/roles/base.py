@@ -46,8 +46,9 @@ class Judged:
 
 
 class Role(Protocol):
-    name: str
-    registered: tuple[str, ...]  # roles of the ledger that this peer must hold
+    @property
+    def registered(self) -> tuple[str, ...]:
+        """Roles of the ledger that this peer must hold."""
 
     async def propose(self, round: OpenRound) -> None:
         """Called once for each round in which this peer is among the trainers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import trio
 
@@ -33,8 +33,7 @@ class Trainer(Voter):
     texts: Path  # where assembled texts are kept
     local_data: Path | None = None
     evaluates: bool = False
-    name = "trainer"
-    registered = (TRAINER,)
+    registered: ClassVar[tuple[str, ...]] = (TRAINER,)
     _opening: trio.Lock = field(default_factory=trio.Lock)
     _opened: set[bytes] = field(default_factory=set)
     _evaluating: bool = False
@@ -124,4 +123,3 @@ def _copy_text(source: Path, path: Path) -> None:
         for piece in data.read_text(source):
             file.write(piece)
     data.replace_durably(part, path)
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import trio
 
@@ -19,8 +20,7 @@ from training.tasks import Audit, Propose, Proposed
 
 
 class Voter:
-    name = "voter"
-    registered: tuple[str, ...] = ()
+    registered: ClassVar[tuple[str, ...]] = ()
 
     async def propose(self, round: OpenRound) -> None:
         """Only scratch rounds, whose update is known: they need no worker."""
