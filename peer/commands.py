@@ -127,9 +127,8 @@ def audit(options: argparse.Namespace) -> int:
         task = progress.add_task("replaying blocks", total=None)
         found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
     print(f"network {found.network}, chain id {found.chain_id}")
-    print(
-        f"{found.blocks} blocks with {found.signatures} valid commit signatures, {found.rounds} rounds, {found.proposals} accepted updates"
-    )
+    print(f"{found.blocks} blocks with {found.signatures} valid commit signatures")
+    print(f"{found.rounds} rounds with {found.proposals} accepted updates")
     for job, root in found.models.items():
         print(f"job {job[:16]}: model root {root} reproduced")
     print(f"certified state root {found.state_root} reproduced")

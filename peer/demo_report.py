@@ -114,7 +114,6 @@ def make_report(
     stats = {peer.name: peer.stats for peer in demo.peers if peer.stats is not None}
     watching = stats.get(demo.watched.name)
     failures = find_failures(demo, equal, finished, accepted, rejected, held_out)
-    done = {name: {kind: count for kind, count in item.bytes_sent.items()} for name, item in stats.items()}
     report = Report(
         passed=not failures,
         failures=failures,
@@ -138,7 +137,7 @@ def make_report(
         decision_ms_p50=watching.decision_ms_p50 if watching else None,
         decision_ms_p99=watching.decision_ms_p99 if watching else None,
         bytes_sent_per_peer_per_round=_bytes_per_round(demo, view.round),
-        bytes_sent=done,
+        bytes_sent={name: dict(item.bytes_sent) for name, item in stats.items()},
         pss_mb_per_peer={peer.name: round(peer.memory_mb, 1) for peer in demo.peers},
         refused={name: dict(item.refused) for name, item in stats.items()},
         evidence={name: [names.get(key, key) for key in item.evidence] for name, item in stats.items()},

@@ -1,4 +1,4 @@
-"""Keeps this peer's membership as its operator configured it: admission by invitation, roles, standing as a voter, approvals by policy."""
+"""Keeps this peer's membership as its operator configured it: admission, roles, standing as a voter, approvals by policy."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def process_memory_mb(process: int) -> float:
-    """Proportional set size in 10^6 bytes: shared pages count for their share. 0 if the process is gone or the kernel does not tell."""
+    """Proportional set size in 10^6 bytes: shared pages count for their share. 0 if the kernel does not tell."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -116,7 +116,8 @@ def _reader_of(kind: Any) -> Reader:
 
 
 def _fields_of(value: Any) -> tuple[str, ...]:
-    return _field_names(type(value))
+    kind: Any = type(value)
+    return _field_names(kind)
 
 
 @functools.cache
