@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import re
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 ROUNDS_SHOWN = 8
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
+SCREEN_WIDTH = 104  # columns of the picture for reports
 
 
 class Display:
@@ -32,6 +37,7 @@ class Display:
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
         self._printed = 0
+        self._last: tuple[JobView, tuple[RoundView, ...]] | None = None
 
     def __enter__(self) -> Display:
         options = self._demo.options
@@ -50,6 +56,7 @@ class Display:
         self._console.print(f"[dim]{time.time() - self._demo.started:6.1f} s[/dim]  {text}")
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
+        self._last = job, rounds
         if self._live:
             self._live.update(self._picture(job, rounds))
         while not self._live and self._printed < len(rounds) and self._is_measured(rounds):
@@ -123,6 +130,13 @@ class Display:
         return table
 
     def summary(self, report: Report) -> None:
+        panel = self._summary(report)
+        self._console.print(panel)
+        self._console.print(f"report, curve, sample and export: {self._demo.folder}", soft_wrap=True)
+        if self._last is not None:
+            picture(self._demo.folder / "screen.svg", self._picture(*self._last), panel)
+
+    def _summary(self, report: Report) -> Panel:
         table = Table(box=None, show_header=False, pad_edge=False)
         bits = report.heldout_bits_per_byte
         if len(bits) > 1:
@@ -152,10 +166,16 @@ class Display:
         verdict = Text("all honest roots are equal, no lie was accepted, the loss fell", "bold green")
         if not report.passed:
             verdict = Text("FAILED: " + "; ".join(report.failures), "bold red")
-        self._console.print(
-            Panel(Group(table, Text(), verdict), title="summary", border_style="green" if report.passed else "red")
-        )
-        self._console.print(f"report, curve, sample and export: {self._demo.folder}", soft_wrap=True)
+        return Panel(Group(table, Text(), verdict), title="summary", border_style="green" if report.passed else "red")
+
+
+def picture(file: Path, *parts: RenderableType) -> None:
+    """What the terminal showed, as an SVG that loads nothing from anywhere."""
+    console = Console(record=True, width=SCREEN_WIDTH, file=io.StringIO(), highlight=False)
+    for part in parts:
+        console.print(part)
+    without_fonts = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace("Fira Code", "monospace")
+    console.save_svg(str(file), title="peer demo", code_format=without_fonts)
 
 
 def curve(values: list[float]) -> str:

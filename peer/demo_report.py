@@ -85,7 +85,8 @@ class Report:
     heights: dict[str, int]
     heldout_bits_per_byte: list[float]  # before training, then after each measured round
     heldout_rounds: list[int]
-    baseline_bits_per_byte: float | None
+    baseline_bits_per_byte: float | None  # at the best of the rates tried; null without --baseline
+    baseline_rates: dict[str, float]
     accepted: dict[str, int]
     rejected: dict[str, dict[str, int]]
     decision_ms_p50: float | None
@@ -100,7 +101,7 @@ class Report:
 
 
 def make_report(
-    demo: Demo, job: str, rounds: tuple[RoundView, ...], finished: bool, seconds: float, baseline: float | None
+    demo: Demo, job: str, rounds: tuple[RoundView, ...], finished: bool, seconds: float, baseline: dict[float, float]
 ) -> Report:
     disks: dict[str, Disk | None] = {peer.name: _open(peer) for peer in demo.peers}
     names = {peer_id(peer.identity.public): peer.name for peer in demo.peers}
@@ -131,7 +132,8 @@ def make_report(
         heights={name: disk.state.height if disk else 0 for name, disk in disks.items()},
         heldout_bits_per_byte=[value for _, value in sorted(held_out.items())],
         heldout_rounds=sorted(held_out),
-        baseline_bits_per_byte=baseline,
+        baseline_bits_per_byte=min(baseline.values(), default=None),
+        baseline_rates={str(rate): bits for rate, bits in baseline.items()},
         accepted=accepted,
         rejected=rejected,
         decision_ms_p50=watching.decision_ms_p50 if watching else None,

@@ -1,0 +1,259 @@
+"""`python -m scenarios.kill`: kill -9 of one peer at a random moment of a round, again and again, while the network trains.
+
+The others go on within one timeout, rounds are normal again from the second one after it, and the killed peer comes back: it
+catches up, its proposals are accepted again, its disk holds the same roots, and it has signed nothing twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import time
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from consensus.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN
+from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
+from peer.demo import DemoPeer
+from protocol.api import RoundView
+from protocol.identity import peer_id
+from scenarios import network
+from scenarios.network import SMALL_JOB, Network, Watch
+
+NORMAL_ROUNDS = 6  # with everybody there: their median is the normal time of a round
+DOWN_ROUNDS = 7  # closed while the victim is down, the one it was killed in included
+SLOWER_MAX = 1.5  # times the normal time, from the second round after the one of the kill
+BACK_SECONDS_MAX = 60.0  # for a restarted peer until its proposal, or its ballot, is decided again
+STALL_SECONDS_MAX = 120.0  # nothing here takes that long: whatever is being waited for will not come
+
+
+@dataclass
+class Trial:
+    number: int
+    victim: str
+    led: bool  # whether it led the view when it was killed
+    proposed: bool  # whether the others had its proposal of that round
+    round: int  # in which it was killed
+    normal_seconds: float
+    proposals_timer_seconds: float  # T1 of that round
+    view_timer_seconds: float
+    killed_round_seconds: float  # the whole round of the kill
+    next_round_seconds: float
+    decided_after_seconds: float  # from the kill to the next closed round
+    later_seconds: float = 0.0  # median round from the second one on
+    workers_ended: bool = False
+    answers_seconds: float = 0.0  # from the restart
+    caught_up_seconds: float = 0.0
+    back_seconds: float = 0.0
+    votes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def judge(self) -> None:
+        timeout = self.proposals_timer_seconds + (self.view_timer_seconds if self.led else 0.0)
+        for which, seconds in (("round of the kill", self.killed_round_seconds), ("next round", self.next_round_seconds)):
+            if seconds > timeout + SLOWER_MAX * self.normal_seconds:
+                self.problems.append(f"{which} took {seconds:.2f} s, more than its timeout of {timeout:.2f} s and a normal one")
+        if self.later_seconds > SLOWER_MAX * self.normal_seconds:
+            self.problems.append(f"later rounds take {self.later_seconds:.2f} s instead of {self.normal_seconds:.2f} s")
+        if not self.workers_ended:
+            self.problems.append("its worker goes on running")
+
+
+async def run(options: argparse.Namespace) -> int:
+    random, trials = Random(options.seed), []
+    job = {**(SMALL_JOB if options.small else {}), "seed": str(options.seed)}
+    async with network.running(options.peers, options.malicious, folder=options.keep) as peers:
+        await peers.train(job)
+        for number in range(options.trials):
+            trial = await hurt(peers, number, random)
+            trials.append(trial)
+            print(line(trial), file=sys.stderr, flush=True)
+    # `running` has stopped them all, so the disks hold still.
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(peers.stop)
+        differences, evidence = peers.differences(), peers.evidence()
+        twice = [f"{peer.name} {slot}" for peer in peers.honest for slot in peers.votes(peer)[1]]
+    return report(options, trials, differences, evidence, twice)
+
+
+async def hurt(peers: Network, number: int, random: Random) -> Trial:
+    """One trial, from a network in good order to a network in good order."""
+    with trio.fail_after(STALL_SECONDS_MAX):
+        first = await in_order(peers)
+    normal = await usual(peers, first)
+    asked = peers.demo.watched
+    victim = random.choice(peers.honest)
+    await trio.sleep(random.uniform(0, 2 * normal))
+    leader = await peers.leader(asked)
+    if number % 3 == 2 and leader in peers.honest and leader is not None:
+        victim = leader  # every third one is the leader of that moment
+    before = {peer.name: Watch(peer) for peer in peers.honest if peer is not victim}
+    killed_at = time()
+    workers = peers.kill(victim)
+    with trio.fail_after(STALL_SECONDS_MAX):
+        worst = await outlast(list(before.values()), killed_at)
+    trial = await measure(peers, worst, number, victim, victim is leader, normal, killed_at)
+    trial.workers_ended = await network.ended(workers)
+    trial.judge()
+    await come_back(peers, victim, trial)
+    return trial
+
+
+async def in_order(peers: Network) -> int:
+    """Returns the first round from which on everybody takes part: each honest trainer accepted, two rounds in a row."""
+    trainers = {peer_id(peer.identity.public) for peer in peers.honest if peer.trains}
+    while True:
+        last = await peers.demo.watched.client.rounds(2)
+        if len(last) == 2 and all(view.verdicts.get(key) == "accept" for view in last for key in trainers):
+            return last[-1].round + 1
+        await trio.sleep(0.1)
+
+
+async def usual(peers: Network, first: int) -> float:
+    """The normal time of a round."""
+    watch = Watch(peers.demo.watched)
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await watch.until_round(first + NORMAL_ROUNDS)
+    return median(seconds for number, seconds in watch.durations().items() if number > first)
+
+
+async def outlast(survivors: list[Watch], killed_at: float) -> Watch:
+    """Waits until every survivor has closed enough rounds; the one that was slowest to close the first."""
+
+    async def until_closed(watch: Watch) -> None:
+        while sum(at > killed_at for _, at in watch.rounds()) < DOWN_ROUNDS:
+            await watch.more(10.0)
+
+    async with trio.open_nursery() as nursery:
+        for watch in survivors:
+            nursery.start_soon(until_closed, watch)
+    return max(survivors, key=lambda watch: next(at for _, at in watch.rounds() if at > killed_at))
+
+
+async def measure(
+    peers: Network, watch: Watch, number: int, victim: DemoPeer, led: bool, normal: float, killed_at: float
+) -> Trial:
+    rounds, durations = watch.rounds(), watch.durations()
+    index = next(i for i, (_, at) in enumerate(rounds) if at > killed_at)
+    round, closed_at = rounds[index]
+    opened_at = rounds[index - 1][1]
+    views = {view.round: view for view in await watch.peer.client.rounds(100)}
+    arrivals = {
+        event.fields["peer"]: event.at_ms / 1000
+        for event in watch.events
+        if event.kind == "proposal" and int(event.fields["round"]) == round
+    }
+    return Trial(
+        number=number,
+        victim=victim.name,
+        led=led,
+        proposed=arrivals.get(peer_id(victim.identity.public), killed_at + 1) < killed_at,
+        round=round,
+        normal_seconds=normal,
+        proposals_timer_seconds=proposals_timer(views[round - 1], [at - opened_at for at in arrivals.values()]),
+        view_timer_seconds=view_timer(list(views.values())),
+        killed_round_seconds=closed_at - opened_at,
+        next_round_seconds=durations[round + 1],
+        decided_after_seconds=closed_at - killed_at,
+        later_seconds=median(durations[later] for later in range(round + 2, round + DOWN_ROUNDS)),
+    )
+
+
+def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
+    """T1 of `consensus.ballots`, for the round after `before`."""
+    awaited = sum(verdict == "accept" for verdict in before.verdicts.values())
+    pace = sorted(arrivals)[min(awaited // 2, len(arrivals) - 1)]
+    return max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
+
+
+def view_timer(views: list[RoundView]) -> float:
+    """The first view's timer of `consensus.pacemaker`."""
+    return max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(view.decision_ms for view in views[-32:]) / 1000)
+
+
+async def come_back(peers: Network, victim: DemoPeer, trial: Trial) -> None:
+    started = trio.current_time()
+    await peers.restart(victim)
+    trial.answers_seconds = trio.current_time() - started
+    target = (await peers.honest[0 if victim is not peers.honest[0] else 1].client.status()).height
+    key = peer_id(victim.identity.public)
+    with trio.move_on_after(BACK_SECONDS_MAX):
+        while (await victim.client.status()).height < target:
+            await trio.sleep(0.05)
+        trial.caught_up_seconds = trio.current_time() - started
+        while not any(takes_part(view, key, victim.trains) for view in await victim.client.rounds(1)):
+            await trio.sleep(0.05)
+        trial.back_seconds = trio.current_time() - started
+    if not trial.back_seconds:
+        trial.problems.append(f"not back {BACK_SECONDS_MAX:.0f} s after its restart")
+    halted = (await victim.client.status()).halted
+    trial.problems += [halted] if halted else []
+    trial.votes, twice = await trio.to_thread.run_sync(peers.votes, victim)
+    evidence = await trio.to_thread.run_sync(peers.evidence)
+    trial.problems += [f"signed {slot} twice" for slot in twice]
+    trial.problems += [f"evidence on the disk of {name}" for name, count in evidence.items() if count]
+
+
+def takes_part(view: RoundView, key: str, trains: bool) -> bool:
+    return key in view.ballots and (not trains or view.verdicts.get(key) == "accept")
+
+
+# Report --------------------------------------------------------------------------------------------------------------
+
+
+def line(trial: Trial) -> str:
+    what = f"trial {trial.number}: {trial.victim}{' (leader)' if trial.led else ''} in round {trial.round}"
+    return f"{what}, back after {trial.back_seconds:.1f} s: {'; '.join(trial.problems) or 'all held'}"
+
+
+def report(
+    options: argparse.Namespace, trials: list[Trial], differences: list[str], evidence: dict[str, int], twice: list[str]
+) -> int:
+    failures = [f"trial {trial.number}: {problem}" for trial in trials for problem in trial.problems]
+    failures += [f"roots differ at {where}" for where in differences]
+    failures += [f"signed twice: {slot}" for slot in twice]
+    failures += [f"{count} proofs of double signing on the disk of {name}" for name, count in evidence.items() if count]
+    table = Table(title=f"kill -9, {options.peers} peers, {options.malicious} lying, seed {options.seed}; seconds")
+    columns = "trial victim leader proposed round normal T1 view killed next later decided-after answers caught-up back ok".split()
+    for column in columns:
+        table.add_column(column, justify="right")
+    for t in trials:
+        seconds = (t.normal_seconds, t.proposals_timer_seconds, t.view_timer_seconds, t.killed_round_seconds)
+        seconds += (t.next_round_seconds, t.later_seconds, t.decided_after_seconds)
+        seconds += (t.answers_seconds, t.caught_up_seconds, t.back_seconds)
+        marks = ["yes" if mark else "" for mark in (t.led, t.proposed)]
+        ok = "no" if t.problems else "yes"
+        table.add_row(str(t.number), t.victim, *marks, str(t.round), *(f"{value:.2f}" for value in seconds), ok)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    for failure in failures:
+        console.print(failure, style="red")
+    console.print(f"{len(trials)} trials, {sum(not trial.problems for trial in trials)} held")
+    if options.json:
+        Path(options.json).write_text(json.dumps({"trials": [asdict(t) for t in trials], "failures": failures}, indent=1) + "\n")
+    return 1 if failures else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scenarios.kill", description=__doc__)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--malicious", type=int, default=0)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="a tiny model, for short rounds")
+    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    return network.main(partial(run, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

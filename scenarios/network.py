@@ -1,0 +1,264 @@
+"""A network of real peers that scenarios hurt: each its own process on loopback, to be killed, stopped, started again and read.
+
+It is the network of `peer demo`, with handles. Whatever happens, everything that was started here has ended when `running` ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from peer import demo
+from peer.datadir import DataDirectory
+from peer.demo import DemoPeer
+from peer.demo_report import Disk
+from protocol import codec
+from protocol.api import EventView, TrainRequest
+from protocol.errors import UserError
+from protocol.identity import Signed, peer_id
+
+WORKER_SECONDS_MAX = 5.0  # a worker notices that its daemon is gone as soon as the kernel has closed the pipe
+POLL_SECONDS = 0.02
+ROUNDS_ENDLESS = 100_000  # the scenario ends before the job does
+SMALL_JOB = {
+    "model.width": "32",
+    "model.layers": "1",
+    "model.hidden": "64",
+    "model.context": "64",
+    "local_steps": "2",
+    "batch": "2",
+    "micro_batch": "2",
+}  # rounds of a fraction of a second, so that faults, not arithmetic, take the time
+
+# Inside the victim's own journal: every vote that was ever written there, in the transaction that wrote it. The journal itself
+# forgets the votes of decided heights.
+_RECORDER = """
+CREATE TABLE IF NOT EXISTS every_vote (slot TEXT, signed BLOB);
+CREATE TRIGGER IF NOT EXISTS record_vote AFTER INSERT ON votes BEGIN
+    INSERT INTO every_vote VALUES (NEW.tag || ' ' || NEW.height || ' ' || NEW.view, NEW.signed); END;
+CREATE TRIGGER IF NOT EXISTS record_round_vote AFTER INSERT ON round_votes BEGIN
+    INSERT INTO every_vote VALUES (NEW.tag || ' ' || hex(NEW.job) || ' ' || NEW.round, NEW.signed); END;
+"""
+
+
+@dataclass
+class Network:
+    demo: demo.Demo
+    workers: set[int] = field(default_factory=set)  # process ids of all workers that were seen
+
+    @property
+    def peers(self) -> list[DemoPeer]:
+        return self.demo.peers
+
+    @property
+    def honest(self) -> list[DemoPeer]:
+        return self.demo.honest
+
+    def name(self, key: str) -> str:
+        """Of a peer id."""
+        return next((peer.name for peer in self.peers if key == peer_id(peer.identity.public)), key[:8])
+
+    def named(self, key: str) -> DemoPeer | None:
+        return next((peer for peer in self.peers if key == peer_id(peer.identity.public)), None)
+
+    # Starting, hurting ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        demo.make_directories(self.demo)
+        await demo.start(self.demo)
+        for peer in self.peers:
+            with _journal(peer) as database:
+                database.executescript(_RECORDER)
+
+    async def restart(self, peer: DemoPeer) -> None:
+        """Starts a killed peer where it was, as its operator would; returns when it answers."""
+        others = ",".join(other.address for other in self.peers if other is not peer)
+        demo.launch(self.demo, peer, others)
+        await demo.answers(peer)
+
+    def kill(self, peer: DemoPeer) -> set[int]:
+        """SIGKILL to the daemon alone; the process ids of its workers, which nobody told anything."""
+        assert peer.process is not None
+        workers = children(peer.process.pid)
+        self.workers |= workers
+        peer.process.kill()
+        peer.process.wait()
+        return workers
+
+    def freeze(self, peer: DemoPeer) -> None:
+        assert peer.process is not None
+        peer.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self, peer: DemoPeer) -> None:
+        assert peer.process is not None
+        peer.process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Ends everything, by process id."""
+        for peer in self.peers:
+            if peer.process is not None and peer.process.poll() is None:
+                self.workers |= children(peer.process.pid)
+                self.thaw(peer)
+        demo.stop(self.demo)
+        deadline = time.monotonic() + WORKER_SECONDS_MAX
+        while any(map(is_worker, self.workers)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for worker in filter(is_worker, self.workers):
+            os.kill(worker, signal.SIGKILL)
+
+    # Asking ----------------------------------------------------------------------------------------------------------
+
+    async def train(self, overrides: dict[str, str], rounds: int = ROUNDS_ENDLESS) -> str:
+        settings = {"liars": str((len(self.peers) - 1) // 3), **overrides}
+        return await self.demo.watched.client.train(TrainRequest("scenario", "", rounds, 0, settings))
+
+    async def leader(self, asked: DemoPeer) -> DemoPeer | None:
+        """Who leads the current view, as `asked` sees it."""
+        return next((self.named(view.peer) for view in await asked.client.peers() if view.leader), None)
+
+    # Reading disks ---------------------------------------------------------------------------------------------------
+
+    def evidence(self) -> dict[str, int]:
+        """How many proven contradictions each honest peer has on its disk."""
+        found = {}
+        for peer in self.honest:
+            with _journal(peer) as database:
+                found[peer.name] = database.execute("SELECT count(*) FROM evidence").fetchone()[0]
+        return found
+
+    def votes(self, peer: DemoPeer) -> tuple[int, list[str]]:
+        """How many votes this peer has signed since the network started, and the slots that hold two different ones."""
+        slots: dict[str, set[bytes]] = {}
+        with _journal(peer) as database:
+            for slot, signed in database.execute("SELECT slot, signed FROM every_vote"):
+                slots.setdefault(slot, set()).add(codec.decode(Signed, signed).body)
+        return sum(map(len, slots.values())), [slot for slot, bodies in slots.items() if len(bodies) > 1]
+
+    def differences(self) -> list[str]:
+        """The heights and rounds whose roots are not the same on all honest disks that hold them."""
+        with contextlib.ExitStack() as stack:
+            disks = []
+            for peer in self.honest:
+                disks.append(disk := Disk(peer.directory))
+                stack.callback(disk.close)
+            heights = [disk.roots() for disk in disks]
+            rounds = [disk.model_roots() for disk in disks]
+        return [f"height {key}" for key in _unequal(heights)] + [f"round {key[1]}" for key in _unequal(rounds)]
+
+
+def _unequal(tables: list[dict[Any, str]]) -> list[Any]:
+    keys = sorted(set().union(*tables))
+    return [key for key in keys if len({table[key] for table in tables if key in table}) > 1]
+
+
+@contextlib.contextmanager
+def _journal(peer: DemoPeer) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(DataDirectory(peer.directory).ledger, timeout=30)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def running(
+    peers: int, malicious: int = 0, *, attack: str = "sign-flip", mixed: bool = False, folder: Path | None = None
+) -> AsyncIterator[Network]:
+    """A network that runs inside this block; without a `folder` its data is deleted afterwards."""
+    place = folder or Path(tempfile.mkdtemp(prefix="folkmoot-scenario-"))
+    options = argparse.Namespace(peers=peers, malicious=malicious, attack=attack, mixed=mixed)
+    network = Network(demo.Demo(options, place, demo.cast_roles(options, place)))
+    try:
+        await network.start()
+        yield network
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(network.stop)
+        if folder is None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def main(scenario: Callable[[], Awaitable[int]]) -> int:
+    """Runs a scenario; its exit status. SIGTERM ends it like Ctrl-C: with everything it has started."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return trio.run(scenario)
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:
+        if isinstance(error, BaseExceptionGroup) and not error.subgroup(KeyboardInterrupt):
+            raise
+        print("interrupted; everything is stopped", file=sys.stderr)
+        return 130
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+# Processes -----------------------------------------------------------------------------------------------------------
+
+
+def children(process: int) -> set[int]:
+    found: set[int] = set()
+    for task in Path(f"/proc/{process}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            found |= {int(word) for word in (task / "children").read_text().split()}
+    return found
+
+
+def is_worker(process: int) -> bool:
+    """Whether this process is a worker that still runs; one that has ended and waits for its parent has no command line."""
+    try:
+        return b"peer.worker_main" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+async def ended(workers: set[int]) -> bool:
+    """Whether these workers end by themselves, as they must once their daemon is gone."""
+    with trio.move_on_after(WORKER_SECONDS_MAX):
+        while any(map(is_worker, workers)):
+            await trio.sleep(POLL_SECONDS)
+        return True
+    return False
+
+
+# Events --------------------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """All events of one peer, as far as they were asked for."""
+
+    def __init__(self, peer: DemoPeer) -> None:
+        self.peer = peer
+        self.events: list[EventView] = []
+
+    async def more(self, wait_seconds: float) -> None:
+        last = self.events[-1].number if self.events else 0
+        self.events += await self.peer.client.events(last, wait_seconds)
+
+    async def until_round(self, number: int) -> None:
+        """Returns once round `number` is closed here."""
+        while not any(closed >= number for closed, _ in self.rounds()):
+            await self.more(10.0)
+
+    def rounds(self) -> list[tuple[int, float]]:
+        """(round, when it was closed and applied here, in seconds since the epoch), ascending."""
+        return [(int(event.fields["round"]), event.at_ms / 1000) for event in self.events if event.kind == "round"]
+
+    def durations(self) -> dict[int, float]:
+        """Seconds from the round before to each round."""
+        rounds = self.rounds()
+        return {after[0]: after[1] - before[1] for before, after in zip(rounds, rounds[1:], strict=False)}

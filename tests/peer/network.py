@@ -1,0 +1,153 @@
+"""Whole peers in one process: real drivers, ledgers, stores and signatures over in-memory links; only TCP and torch are left out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ledger.blobs import Blobs
+from ledger.genesis import Founder, Genesis
+from ledger.jobs import Phase, Start, job_id
+from ledger.store import Store
+from peer.author import Author
+from peer.driver import Driver
+from peer.eventlog import EventLog
+from peer.roles.base import Role
+from peer.roles.voter import Voter
+from protocol.errors import StorageError
+from protocol.identity import Identity
+from training.host import ModelHost
+from training.spec import JobSpec, Objective
+from transport.memory import Mesh
+
+SECONDS_MAX = 30.0  # for anything that takes well under one when it works
+SCRATCH = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
+
+
+def identities(count: int) -> list[Identity]:
+    return sorted((Identity(bytes([n + 1]) * 32) for n in range(count)), key=lambda identity: identity.public)
+
+
+def genesis_of(founders: Sequence[Identity]) -> Genesis:
+    return Genesis("test", 1_000, bytes(16), {founder.public: Founder("founder", ()) for founder in founders})
+
+
+class Seat:
+    """One peer. Its disk outlives its process: it may be started again after it was stopped."""
+
+    def __init__(self, mesh: Mesh, genesis: Genesis, identity: Identity, folder: Path) -> None:
+        self.mesh, self.genesis, self.identity, self.folder = mesh, genesis, identity, folder
+        self.failure: StorageError | None = None
+        self._scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+    @property
+    def public(self) -> bytes:
+        return self.identity.public
+
+    def open(self, role: Role | None, serve: Callable[[Blobs], Any]) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.store = Store(self.folder / "ledger.db", self.genesis.chain_id)
+        self.blobs = Blobs(self.folder / "blobs", self.folder / "buffers")
+        self.network = self.mesh.network(self.public, serve(self.blobs))
+        host = ModelHost(self.folder / "models")
+        self.events = EventLog()
+        self.driver = Driver(
+            self.identity, self.genesis, self.store, self.blobs, host, self.network, role or Voter(), self.events
+        )
+        self.author = Author(self.driver)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self._scope, self.ended = trio.CancelScope(), trio.Event()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self.network.run)
+                    await nursery.start(self.driver.run)
+                    task_status.started()
+        except* StorageError as group:
+            self.failure = group.exceptions[0]  # type: ignore[assignment]
+        finally:
+            self.store.close()
+            self.ended.set()
+
+    async def stop(self) -> None:
+        """As a crash would: nothing is said, nothing is written."""
+        self._scope.cancel()
+        await self.ended.wait()
+
+    async def until(self, condition: Callable[[Driver], bool]) -> None:
+        """Returns when `condition` holds after a block was applied."""
+        with trio.fail_after(SECONDS_MAX):
+            while not condition(self.driver):
+                await self.driver.applied.wait()
+
+    async def event(self, kind: str, text: str) -> str:
+        """The first event of this kind that says this."""
+        seen = 0
+        with trio.fail_after(SECONDS_MAX):
+            while True:
+                for event in await self.events.after(seen, SECONDS_MAX):
+                    seen = event.number
+                    if event.kind == kind and text in event.text:
+                        return event.text
+
+    async def scratch(self) -> bytes:
+        """Puts a scratch job on the log; its id once that is decided."""
+        with trio.fail_after(SECONDS_MAX):
+            return job_id(self.public, await self.author.submit("job/start", Start(SCRATCH.encode())))
+
+
+class Network:
+    def __init__(self, folder: Path, founders: int, observers: int = 0) -> None:
+        keys = identities(founders + observers)
+        genesis = genesis_of(keys[:founders])
+        self.mesh = Mesh(seed=1)
+        self.seats = [Seat(self.mesh, genesis, key, folder / str(number)) for number, key in enumerate(keys)]
+        self._nursery: trio.Nursery
+
+    async def start(self, seat: Seat, role: Role | None = None, serve: Callable[[Blobs], Any] = lambda blobs: blobs) -> Seat:
+        seat.open(role, serve)
+        await self._nursery.start(seat.run)
+        return seat
+
+
+@asynccontextmanager
+async def network(folder: Path, founders: int, observers: int = 0, start: bool = True) -> AsyncIterator[Network]:
+    made = Network(folder, founders, observers)
+    async with trio.open_nursery() as made._nursery:
+        if start:
+            for seat in made.seats:
+                await made.start(seat)
+        yield made
+        made._nursery.cancel_scope.cancel()
+
+
+def certified(job: bytes) -> Callable[[Driver], bool]:
+    """The job is over and the empty block that certifies its last root is applied."""
+
+    def condition(driver: Driver) -> bool:
+        state = driver.state
+        over = job in state.jobs.jobs and state.jobs.jobs[job].phase is Phase.FINISHED
+        return over and driver.ledger.certified_root == state.root
+
+    return condition
+
+
+async def one_root(seats: Sequence[Seat], job: bytes) -> bytes:
+    """The state root that all of them reach after the job, each by its own computation."""
+    for seat in seats:
+        await seat.until(certified(job))
+    assert len({(seat.driver.state.height, seat.driver.state.root) for seat in seats}) == 1
+    roots = {seat.driver.host.model(job, 1).root for seat in seats}
+    assert len(roots) == 1
+    assert roots == {seats[0].driver.state.jobs.jobs[job].model_root}
+    return seats[0].driver.state.root
+
+
+def accepted(seat: Seat, job: bytes) -> dict[bytes, int]:
+    return dict(seat.driver.state.jobs.jobs[job].accepted)

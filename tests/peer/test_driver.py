@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from ledger.blobs import Blobs
+from ledger.members import Register
+from peer.roles.base import Judged, OpenRound
+from peer.roles.voter import Voter
+from peer.worker import WorkerFailed
+from protocol import codec
+from protocol.errors import StorageError, UserError
+from protocol.identity import Signed, sign
+from protocol.messages import Ballot, Prepare, Proposal, Relay, Vote
+from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root
+from transport.network import Priority
+
+
+async def test_four_voters_decide_a_scratch_job_and_compute_one_root(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        before = made.seats[0].driver.state.root
+        job = await made.seats[0].scratch()
+        assert await one_root(made.seats, job) != before
+        assert accepted(made.seats[3], job) == {made.seats[0].public: 1}
+
+
+async def test_a_silent_voter_does_not_hold_up_three_others(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        seats = [await made.start(seat) for seat in made.seats[:3]]
+        for seat in seats:
+            job = await seat.scratch()
+            await one_root(seats, job)
+            assert accepted(seats[0], job) == {seat.public: 1}
+
+
+async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        seats = [await made.start(seat) for seat in made.seats[:2]]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(seats[0].scratch)
+            await seats[1].event("warning", "not preparing") if False else await _works(seats[1])
+            assert [seat.driver.state.height for seat in seats] == [0, 0]
+            seats.append(await made.start(made.seats[2]))
+        job = next(iter(seats[0].driver.state.jobs.jobs))
+        await one_root(seats, job)
+
+
+async def _works(seat: Seat) -> None:
+    """Until this voter has voted, and so would have decided if two sufficed."""
+    with trio.fail_after(SECONDS_MAX):
+        while not seat.store.load().votes:
+            await trio.sleep(0.01)
+
+
+async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, observers=1) as made:
+        job = await made.seats[0].scratch()
+        await one_root(made.seats, job)
+        observer = made.seats[-1]
+        assert observer.public not in observer.driver.state.members.members
+        assert observer.store.load().votes == ()
+        assert observer.driver.decisions == made.seats[0].driver.state.height
+
+
+async def test_a_peer_started_again_from_its_disk_has_its_root_and_goes_on_voting(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        root = await one_root(made.seats, await made.seats[0].scratch())
+        again = made.seats[2]
+        await again.stop()
+        await made.start(again)
+        assert again.driver.state.root == root
+        await made.seats[1].stop()  # now the one that came back is needed for every quorum
+        remaining = [made.seats[n] for n in (0, 2, 3)]
+        await one_root(remaining, await made.seats[0].scratch())
+
+
+async def test_a_peer_that_was_away_gets_missed_blocks_and_payloads_from_others_than_their_author(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        first = [await made.start(seat) for seat in made.seats[:3]]
+        author = first[0]
+        jobs = [await author.scratch()]
+        await one_root(first, jobs[0])
+        jobs.append(await author.scratch())
+        await one_root(first, jobs[1])
+        await author.stop()
+        late = await made.start(made.seats[3])
+        await one_root([*first[1:], late], jobs[1])
+        assert late.network.traffic().blobs_received > 0
+        job = await late.scratch()  # with the late one and without the author there are three again
+        await one_root([*first[1:], late], job)
+
+
+async def test_two_voters_without_a_link_to_each_other_agree_through_the_others(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        lost = replace(made.mesh.conditions(b"", b""), loss=1.0)
+        made.mesh.set_conditions(made.seats[0].public, made.seats[1].public, lost)
+        for seat in made.seats:
+            await made.start(seat)
+        for seat in made.seats[:2]:
+            await one_root(made.seats, await seat.scratch())
+
+
+async def test_a_cut_network_decides_nothing_and_heals(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        await one_root(made.seats, await made.seats[0].scratch())
+        height = made.seats[0].driver.state.height
+        keys = [seat.public for seat in made.seats]
+        made.mesh.partition(keys[:2], keys[2:])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.seats[0].scratch)
+            await _works(made.seats[1])
+            assert {seat.driver.state.height for seat in made.seats} == {height}
+            made.mesh.heal()
+        newest = max(made.seats[0].driver.state.jobs.jobs.items(), key=lambda item: item[1].started)[0]
+        await one_root(made.seats, newest)
+
+
+# What roles and payloads may do ------------------------------------------------------------------------------------------
+
+
+class Withheld:
+    """A blob store that serves nothing to others until it is told to."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self.released = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._blobs, name)
+
+    def size(self, digest: bytes) -> int | None:
+        return self._blobs.size(digest) if self.released else None
+
+
+async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it_comes(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        held: list[Withheld] = []
+
+        def withhold(blobs: Blobs) -> Withheld:
+            held.append(Withheld(blobs))
+            return held[0]
+
+        author = await made.start(made.seats[0], serve=withhold)
+        others = [await made.start(seat) for seat in made.seats[1:]]
+        job = await author.scratch()
+        for seat in others:
+            await seat.event("proposal", "proposes")
+            with trio.fail_after(SECONDS_MAX):
+                await seat.author.submit("member/register", Register(("trainer",)))
+        assert [seat.driver.state.jobs.jobs[job].round for seat in others] == [0, 0, 0]
+        held[0].released = True
+        await one_root(made.seats, job)
+        assert accepted(others[0], job) == {author.public: 1}
+
+
+class Failing(Voter):
+    def __init__(self, error: Exception, at: str) -> None:
+        self._error, self._at = error, at
+
+    async def propose(self, round: OpenRound) -> None:
+        if self._at == "propose":
+            raise self._error
+        await super().propose(round)
+
+    async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
+        if self._at == "judge":
+            raise self._error
+        return await super().judge(round, signed, proposal)
+
+    async def observe(self, round: OpenRound) -> None:
+        if self._at == "observe":
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [UserError("no such text"), WorkerFailed("out of memory")])
+@pytest.mark.parametrize(("at", "what"), [("judge", "judging"), ("observe", "measuring")])
+async def test_a_role_that_fails_is_a_warning_and_the_peer_goes_on(
+    tmp_path: Path, error: Exception, at: str, what: str
+) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        failing = await made.start(made.seats[0], Failing(error, at))
+        for seat in made.seats[1:]:
+            await made.start(seat)
+        job = await made.seats[1].scratch()
+        assert str(error) in await failing.event("warning", f"{what} in round 0 failed")
+        await one_root(made.seats, job)
+
+
+async def test_a_trainer_that_cannot_propose_still_decides_what_the_others_want(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        failing = await made.start(made.seats[0], Failing(WorkerFailed("no memory"), "propose"))
+        for seat in made.seats[1:]:
+            await made.start(seat)
+        await failing.scratch()  # its round stays open: nothing is proposed, so nothing is voted on
+        await failing.event("warning", "training in round 0 failed: no memory")
+        for seat in made.seats[1:]:
+            await one_root(made.seats[1:], await seat.scratch()) if False else None
+            with trio.fail_after(SECONDS_MAX):
+                await seat.author.submit("member/register", Register(("trainer",)))
+        assert failing.failure is None
+
+
+async def test_a_disk_that_fails_stops_the_peer_and_only_this_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with network(tmp_path, founders=4) as made:
+        broken, *others = made.seats
+
+        def fail(records: object) -> None:
+            raise StorageError("the disk is full")
+
+        monkeypatch.setattr(broken.store, "append", fail)
+        job = await others[0].scratch()
+        with trio.fail_after(SECONDS_MAX):
+            await broken.ended.wait()
+        assert str(broken.failure) == "the disk is full"
+        await one_root(others, job)
+
+
+async def test_a_role_whose_disk_fails_stops_the_peer(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        broken = await made.start(made.seats[0], Failing(StorageError("the disk is full"), "judge"))
+        for seat in made.seats[1:]:
+            await made.start(seat)
+        job = await made.seats[1].scratch()
+        with trio.fail_after(SECONDS_MAX):
+            await broken.ended.wait()
+        assert str(broken.failure) == "the disk is full"
+        await one_root(made.seats[1:], job)
+
+
+# What the driver keeps --------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_driver_has_sent_is_on_its_disk(tmp_path: Path) -> None:
+    """Votes are written before they are sent: whatever the others hold of a peer is in its own store."""
+    async with network(tmp_path, founders=4) as made:
+        author = made.seats[0]
+        sent: list[Signed] = []
+        missing: list[str] = []
+        deliver = author.network.send
+
+        def spy(peer: bytes, data: bytes, priority: Priority = Priority.CONTROL) -> bool:
+            message = codec.decode_message(data, (Vote, Relay)) if data[1:7] in (b"\xa4vote\x92", b"\xa4vote\x93") else None
+            if isinstance(message, Vote):
+                sent.append(message.vote)
+                held = {vote.signed.body for vote in author.store.load().votes}
+                decided = author.store.decided_height
+                body = codec.unpack(message.vote.body, 1 << 20)
+                if message.vote.body not in held and body[2] > decided:
+                    missing.append(str(body))
+            return deliver(peer, data, priority)
+
+        author.network.send = spy  # type: ignore[method-assign]
+        await one_root(made.seats, await author.scratch())
+        assert sent
+        assert missing == []
+
+
+async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, observers=1, start=False) as made:
+        held: list[Withheld] = []
+
+        def withhold(blobs: Blobs) -> Withheld:
+            held.append(Withheld(blobs))
+            return held[0]
+
+        author = await made.start(made.seats[0], serve=withhold)
+        for seat in made.seats[1:]:
+            await made.start(seat)
+        stranger, judge = made.seats[-1], made.seats[1]
+        job = await author.scratch()
+        await judge.until(lambda driver: job in driver.state.jobs.jobs)
+        root = judge.driver.state.jobs.jobs[job].model_root
+        for ballot in (Ballot(job, 0, root, ()), Ballot(job, 0, bytes(32), ())):
+            signer = stranger.identity if ballot.model_root == root else made.seats[2].identity
+            relay = Relay(sign(signer, judge.driver.chain_id, ballot))
+            stranger.network.send(judge.public, codec.encode(relay), Priority.VOTE)
+        with trio.fail_after(SECONDS_MAX):
+            while set(judge.driver.refused) != {"not-a-voter", "wrong-round"}:
+                await trio.sleep(0.01)
+        held[0].released = True
+        await one_root(made.seats, job)
+
+
+async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, observers=1) as made:
+        stranger, voter = made.seats[-1], made.seats[0]
+        await one_root(made.seats, await voter.scratch())
+        driver = voter.driver
+        voters = driver.replica._chain.voters(driver.replica.height)
+        assert voters is not None
+        forged = sign(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
+        vote = Vote(Signed(forged.body, voter.public, forged.signature))
+        stranger.network.send(voter.public, codec.encode(vote), Priority.VOTE)
+        await voter.event("warning", "bad-signature")
+        assert voter.network.refused()["bad-signature"] == 1
+        job = await made.seats[1].scratch()
+        await one_root(made.seats[:-1], job)
+
+
+async def test_the_newest_state_is_the_one_that_the_certificate_names(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        job = await made.seats[0].scratch()
+        await made.seats[1].until(certified(job))
+        roots = made.seats[1].store.roots()
+        last = made.seats[1].store.decision(made.seats[1].driver.state.height)
+        assert last is not None
+        assert last.decode().state_root == roots[last.height - 1]

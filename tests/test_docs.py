@@ -1,0 +1,241 @@
+"""The documents say what the code does: `python -m tests.test_docs` prints the tables of docs/protocol.md from the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+
+from consensus.ballots import Closing
+from consensus.block import Block
+from ledger import jobs, members
+from ledger.genesis import Founder, Genesis
+from ledger.jobs import JobsState
+from ledger.members import Invitation, Member, MembersState
+from ledger.state import Body
+from protocol import limits, messages, reasons
+from protocol.codec import Between, Length, encode
+from protocol.identity import Identity, Signed, peer_id, preimage, sign
+from protocol.messages import Prepare
+from protocol.reasons import Verdict
+from training.data import Manifest, batch_offsets
+from training.replicated import codec, outer, stream
+from training.replicated.feedback import Record, accumulate, buffer_digest
+from training.replicated.layout import of_shapes
+from training.replicated.state import State
+from training.spec import JobSpec, ModelSpec
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PROTOCOL = DOCS / "protocol.md"
+DECISIONS = DOCS / "decisions"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
+PACKAGES = ("protocol", "consensus", "ledger", "transport", "training", "peer")
+TRANSACTIONS = {**members.KINDS, **jobs.KINDS}
+RECORDS: tuple[type, ...] = (
+    Signed,
+    Block,
+    Body,
+    Closing,
+    Genesis,
+    Founder,
+    Invitation,
+    MembersState,
+    Member,
+    JobsState,
+    jobs.Job,
+    JobSpec,
+    ModelSpec,
+    State,
+    Record,
+    Manifest,
+)
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def of_messages() -> list[type]:
+    """Every dataclass of protocol/messages.py, in its order."""
+    return [kind for kind in vars(messages).values() if dataclasses.is_dataclass(kind) and kind.__module__ == messages.__name__]
+
+
+def table_of(kind: type) -> list[str]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = [f"| `{field.name}` | {described(hints[field.name])} |" for field in dataclasses.fields(kind)]
+    return ["| field | type |", "|---|---|", *fields] if fields else ["(no fields)"]
+
+
+def described(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        bound = arguments[1]
+        if isinstance(bound, Between):
+            return f"int {number(bound.low)}..{number(bound.high)}"
+        size = number(bound.low) if bound.low == bound.high else f"{number(bound.low)}..{number(bound.high)}"
+        return f"{described(arguments[0])}, {size}"
+    if origin in (typing.Union, types.UnionType):
+        return f"{described(next(item for item in arguments if item is not type(None)))}, or nil"
+    if origin is tuple:
+        return f"array of ({described(arguments[0])})"
+    if origin is dict:
+        return f"map of ({described(arguments[0])}) to ({described(arguments[1])})"
+    return str(kind.__name__)
+
+
+def number(value: int) -> str:
+    for power in (53, 31):
+        if value in (2**power, 2**power - 1):
+            return f"2^{power}" + ("−1" if value % 2 else "")
+    return str(value)
+
+
+def heading(kind: type) -> str:
+    tag = getattr(kind, "TAG", None)
+    return f"#### {kind.__name__}" + (f" `{tag}`" if tag else "")
+
+
+def limit_rows() -> list[str]:
+    rows = re.findall(r"^([A-Z_]+): Final = .*?  # (.+)$", inspect.getsource(limits), re.MULTILINE)
+    return [f"| `{name}` | {getattr(limits, name)} | {reason} |" for name, reason in rows]
+
+
+def verdict_rows() -> list[str]:
+    rows = re.findall(r"^    ([A-Z]+) = (\d+)(?:  # (.+))?$", inspect.getsource(reasons), re.MULTILINE)
+    return [f"| {code} | `{name.lower()}` | {reason or 'the proposal is good'} |" for name, code, reason in rows]
+
+
+def sections() -> Iterable[tuple[str, list[str]]]:
+    for kind in (*of_messages(), *RECORDS):
+        yield heading(kind), table_of(kind)
+    for name, kind in TRANSACTIONS.items():
+        yield f"#### {kind.__name__} `{name}`", table_of(kind)
+
+
+# Test vectors --------------------------------------------------------------------------------------------------------
+
+
+def vectors() -> dict[str, str]:
+    identity, chain = Identity(bytes(range(32))), hashlib.sha256(b"chain").digest()
+    prepare = Prepare(bytes(32), 7, 1, hashlib.sha256(b"block").digest())
+    signed = sign(identity, chain, prepare)
+    layout = of_shapes([("a", (3, 3)), ("b", (5,))])
+    header = codec.Header(hashlib.sha256(b"job").digest(), 2, identity.public, hashlib.sha256(b"root").digest(), 10, 8)
+    m = accumulate(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) / 8, 0.95)
+    payload = codec.encode(header, m, layout)
+    e = m - codec.decode(payload, header, layout).dense()
+    stepped, momentum = outer.step(*(np.array([value], np.float32) for value in (1.0, 0.25, 0.125)), 0.7, 0.5)
+    drawn = dict(batch=2, tokens=1_000, context=128, seed=0)
+    return {
+        "public key": identity.public.hex(),
+        "peer id": peer_id(identity.public),
+        "body of the prepare": signed.body.hex(),
+        "preimage": preimage("prepare", chain, signed.body).hex(),
+        "signature": signed.signature.hex(),
+        "m": m.astype("<f4").tobytes().hex(),
+        "buffer digest": buffer_digest(m).hex(),
+        "payload": payload.hex(),
+        "next e": e.astype("<f4").tobytes().hex(),
+        "outer step": (stepped.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hex(),
+        "stream": stream.stream(16, "initial", 0, "embedding.weight", 0).hex(),
+        "batch": " ".join(map(str, batch_offsets(header.job, 2, identity.public, 0, **drawn))),
+        "empty body": encode(Body((), ())).hex(),
+    }
+
+
+# What must hold ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def protocol() -> str:
+    return PROTOCOL.read_text()
+
+
+@pytest.mark.parametrize(("title", "table"), sections(), ids=lambda part: part if isinstance(part, str) else "")
+def test_every_message_record_and_transaction_is_documented_field_by_field(protocol: str, title: str, table: list[str]) -> None:
+    section = re.split(rf"^{re.escape(title)}$", protocol, flags=re.MULTILINE)
+    assert len(section) == 2, f"{title} is not in docs/protocol.md exactly once"
+    section_text = re.split(r"^#+ ", section[1], flags=re.MULTILINE)[0]
+    documented = [line for line in section_text.splitlines() if line.startswith("|")]
+    assert documented == [line for line in table if line.startswith("|")]
+
+
+def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> None:
+    names = {name for name, value in vars(limits).items() if name.isupper() and isinstance(value, (int, float))}
+    rows = limit_rows()
+    assert names == {row.split("`")[1] for row in rows}, "a limit without a reason beside it"
+    assert not [row for row in rows if row not in protocol.splitlines()]
+
+
+def test_every_verdict_is_documented(protocol: str) -> None:
+    rows = verdict_rows()
+    assert len(rows) == len(Verdict)
+    assert not [row for row in rows if row not in protocol.splitlines()]
+
+
+@pytest.mark.parametrize(("name", "value"), vectors().items())
+def test_test_vectors_are_what_the_code_computes(protocol: str, name: str, value: str) -> None:
+    found = re.search(rf"^{re.escape(name)}:((?:\n?[ \t]+[^\n]+)+)$", protocol, re.MULTILINE)
+    assert found, f"no test vector {name!r}"
+    joined = " ".join(found[1].split())
+    assert (joined if name == "batch" else joined.replace(" ", "")) == value
+
+
+def test_every_reason_for_refusing_something_is_explained_in_the_guide() -> None:
+    source = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    used = set(re.findall(r'(?:RemoteProtocolError|\.refuse)\(\s*"([a-z-]+)"', source))
+    explained = set(re.findall(r"^\| `([a-z-]+)` \|", (DOCS / "guide.md").read_text(), re.MULTILINE))
+    assert not used - explained
+
+
+def test_every_decision_is_listed_once_and_has_its_four_parts() -> None:
+    files = sorted(path.name for path in DECISIONS.glob("[0-9]*.md"))
+    listed = re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", (DECISIONS / "README.md").read_text())
+    assert listed == files
+    assert [name[:4] for name in files] == [f"{number:04}" for number in range(1, len(files) + 1)]
+    for name in files:
+        parts = re.findall(r"^\*\*(\w+)\.\*\*", (DECISIONS / name).read_text(), re.MULTILINE)
+        assert parts == ["Context", "Alternatives", "Decision", "Consequences"], name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name) if name else page
+        assert file.exists(), f"{target} in {page}"
+        if anchor:
+            assert anchor in anchors(file), f"{target} in {page}"
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_named_in_the_documents_exist(page: Path) -> None:
+    named = re.findall(r"`((?:protocol|consensus|ledger|transport|training|peer|tests|benchmarks|docs)/[\w/.-]+\.(?:py|md))`", page.read_text())
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+if __name__ == "__main__":
+    for title, table in sections():
+        print("\n".join([title, "", *table, ""]))
+    print("\n".join([*limit_rows(), "", *verdict_rows(), ""]))
+    for name, value in vectors().items():
+        print(f"{name}:")
+        width = 96
+        print("\n".join(f"    {value[start : start + width]}" for start in range(0, len(value), width)))
