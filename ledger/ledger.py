@@ -16,6 +16,8 @@ from protocol.identity import Signed
 from protocol.limits import TRANSACTIONS_PENDING_MAX, TRANSACTIONS_PER_BLOCK_MAX
 
 CLOSING_BYTES_MAX = BODY_BYTES_MAX // 2  # what transactions leave for closings
+PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: no member's flood keeps out what the others want decided
+PENDING_STRANGERS_MAX = 64  # of all who are not members here yet; what they sent first makes room, and they send it again
 
 
 class Pool:
@@ -23,6 +25,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, Signed] = {}
+        self._strangers: dict[bytes, None] = {}  # keys of `_waiting`, in the order they came
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -30,13 +33,23 @@ class Pool:
     def __iter__(self) -> Iterable[Signed]:  # type: ignore[misc]
         return iter(list(self._waiting.values()))
 
-    def add(self, signed: Signed) -> bool:
-        """False if it was here already or there is no room."""
+    def add(self, signed: Signed, member: bool = True) -> bool:
+        """False if it was here already or there is no room. Keys cost nothing, so strangers share one small part."""
         key = hashlib.sha256(signed.body + signed.signer).digest()
         if key in self._waiting or len(self._waiting) >= TRANSACTIONS_PENDING_MAX:
             return False
+        if member and sum(other.signer == signed.signer for other in self._waiting.values()) >= PENDING_PER_MEMBER_MAX:
+            return False
         self._waiting[key] = signed
+        if not member:
+            self._strangers[key] = None
+            if len(self._strangers) > PENDING_STRANGERS_MAX:
+                self._forget(next(iter(self._strangers)))
         return True
+
+    def _forget(self, key: bytes) -> None:
+        del self._waiting[key]
+        self._strangers.pop(key, None)
 
     def select(self, rules: Rules, state: State) -> tuple[Signed, ...]:
         """What fits into the next block, in an order in which all of it applies; drops what can never apply again."""
@@ -68,7 +81,7 @@ class Pool:
             except (Refused, RemoteProtocolError) as error:
                 if transaction.nonce > (member.nonce if member else 0) + 1 and transaction.expires > state.height:
                     continue
-                del self._waiting[key]
+                self._forget(key)
                 gone.append((signed, str(error)))
         return gone
 

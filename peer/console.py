@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import trio
@@ -12,7 +14,7 @@ from rich.console import Console, RenderableType
 
 from peer import views
 from peer.grammar import COMMANDS, help_text, option_names, parse, train_request
-from protocol.api import PeerApi
+from protocol.api import EventView, PeerApi
 from protocol.errors import UserError
 
 PROMPT = "peer> "
@@ -54,8 +56,11 @@ async def _log(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
 
 
 async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    job = await api.train(train_request(options))
+    request = train_request(options)
+    job = await api.train(request)
     show(f"job {job} is decided; `rounds` shows how it goes")
+    if request.data == "local":
+        show("each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only")
 
 
 async def _test(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
@@ -65,15 +70,32 @@ async def _test(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     job = await api.test()
     show(f"scratch round, job {views.short(job)}: a known update is proposed, judged, voted and applied")
     with trio.move_on_after(TEST_SECONDS_MAX):
-        while True:
-            for event in await api.events(seen, 1.0):
-                seen = event.number
-                if event.fields.get("job") == job:
-                    show(views.event(event))
-                    if event.kind == "round":
-                        show(_unchanged(before, await _trained_roots(api)))
-                        return
+        async with aclosing(_phases(api, job, seen)) as phases:
+            async for event in phases:
+                show(views.event(event))
+                if event.kind == "applied":
+                    show(_unchanged(before, await _trained_roots(api)))
+                    return
     raise UserError(f"the scratch round is not decided after {TEST_SECONDS_MAX:.0f} s; `peers` shows who is missing")
+
+
+async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView, None]:
+    """The job's own events, and the deciding and applying of the block that closes its round."""
+    decided: dict[str, EventView] = {}
+    closing: str | None = None
+    while True:
+        for event in await api.events(seen, 1.0):
+            seen = event.number
+            height = event.fields.get("height", "")
+            if event.kind == "decided":
+                decided[height] = dataclasses.replace(event, text=f"{event.text}: {event.fields['signers']}")
+            elif event.kind == "round" and event.fields.get("job") == job:
+                closing = height
+                if closing in decided:
+                    yield decided[closing]
+                yield event
+            elif event.fields.get("job") == job or (event.kind == "applied" and height == closing):
+                yield event
 
 
 async def _trained_roots(api: PeerApi) -> dict[str, tuple[int, str]]:

@@ -26,6 +26,7 @@ from ledger.jobs import ClosedRound, Job, Phase
 from ledger.ledger import Ledger
 from ledger.state import Rules, State, Transition
 from ledger.store import Store, StoredRound
+from ledger.transactions import Refused
 from peer.eventlog import EventLog
 from peer.roles.base import Judged, OpenRound, Role
 from peer.rounds import Outcome as Said
@@ -218,17 +219,31 @@ class Driver:
     def _handle_relayed(self, signed: Signed, said: Said) -> None:
         message: Any = open_signed(signed, self.chain_id, self.verifier, RELAYED)
         if isinstance(message, Transaction):
-            if self.ledger.pool.add(signed):
-                said.sends.append(signed)  # passed on once: its author may know few peers
+            self._handle_transaction(signed, said)
             return
         try:
             outcome = self.rounds.receive(signed, message, self.now())
         except RemoteProtocolError as error:
-            # Whether it belongs depends on how far we have applied, so the peer that sent it is not punished.
-            self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+            self._count_refused(error)
             return
         if outcome is not None:
             said.add(outcome)
+
+    def _handle_transaction(self, signed: Signed, said: Said) -> None:
+        """Kept and passed on once (its author may know few peers), unless it could never be decided."""
+        try:
+            self.rules.apply_transaction(self.state, signed, self.state.height + 1)
+        except Refused:
+            pass  # it may follow something that is not applied here yet
+        except RemoteProtocolError as error:
+            self._count_refused(error)
+            return
+        if self.ledger.pool.add(signed, signed.signer in self.state.members.members):
+            said.sends.append(signed)
+
+    def _count_refused(self, error: RemoteProtocolError) -> None:
+        """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""
+        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
 
     def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
         if self.now() - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
@@ -284,8 +299,9 @@ class Driver:
     def _note_decision(self, decided: Decided) -> None:
         self.first_decision_at = self.first_decision_at or self.now()
         self.decisions += 1
-        text = f"height {decided.height} decided by {len(decided.certificate.signatures)} signatures"
-        self.events.add("decided", text, height=decided.height)
+        signers = sorted(decided.certificate.signatures)
+        text = f"height {decided.height} decided by {len(signers)} signatures"
+        self.events.add("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
         seen = self._first_seen.pop(decided.height, None)
         if seen is not None:
             self._decided_in[decided.height] = self.now() - seen
@@ -459,7 +475,8 @@ class Driver:
         parts += [f"rejected {short_id(trainer)} ({verdict.label})" for trainer, verdict in outcome.rejected.items()]
         parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
         root = state.jobs.jobs[closed.job].model_root
-        self.events.add("round", f"round {closed.round}: {', '.join(parts)}", job=closed.job, round=closed.round, root=root)
+        fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
+        self.events.add("round", f"round {closed.round}: {', '.join(parts)}", **fields)
 
 
 def _applied_event(state: State) -> events.Applied:

@@ -58,7 +58,7 @@ class Service:
         voters = VoterSet(members.voters)
         return StatusView(
             peer=peer_id(driver.signer.public),
-            name=self.config.name,
+            name=self._name(),
             network=self.genesis.network,
             chain_id=driver.chain_id.hex(),
             role=self.role_name,
@@ -77,6 +77,11 @@ class Service:
             halted=driver.replica.divergence or "",
             uptime_seconds=time.monotonic() - self.started,
         )
+
+    def _name(self) -> str:
+        """What the operator calls this peer now, else what the network knows it as."""
+        member = self.driver.state.members.members.get(self.driver.signer.public)
+        return self.config.name or (member.name if member else "")
 
     async def stats(self) -> StatsView:
         driver, traffic = self.driver, self.network.traffic()
@@ -110,8 +115,10 @@ class Service:
     def _peer(self, key: bytes, link: LinkInfo | None) -> PeerView:
         members = self.driver.state.members
         member = members.members.get(key)
-        jobs = self.driver.state.jobs.jobs.values()
-        accepted = sum(job.accepted.get(key, 0) for job in jobs)
+        accepted = sum(job.accepted.get(key, 0) for job in self.driver.state.jobs.jobs.values())
+        seen = [f"{accepted} proposals accepted"] if accepted else []
+        if key in members.standing:
+            seen.append(f"stands as a voter: {self._approvals(key)}")
         return PeerView(
             peer=peer_id(key),
             name=member.name if member else "",
@@ -122,8 +129,12 @@ class Service:
             me=key == self.driver.signer.public,
             link=_link(link) if link else None,
             approvals=tuple(peer_id(k) for k in members.standing.get(key, ())),
-            last_seen=f"{accepted} proposals accepted" if accepted else "",
+            last_seen=", ".join(seen),
         )
+
+    def _approvals(self, candidate: bytes) -> str:
+        members = self.driver.state.members
+        return f"{len(members.standing[candidate])} of {VoterSet(members.voters).quorum} approvals"
 
     async def jobs(self) -> tuple[JobView, ...]:
         jobs = sorted(self.driver.state.jobs.jobs.items(), key=lambda item: item[1].started)
@@ -172,6 +183,8 @@ class Service:
             overrides["rounds"] = request.rounds
         spec = replace(base, **overrides)
         if request.data == LOCAL:
+            if self.worker is not None and not self.config.local_data:
+                raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`, or give --data PATH")
             return replace(spec, data=None, audit=Audit.OFF).checked()
         keep = self.driver.blobs.add
         pieces = _pieces(request.data)
@@ -208,8 +221,7 @@ class Service:
         members = self.driver.state.members
         if candidate not in members.standing:
             return f"{short_id(candidate)} has the approvals it needs and votes from the second height on"
-        have, need = len(members.standing[candidate]), VoterSet(members.voters).quorum
-        return f"{short_id(candidate)} has {have} of {need} approvals"
+        return f"{short_id(candidate)} has {self._approvals(candidate)}"
 
     async def leave(self) -> str:
         warning = warning_for_removal(len(self.driver.state.members.voters))
@@ -301,7 +313,7 @@ def _job(key: bytes, job: Job) -> JobView:
         rounds=job.rounds,
         model_root=job.model_root.hex(),
         audit=spec.audit.value,
-        data=spec.data.hex() if spec.data else LOCAL,
+        data=spec.data.hex() if spec.data else "" if spec.objective is Objective.SCRATCH else LOCAL,
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
         rejected={peer_id(trainer): dict(reasons) for trainer, reasons in job.rejected.items()},
         started_height=job.started,

@@ -120,7 +120,7 @@ def jobs(views: Iterable[JobView]) -> Table:
             view.state,
             f"{view.round}/{view.rounds}",
             view.audit,
-            view.data if view.data == "local" else short(view.data),
+            view.data if view.data == "local" else short(view.data) or "–",
             " ".join(f"{short(peer)}:{count}" for peer, count in view.accepted.items()) or "–",
             " ".join(f"{short(peer)}: {_counts(reasons)}" for peer, reasons in view.rejected.items()) or "–",
             short(view.model_root),

@@ -86,7 +86,7 @@ class JobView:
     rounds: int
     model_root: str
     audit: str
-    data: str  # hash of the text, or "local"
+    data: str  # hash of the text, "local", or empty for a job without any
     accepted: dict[str, int]  # trainer -> proposals accepted
     rejected: dict[str, dict[str, int]]  # trainer -> reason -> count
     started_height: int

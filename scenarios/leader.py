@@ -1,6 +1,6 @@
-"""`python -m scenarios.leader`: the leader is killed, or stopped so that it holds its links and says nothing.
+"""`python -m scenarios.leader`: the leader is killed, or stopped so that it keeps its links and says nothing.
 
-That costs the block one view timeout. The next leaders are others: the failed one is skipped, and later blocks cost no timeout.
+Its block costs one view timeout. Then it is skipped: no later height needs a second view, although its turn comes again.
 """
 
 from __future__ import annotations
@@ -17,44 +17,46 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from consensus.block import decode_block
-from consensus.pacemaker import VIEW_GROWTH
-from ledger.store import Store
-from peer.datadir import DataDirectory
-from peer.demo import DemoPeer
-from protocol import codec
 from protocol.identity import peer_id
-from protocol.messages import Commit
 from scenarios import network
-from scenarios.kill import BACK_SECONDS_MAX, NORMAL_ROUNDS, SLOWER_MAX, STALL_SECONDS_MAX, in_order, takes_part, usual, view_timer
+from scenarios.kill import BACK_SECONDS_MAX, SLOWER_MAX, STALL_SECONDS_MAX, in_order, takes_part, usual, view_timer
 from scenarios.network import SMALL_JOB, Network, Watch
 
-LATER_ROUNDS = 12  # more than 2n heights of n = 4, so that the skipped leader's turn comes again meanwhile
+LATER_ROUNDS = 14  # more than the 2n heights for which a failed leader is skipped in any case, for n = 4
 
 
 @dataclass
 class Trial:
     fault: str
     leader: str
-    height: int  # that it led
     normal_seconds: float
     view_timer_seconds: float
     slowest_seconds: float  # the slowest round after the fault
-    later_seconds: float
-    views: dict[int, int] = field(default_factory=dict)  # height -> view that decided it, where that was not the first
+    later_seconds: float  # median round from the third one on
+    views: dict[int, int]  # height -> view that decided it, where that was not the first
     problems: list[str] = field(default_factory=list)
+
+    def judge(self) -> None:
+        if list(self.views.values()) not in ([], [1]):
+            self.problems.append(f"more than one view was lost: {self.views}")
+        if self.later_seconds > SLOWER_MAX * self.normal_seconds:
+            self.problems.append(f"later rounds take {self.later_seconds:.2f} s instead of {self.normal_seconds:.2f} s")
 
 
 async def run(options: argparse.Namespace) -> int:
     trials = []
-    async with network.running(options.peers) as peers:
+    async with network.running(options.peers, folder=options.keep) as peers:
         await peers.train({**SMALL_JOB, "seed": str(options.seed)})
         for number in range(options.trials):
             trials.append(await hurt(peers, "SIGSTOP" if number % 2 else "SIGKILL"))
+            print(f"trial {number}: {'; '.join(trials[-1].problems) or 'all held'}", file=sys.stderr, flush=True)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(peers.stop)
-        differences = peers.differences()
-    return report(options, trials, differences)
+        failures = [f"trial {number}: {problem}" for number, trial in enumerate(trials) for problem in trial.problems]
+        failures += [f"roots differ at {where}" for where in peers.differences()]
+    if not any(trial.views for trial in trials):
+        failures.append("no leader was hit while it had to lead: nothing was shown")
+    return report(options, trials, failures)
 
 
 async def hurt(peers: Network, fault: str) -> Trial:
@@ -62,46 +64,65 @@ async def hurt(peers: Network, fault: str) -> Trial:
         normal = await usual(peers, await in_order(peers))
     victim = await peers.leader(peers.demo.watched)
     assert victim is not None
-    survivor = next(peer for peer in peers.honest if peer is not victim)
-    height = (await survivor.client.status()).height + 1
-    watch = Watch(survivor)
-    await watch.more(0)
-    (peers.kill if fault == "SIGKILL" else peers.freeze)(victim)
-    last = watch.rounds()[-1][0]
+    watch = Watch(next(peer for peer in peers.honest if peer is not victim))
+    await watch.more(0.0)
+    last, height = watch.rounds()[-1][0], (await watch.peer.client.status()).height
+    if fault == "SIGKILL":
+        peers.kill(victim)
+    else:
+        peers.freeze(victim)
     with trio.fail_after(STALL_SECONDS_MAX):
         await watch.until_round(last + LATER_ROUNDS)
-    durations = watch.durations()
-    views = {view.round: view for view in await survivor.client.rounds(100)}
+    durations, known = watch.durations(), await watch.peer.client.rounds(100)
     trial = Trial(
         fault=fault,
         leader=victim.name,
-        height=height,
         normal_seconds=normal,
-        view_timer_seconds=view_timer([view for number, view in views.items() if number <= last]),
+        view_timer_seconds=view_timer([view for view in known if view.round <= last]),
         slowest_seconds=max(durations[number] for number in range(last + 1, last + LATER_ROUNDS)),
         later_seconds=median(durations[number] for number in range(last + 3, last + LATER_ROUNDS)),
+        views={at: view for at, view in peers.views(watch.peer).items() if at >= height},
     )
-    trial.views = changed_views(survivor, height, max(view.height for view in views.values()))
-    judge(trial, peer_id(victim.identity.public))
-    await recover(peers, victim, fault, trial)
+    trial.judge()
+    with trio.move_on_after(BACK_SECONDS_MAX) as patience:
+        if fault == "SIGKILL":
+            await peers.restart(victim)
+        else:
+            peers.thaw(victim)
+        key = peer_id(victim.identity.public)
+        while not any(takes_part(view, key, victim.trains) for view in await watch.peer.client.rounds(1)):
+            await trio.sleep(0.05)
+    if patience.cancelled_caught:
+        trial.problems.append(f"{victim.name} does not take part again after {BACK_SECONDS_MAX:.0f} s")
     return trial
 
 
-def changed_views(peer: DemoPeer, first: int, last: int) -> dict[int, int]:
-    """Heights that took more than one view, from the certificates on this peer's disk."""
-    directory = DataDirectory(peer.directory)
-    from peer.daemon import read_genesis
+def report(options: argparse.Namespace, trials: list[Trial], failures: list[str]) -> int:
+    table = Table(title=f"leader failures, {options.peers} peers, seed {options.seed}; seconds")
+    for column in ("fault", "leader", "normal round", "view timer", "slowest after", "later", "second views", "ok"):
+        table.add_column(column, justify="right")
+    for t in trials:
+        seconds = (t.normal_seconds, t.view_timer_seconds, t.slowest_seconds, t.later_seconds)
+        views = ", ".join(f"height {height}: view {view}" for height, view in t.views.items())
+        table.add_row(t.fault, t.leader, *(f"{value:.2f}" for value in seconds), views, "no" if t.problems else "yes")
+    console = Console()
+    console.print(table)
+    for failure in failures:
+        console.print(failure, style="red")
+    if options.json:
+        Path(options.json).write_text(json.dumps({"trials": [asdict(t) for t in trials], "failures": failures}, indent=1) + "\n")
+    return 1 if failures else 0
 
-    store = Store(directory.ledger, read_genesis(directory).chain_id)
-    try:
-        found = {}
-        for height in range(first, last + 1):
-            decided = store.decision(height)
-            assert decided is not None
-            view = codec.decode_message(decided.certificate.vote, (Commit,)).view
-            if view:
-                found[height] = view
-            assert decode_block(decided.block).height == height
-        return found
-    finally:
-        store.close()
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scenarios.leader", description=__doc__)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--trials", type=int, default=6, help="killed and stopped in turn")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
+    parser.add_argument("--json", metavar="FILE")
+    return network.main(partial(run, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -30,6 +30,7 @@ from protocol import codec
 from protocol.api import EventView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Signed, peer_id
+from protocol.messages import Certificate, Commit
 
 WORKER_SECONDS_MAX = 5.0  # a worker notices that its daemon is gone as soon as the kernel has closed the pipe
 POLL_SECONDS = 0.02
@@ -147,6 +148,13 @@ class Network:
             for slot, signed in database.execute("SELECT slot, signed FROM every_vote"):
                 slots.setdefault(slot, set()).add(codec.decode(Signed, signed).body)
         return sum(map(len, slots.values())), [slot for slot, bodies in slots.items() if len(bodies) > 1]
+
+    def views(self, peer: DemoPeer) -> dict[int, int]:
+        """Height -> the view that decided it, where that was not the first, from the certificates on this peer's disk."""
+        with _journal(peer) as database:
+            rows = database.execute("SELECT height, certificate FROM blocks").fetchall()
+        votes = {height: codec.decode_message(codec.decode(Certificate, data).vote, (Commit,)) for height, data in rows}
+        return {height: vote.view for height, vote in votes.items() if vote.view}
 
     def differences(self) -> list[str]:
         """The heights and rounds whose roots are not the same on all honest disks that hold them."""

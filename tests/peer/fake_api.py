@@ -69,9 +69,11 @@ class FakeApi:
     async def test(self) -> str:
         number = len(self.log)
         self.log.append(EventView(number + 1, 0, "round", "a round of somebody else", {"job": "3" * 64}))
-        for kind in ("proposal", "ballot", "round", "decided"):
+        for kind in ("decided", "proposal", "ballot", "decided", "round", "applied", "decided"):
             number += 1
-            self.log.append(EventView(number + 1, 0, kind, f"phase {kind}", {"job": "2" * 64}))
+            fields = {"height": str(12 + number // 4), "signers": "abcd"} if kind in ("decided", "applied") else {"job": "2" * 64}
+            fields |= {"height": "13"} if kind == "round" else {}
+            self.log.append(EventView(number + 1, 0, kind, f"phase {kind}", fields))
         return "2" * 64
 
     async def invite(self) -> str:

@@ -70,7 +70,7 @@ class Seat:
                     await nursery.start(self.driver.run)
                     task_status.started()
         except* StorageError as group:
-            self.failure = group.exceptions[0]  # type: ignore[assignment]
+            self.failure = _innermost(group)
         finally:
             self.store.close()
             self.ended.set()
@@ -100,6 +100,11 @@ class Seat:
         """Puts a scratch job on the log; its id once that is decided."""
         with trio.fail_after(SECONDS_MAX):
             return job_id(self.public, await self.author.submit("job/start", Start(SCRATCH.encode())))
+
+
+def _innermost(group: BaseExceptionGroup[StorageError]) -> StorageError:
+    error = group.exceptions[0]
+    return _innermost(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 class Network:

@@ -120,7 +120,8 @@ async def test_a_test_shows_its_own_phases_until_it_is_done(
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, "test\n")
     assert status == 0
-    assert [line.split("phase ")[1] for line in printed.splitlines() if "phase " in line] == ["proposal", "ballot", "round"]
+    phases = [line.split("phase ")[1].strip() for line in printed.splitlines() if "phase " in line]
+    assert phases == ["proposal", "ballot", "decided: abcd", "round", "applied"]
     assert "somebody else" not in printed
     assert f"model root {'f' * 16} unchanged" in printed
 

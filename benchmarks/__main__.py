@@ -1,0 +1,37 @@
+"""`python -m benchmarks`: what is measured here, and how to measure it again.
+
+Each benchmark is `python -m benchmarks.NAME --json FILE`; without `--only` all of them run, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = {
+    "demo": "the main job as a person runs it: time, loss against one process, decisions, bytes, memory",
+    "tuning": "the default hyper-parameters against others and against one process, without a network",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=BENCHMARKS, help="run just this one")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder for the JSON files")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name in [options.only] if options.only else BENCHMARKS:
+        print(f"== {name}: {BENCHMARKS[name]}", flush=True)
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(options.out / f"{name}.json")]
+        if subprocess.run(command, check=False).returncode:
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return len(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

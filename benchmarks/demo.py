@@ -1,0 +1,105 @@
+"""The main job, several times with different seeds: `peer demo` as a person runs it, and what its reports say.
+
+The rival is one process that trains the same model on the same number of accepted samples, in the same run, at the best of
+three learning rates; it is shown as a ratio. Whole machines are measured, so quote medians, and say which machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--malicious", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=0, help="default: the demo's own")
+    parser.add_argument("--no-baseline", dest="baseline", action="store_false")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    reports = [run(options, options.first_seed + number) for number in range(options.runs)]
+    figures = {name: [figure(report) for report in reports] for name, figure in FIGURES.items()}
+    show(figures)
+    result = {
+        "command": " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "figures": figures,
+        "reports": reports,
+    }
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if all(report["passed"] for report in reports) else 1
+
+
+def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
+        file = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "peer.cli", "demo", "--no-web", "--seed", str(seed), "--json", str(file)]
+        command += [
+            "--peers",
+            str(options.peers),
+            "--malicious",
+            str(options.malicious),
+            "--report",
+            str(Path(folder) / "report"),
+        ]
+        command += ["--rounds", str(options.rounds)] if options.rounds else []
+        command += ["--baseline"] if options.baseline else []
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        if not file.exists():
+            sys.exit(f"{' '.join(command)} ended with status {done.returncode} and no report")
+        report: dict[str, Any] = json.loads(file.read_text())
+        return report
+
+
+def _ratio(report: dict[str, Any]) -> float | None:
+    alone = report["baseline_bits_per_byte"]
+    return report["heldout_bits_per_byte"][-1] / alone if alone else None
+
+
+def _largest(report: dict[str, Any], kind: str) -> float:
+    return max(size for name, size in report["pss_mb_per_peer"].items() if name.startswith(kind))
+
+
+FIGURES: dict[str, Any] = {
+    "seconds in all": lambda report: report["seconds_total"],
+    "seconds to the first decision": lambda report: report["seconds_to_first_decision"],
+    "held-out bits/byte at the end": lambda report: report["heldout_bits_per_byte"][-1],
+    "the same, × one process alone": _ratio,
+    "decision, ms, median": lambda report: report["decision_ms_p50"],
+    "decision, ms, p99": lambda report: report["decision_ms_p99"],
+    "MB sent per peer and round": lambda report: report["bytes_sent_per_peer_per_round"] / 1e6,
+    "PSS of a trainer and its worker, MB": lambda report: _largest(report, "trainer"),
+    "PSS of a light voter, MB": lambda report: _largest(report, "voter"),
+}
+
+
+def show(figures: dict[str, list[float | None]]) -> None:
+    table = Table("figure", "least", "median", "most")
+    for name, values in figures.items():
+        seen = [value for value in values if value is not None]
+        table.add_row(name, *(f"{value:.3g}" for value in (min(seen), median(seen), max(seen))) if seen else ("–", "–", "–"))
+    Console().print(table)
+
+
+def machine() -> str:
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
