@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -26,7 +27,7 @@ from peer.datadir import DataDirectory
 from peer.demo_display import Display
 from peer.demo_report import Disk, Report, make_report, write_files
 from protocol import codec
-from protocol.api import RoundView, StatsView, TrainRequest
+from protocol.api import JobView, RoundView, StatsView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id, short_id
 from training.spec import JobSpec
@@ -116,7 +117,8 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
     peers = []
     for number in range(count):
         trains = number < trainers
-        identity = Identity.generate()
+        # Keys from the seed, so that the same seed assigns the same data: such a network is for looking at, not for use.
+        identity = Identity(hashlib.sha256(f"folkmoot/demo/{options.seed}/{number}".encode()).digest())
         threads = 1 + number % 2 if options.mixed else 1
         restricted = options.mixed and number == 1
         peers.append(
@@ -252,7 +254,7 @@ async def watch(demo: Demo, job: str, display: Display) -> tuple[tuple[RoundView
     rounds: tuple[RoundView, ...] = ()
     last_progress = measured = trio.current_time()
     while True:
-        view = next(item for item in await demo.watched.client.jobs() if item.job == job)
+        view = await job_view(demo, job)
         fresh = await demo.watched.client.rounds(ROUNDS_MAX)
         if len(fresh) > len(rounds):
             last_progress = trio.current_time()
@@ -268,6 +270,10 @@ async def watch(demo: Demo, job: str, display: Display) -> tuple[tuple[RoundView
             display.say(f"{', '.join(gone)} ended" if gone else f"no round was decided for {STALL_SECONDS_MAX:.0f} s")
             return rounds, False
         await trio.sleep(POLL_SECONDS)
+
+
+async def job_view(demo: Demo, job: str) -> JobView:
+    return next(item for item in await demo.watched.client.jobs() if item.job == job)
 
 
 async def measure_all(demo: Demo) -> None:
@@ -292,8 +298,10 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
     display.say("waiting for the closing block, then reading every peer's disk")
     with trio.move_on_after(CERTIFY_SECONDS_MAX if finished else 1.0):
         await _settled(demo, job)
-    rounds = await demo.watched.client.rounds(ROUNDS_MAX) if finished else rounds
     await measure_all(demo)
+    if finished:
+        rounds = await demo.watched.client.rounds(ROUNDS_MAX)
+        display.update(await job_view(demo, job), rounds)
     text = export = ""
     if finished:
         text = await demo.watched.client.sample("The ", 400, 0.8, demo.options.seed)
