@@ -3,16 +3,17 @@
 Sans-IO: proposals, verdicts, ballots and the time come in; at most one ballot and one cut-off of our own go out. The vote gives
 agreement, not truth: nothing here looks into a payload.
 
-Timers count from the application of the opening block: proposals T1 < re-executors' ballots T2 < light voters' ballots T3 < cut-off T4.
+Timers count from the application of the opening block:
+proposals T1 < re-executors' ballots T2 < light voters' ballots T3 < cut-off T4.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Annotated
 
 from consensus.quorum import faults_tolerated, quorum
@@ -101,7 +102,7 @@ def tally(ballots: Iterable[Ballot]) -> Votes:
 
 
 def settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> bool:
-    """No further ballot could change the outcome: every named proposal has q accepts or n−q+1 ballots without accept."""
+    """No further ballot could change what is accepted: every named proposal has q accepts or n−q+1 ballots without accept."""
     without_accept_min = len(terms.voters) - terms.quorum + 1
     return all(
         verdicts[Verdict.ACCEPT] >= terms.quorum or len(ballots) - verdicts[Verdict.ACCEPT] >= without_accept_min
@@ -140,7 +141,7 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
     if (ballot.job, ballot.round, ballot.model_root) != (terms.job, terms.round, terms.model_root):
         raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {ballot.round}")
     names = [judgement.trainer for judgement in ballot.judgements]
-    if any(left >= right for left, right in zip(names, names[1:], strict=False)):
+    if any(left >= right for left, right in pairwise(names)):
         raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
     if not terms.trainers.issuperset(names):
         raise RemoteProtocolError("not-a-trainer", f"ballot of {short_id(voter)}")
@@ -162,18 +163,23 @@ class RoundBook:
     signed_ballots: dict[bytes, Signed] = field(default_factory=dict)
     cut_offs: dict[bytes, CutOff] = field(default_factory=dict)
     signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
-    arrivals: list[float] = field(default_factory=list)  # when proposals of awaited trainers came, seconds after opening
+    delivered: set[bytes] = field(default_factory=set)  # trainers whose payload is here, with all that judging it needs
+    arrivals: list[float] = field(default_factory=list)  # when those of awaited trainers were, seconds after opening
+    audited: float | None = None  # when more than w/2 re-executors had cast their ballots, seconds after opening
 
     # What comes in
 
-    def add_proposal(self, signed: Signed, proposal: Proposal, now: float) -> tuple[Signed, Signed] | None:
+    def has_heard(self, signer: bytes, message: Proposal | Ballot | CutOff) -> bool:
+        """Whether this peer has said something of this kind in this round before."""
+        tables: dict[type, Container[bytes]] = {Proposal: self.proposals, Ballot: self.ballots, CutOff: self.cut_offs}
+        return signer in tables[type(message)]
+
+    def add_proposal(self, signed: Signed, proposal: Proposal) -> tuple[Signed, Signed] | None:
         """Keeps the first proposal of each trainer; a second, different one is evidence and counts for neither."""
         if signed.signer not in self.terms.trainers:
             raise RemoteProtocolError("not-a-trainer", f"proposal of {short_id(signed.signer)}")
         if (proposal.job, proposal.round) != (self.terms.job, self.terms.round):
             raise RemoteProtocolError("wrong-round", f"proposal of {short_id(signed.signer)} for round {proposal.round}")
-        if signed.signer not in self.proposals and signed.signer in self.terms.awaited:
-            self.arrivals.append(now - self.opened)
         first = self.proposals.setdefault(signed.signer, signed)
         if first.body == signed.body or signed.signer in self.equivocators:
             return None
@@ -181,15 +187,24 @@ class RoundBook:
         self.verdicts[signed.signer] = Verdict.EQUIVOCATION
         return first, signed
 
-    def judge(self, trainer: bytes, verdict: Verdict) -> None:
+    def deliver(self, trainer: bytes, now: float) -> None:
+        """Everything that judging this trainer's proposal needs is here."""
+        if trainer not in self.delivered and trainer in self.terms.awaited:
+            self.arrivals.append(now - self.opened)
+        self.delivered.add(trainer)
+
+    def judge(self, trainer: bytes, verdict: Verdict, now: float) -> None:
+        self.deliver(trainer, now)
         if trainer not in self.equivocators:
             self.verdicts[trainer] = verdict
 
-    def add_ballot(self, signed: Signed, ballot: Ballot) -> tuple[Signed, Signed] | None:
+    def add_ballot(self, signed: Signed, ballot: Ballot, now: float) -> tuple[Signed, Signed] | None:
         """Keeps each voter's first ballot; a second, different one is evidence."""
         check_ballot(self.terms, signed.signer, ballot)
         first = self.signed_ballots.setdefault(signed.signer, signed)
         self.ballots.setdefault(signed.signer, ballot)
+        if self.audited is None and 2 * len(self.terms.auditors & self.ballots.keys()) > len(self.terms.auditors):
+            self.audited = now - self.opened
         if first.body == signed.body or signed.signer in self.double_voters:
             return None
         self.double_voters.add(signed.signer)
@@ -213,21 +228,33 @@ class RoundBook:
         return min(self.timers.proposals_max, max(PROPOSALS_SECONDS_MIN, pace))
 
     @property
+    def _times(self) -> tuple[float, float, float, float]:
+        """T1 to T4 as moments. Everything compares with these very floats, so that no deadline expires a rounding too early."""
+        seconds = (self.proposals_seconds, self.timers.replays, LIGHT_SECONDS, CUT_OFF_SECONDS)
+        proposals, auditors, light, cut_off = accumulate(seconds)
+        return self.opened + proposals, self.opened + auditors, self.opened + light, self.opened + cut_off
+
+    @property
     def is_auditor(self) -> bool:
         return not self.terms.auditors or self.me in self.terms.auditors
 
+    @property
+    def spoken(self) -> set[bytes]:
+        """The trainers that a ballot of ours names. A proposal whose payload does not come is none: it costs T1, not T2."""
+        return {trainer for trainer in self.proposals if trainer in self.delivered or trainer in self.equivocators}
+
     def ballot_due(self, now: float) -> Ballot | None:
         """Our ballot, once: when all that is waited for is judged, or when our timer says so."""
-        if self.me not in self.terms.voters or self.me in self.ballots or not self.proposals:
+        if self.me not in self.terms.voters or self.me in self.ballots or not self.spoken:
             return None
-        return self._ballot() if self._ready(now - self.opened) else None
+        return self._ballot() if self._ready(now) else None
 
-    def _ready(self, elapsed: float) -> bool:
-        patience = self.proposals_seconds + self.timers.replays
-        if elapsed >= (patience if self.is_auditor else patience + LIGHT_SECONDS):
+    def _ready(self, now: float) -> bool:
+        proposals_due, auditors_due, light_due, _ = self._times
+        if now >= (auditors_due if self.is_auditor else light_due):
             return True
         # A proposal that came although nobody waits for it is judged too: that is how a trainer gets back in.
-        waited = set(self.proposals) if elapsed >= self.proposals_seconds else self.terms.awaited | set(self.proposals)
+        waited = self.spoken if now >= proposals_due else self.terms.awaited | self.spoken
         return all(self.verdict(trainer) is not None for trainer in waited)
 
     def verdict(self, trainer: bytes) -> Verdict | None:
@@ -238,7 +265,12 @@ class RoundBook:
         return self._majority(trainer)
 
     def _majority(self, trainer: bytes) -> Verdict | None:
-        """A light voter, whose own cheap checks passed, accepts what more than w/2 re-executors accept."""
+        """A light voter, whose own cheap checks passed, accepts what more than w/2 re-executors accept.
+
+        Fewer than 2f+1 of them (members left, voters joined) may have a lying majority: then only they themselves accept.
+        """
+        if len(self.terms.auditors) <= 2 * self.terms.faults:
+            return Verdict.UNJUDGED
         digest = signed_digest(self.proposals[trainer])
         ballots = [ballot for voter, ballot in self.ballots.items() if voter in self.terms.auditors]
         verdicts = tally(ballots).get((trainer, digest), Counter())
@@ -251,7 +283,7 @@ class RoundBook:
     def _ballot(self) -> Ballot:
         judgements = tuple(
             Judgement(trainer, signed_digest(self.proposals[trainer]), self._final_verdict(trainer))
-            for trainer in sorted(self.proposals)
+            for trainer in sorted(self.spoken)
         )
         return Ballot(self.terms.job, self.terms.round, self.terms.model_root, judgements)
 
@@ -261,18 +293,16 @@ class RoundBook:
 
     def cut_off_due(self, now: float) -> CutOff | None:
         """Our cut-off, once: enough ballots are there, time is up, and they do not settle the round."""
-        late = now - self.opened >= self.proposals_seconds + self.timers.replays + LIGHT_SECONDS + CUT_OFF_SECONDS
-        if not late or self.me not in self.terms.voters or self.me in self.cut_offs or len(self.ballots) < self.terms.quorum:
+        if now < self._times[-1] or self.me not in self.terms.voters or self.me in self.cut_offs:
             return None
-        if settled(self.terms, self.ballots):
+        if len(self.ballots) < self.terms.quorum or settled(self.terms, self.ballots):
             return None
         digests = sorted(signed_digest(signed) for signed in self.signed_ballots.values())
         return CutOff(self.terms.job, self.terms.round, tuple(digests))
 
     def deadline(self, now: float) -> float | None:
         """When `ballot_due` or `cut_off_due` may change without any input."""
-        times = accumulate((self.proposals_seconds, self.timers.replays, LIGHT_SECONDS, CUT_OFF_SECONDS))
-        return min((self.opened + t for t in times if self.opened + t > now), default=None)
+        return min((time for time in self._times if time > now), default=None)
 
     # Closing
 
@@ -283,10 +313,10 @@ class RoundBook:
         accepted = outcome(self.terms, self.ballots).accepted
         held = {trainer: self.proposals.get(trainer) for trainer in accepted}
         proposals = [signed for trainer, signed in held.items() if signed and signed_digest(signed) == accepted[trainer]]
-        cut_offs: list[Signed] = []
-        if not settled(self.terms, self.ballots):
-            cut_offs = list(self.signed_cut_offs.values())
-        if len(proposals) < len(accepted) or (not settled(self.terms, self.ballots) and len(cut_offs) <= self.terms.faults):
+        # No more cut-offs than a closing needs: each names every ballot, and blocks are bounded.
+        needed = 0 if settled(self.terms, self.ballots) else self.terms.faults + 1
+        cut_offs = list(self.signed_cut_offs.values())[:needed]
+        if len(proposals) < len(accepted) or len(cut_offs) < needed:
             return None
         return Closing(self.terms.job, self.terms.round, *map(_ascending, (self.signed_ballots.values(), cut_offs, proposals)))
 
@@ -295,7 +325,9 @@ class RoundBook:
         own = self.cut_offs.get(self.me) if self.me else None
         if own is None or not closing.cut_offs:
             return None
-        missing = set(own.ballots) - {signed_digest(signed) for signed in closing.ballots}
+        # By voter, not by ballot: one that gives each of us another ballot must not make us refuse each other's blocks for ever.
+        held = {voter for voter, signed in self.signed_ballots.items() if signed_digest(signed) in own.ballots}
+        missing = held - {signed.signer for signed in closing.ballots}
         return f"leaves out {len(missing)} ballots of our cut-off" if missing else None
 
 
@@ -310,9 +342,9 @@ def check_closing(
     cut_offs: Mapping[bytes, CutOff],
     proposals: Mapping[bytes, Proposal],
 ) -> str | None:
-    """Why a closing, whose signatures and forms were verified, is invalid; None if it is valid. The same for every peer, always."""
+    """Why a closing, whose signatures and forms were verified, is invalid; None if it is valid. Every peer says the same."""
     for parts in (closing.ballots, closing.cut_offs, closing.proposals):
-        if any(left.signer >= right.signer for left, right in zip(parts, parts[1:], strict=False)):
+        if any(left.signer >= right.signer for left, right in pairwise(parts)):
             return "signers must ascend, each once"
     for voter, ballot in ballots.items():
         check_ballot(terms, voter, ballot)

@@ -1,11 +1,14 @@
-"""Content-addressed files: payloads and data are kept, error-feedback buffers live only as long as somebody may re-execute with them."""
+"""Content-addressed files: payloads and data are kept, error-feedback buffers pass when nobody re-executes with them any more."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from protocol.errors import RemoteProtocolError, StorageError
 
@@ -16,10 +19,12 @@ class Blobs:
     def __init__(self, kept: Path, passing: Path) -> None:
         self._kept, self._passing = kept, passing
         self._expected_to_pass: dict[bytes, object] = {}
+        self._numbers = itertools.count()
         for folder in (kept, passing):
-            folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob("*.part"):
-                leftover.unlink()
+            with _explained(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                for leftover in folder.glob("*.part"):
+                    leftover.unlink()
 
     def path(self, digest: bytes) -> Path:
         """Where this blob is, or would be."""
@@ -34,12 +39,13 @@ class Blobs:
             return None
 
     def read(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
-        with self.path(digest).open("rb") as file:
+        with _explained(self.path(digest), "read"), self.path(digest).open("rb") as file:
             file.seek(offset)
             return file.read(length)
 
     def begin(self, digest: bytes, total: int) -> Writer:
-        return Writer(self.path(digest), digest, total)
+        """Several writers may work on one blob: each has a file of its own, and whoever finishes gives the same bytes."""
+        return Writer(self.path(digest), digest, total, next(self._numbers))
 
     def add(self, data: bytes) -> bytes:
         digest = hashlib.sha256(data).digest()
@@ -51,9 +57,12 @@ class Blobs:
 
     def adopt(self, file: Path, digest: bytes) -> None:
         """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest."""
-        with file.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        os.replace(file, self.path(digest))
+        path = self.path(digest)
+        with _explained(path):
+            with file.open("rb+") as handle:
+                os.fsync(handle.fileno())
+            os.replace(file, path)
+            _sync_folder(path.parent)
 
     # Passing blobs
 
@@ -61,6 +70,15 @@ class Blobs:
         """This blob, when it comes, is kept only as long as `owner` is not released or `delete_passed` is told to keep it."""
         if self.size(digest) is None:
             self._expected_to_pass[digest] = owner
+
+    def keep(self, digest: bytes) -> None:
+        """This blob stays, whoever said that it would pass."""
+        self._expected_to_pass.pop(digest, None)
+        passing, kept = self._passing / digest.hex(), self._kept / digest.hex()
+        with _explained(kept):
+            if passing.exists():
+                os.replace(passing, kept)
+                _sync_folder(self._kept)
 
     def release(self, owner: object) -> None:
         self._expected_to_pass = {digest: who for digest, who in self._expected_to_pass.items() if who != owner}
@@ -73,27 +91,22 @@ class Blobs:
 
 
 class Writer:
-    def __init__(self, path: Path, digest: bytes, total: int) -> None:
-        self._path, self._digest, self._total = path, digest, total
-        self._part = path.with_suffix(".part")
-        self._hash, self._written = hashlib.sha256(), 0
-        self._file: IO[bytes] = self._guard_open()
+    """Exactly one of `finish` and `abort` ends it."""
 
-    def _guard_open(self) -> IO[bytes]:
-        try:
-            return self._part.open("wb")
-        except OSError as error:
-            raise StorageError(f"cannot write {self._part}: {error.strerror}") from error
+    def __init__(self, path: Path, digest: bytes, total: int, number: int) -> None:
+        self._path, self._digest, self._total = path, digest, total
+        self._part = path.with_name(f"{path.name}.{number}.part")
+        self._hash, self._written = hashlib.sha256(), 0
+        with _explained(self._part):
+            self._file = self._part.open("wb")
 
     def write(self, chunk: bytes) -> None:
         self._written += len(chunk)
         if self._written > self._total:
             raise RemoteProtocolError("bad-blob", f"more than the {self._total} bytes announced")
         self._hash.update(chunk)
-        try:
+        with _explained(self._part):
             self._file.write(chunk)
-        except OSError as error:
-            raise StorageError(f"cannot write {self._part}: {error.strerror}; free some space and start again") from error
 
     def finish(self) -> None:
         """Makes the blob durable and visible; `RemoteProtocolError` if it is not what its digest says."""
@@ -101,17 +114,30 @@ class Writer:
             self.abort()
             raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._part, self._path)
-            _sync_folder(self._path.parent)
-        except OSError as error:
-            raise StorageError(f"cannot write {self._path}: {error.strerror}; free some space and start again") from error
+            with _explained(self._path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                os.replace(self._part, self._path)
+                _sync_folder(self._path.parent)
+        except StorageError:
+            self.abort()
+            raise
 
     def abort(self) -> None:
-        self._file.close()
-        self._part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what a full disk does not take is not wanted any more
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _explained(path: Path, verb: str = "write") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        way_out = "free some space and start again" if error.errno == errno.ENOSPC else "check the disk and its permissions"
+        raise StorageError(f"cannot {verb} {path}: {error.strerror}; {way_out}") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from ledger.transactions import Context, Modules, Refused
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.identity import Signed
-from protocol.limits import TRAINERS_MAX, TRANSACTION_BYTES_MAX
+from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
 
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
@@ -63,8 +63,9 @@ class Job:
     trainers: Keys
     awaited: Keys
     patience: Annotated[int, Between(0, PATIENCE_MAX)] = 0
-    accepted: Annotated[dict[Key, Count], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
-    rejected: Annotated[dict[Key, dict[Name, Count]], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
+    # Over all rounds more may train than in one.
+    accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    rejected: Annotated[dict[Key, dict[Name, Count]], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
 
     def terms(self, job: bytes) -> RoundTerms:
         sets = (frozenset(keys) for keys in (self.voters, self.auditors, self.trainers, self.awaited))
@@ -93,7 +94,6 @@ class Stop:
     job: Digest
 
 
-KINDS: dict[str, type] = {"job/start": Start, "job/stop": Stop}
 UNBUILT = bytes(32)  # model root of a job whose model is made while its first block is applied
 
 
@@ -103,7 +103,7 @@ def job_id(author: bytes, transaction: Transaction) -> bytes:
 
 class JobsModule:
     name = "jobs"
-    kinds = frozenset(KINDS)
+    kinds = frozenset({"job/start", "job/stop"})
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
@@ -117,12 +117,11 @@ class JobsModule:
     def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> JobsState:
         state: JobsState = modules[self.name]
         members: MembersState = modules["members"]
-        match codec.decode(KINDS[transaction.kind], transaction.content):
-            case Start(spec=spec):
-                return self._start(state, members, job_id(author, transaction), spec, author, context.height)
-            case Stop(job=key):
-                return _stop(state, key, author)
-        raise AssertionError(transaction.kind)
+        if transaction.kind == "job/start":
+            start = codec.decode(Start, transaction.content)
+            return self._start(state, members, job_id(author, transaction), start.spec, author, context.height)
+        assert transaction.kind == "job/stop", transaction.kind
+        return _stop(state, codec.decode(Stop, transaction.content).job, author)
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         terms = self.rules.terms(spec)
@@ -148,7 +147,7 @@ class JobsModule:
         terms = self.rules.terms(job.spec)
         voters = members.voters
         workers = {key for key, member in members.members.items() if TRAINER in member.roles}
-        trainers = tuple(sorted(workers)) if terms.needs_worker else (job.author,)
+        trainers = tuple(sorted(workers)[:TRAINERS_MAX]) if terms.needs_worker else (job.author,)
         auditors: tuple[bytes, ...] = ()
         if terms.audited:
             auditors = tuple(sorted(workers & set(voters))) if terms.needs_worker else voters
@@ -159,7 +158,7 @@ class JobsModule:
             awaited = tuple(sorted((closed.accepted.keys() & set(trainers)) | new))
         else:
             awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
-        return replace(job, opened=height, voters=voters, auditors=auditors, trainers=trainers[:TRAINERS_MAX], awaited=awaited)
+        return replace(job, opened=height, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
 
     def close_round(self, job: Job, members: MembersState, height: int, closed: Outcome) -> Job:
         """The job after one closed round, before its model has taken the step."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from consensus.ballots import RoundBook
+from consensus.ballots import Closing, RoundBook
 from consensus.block import BODY_BYTES_MAX
 from ledger import members as membership
 from ledger.state import Body, Rules, State, decode_body
@@ -13,34 +14,45 @@ from ledger.transactions import Refused
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
-from protocol.limits import TRANSACTIONS_PENDING_MAX, TRANSACTIONS_PER_BLOCK_MAX
+from protocol.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_PENDING_MAX, TRANSACTIONS_PER_BLOCK_MAX
+from protocol.messages import Transaction
 
-CLOSING_BYTES_MAX = BODY_BYTES_MAX // 2  # what transactions leave for closings
+TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: applying them stays quick
+SIGNED_BYTES = 128  # what a signed message takes in a body beside its own bytes
+BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings and transactions
+PASSES_MAX = 4  # over waiting transactions: in order of their nonces, only those that follow another author's need a second one
 PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: no member's flood keeps out what the others want decided
 PENDING_STRANGERS_MAX = 64  # of all who are not members here yet; what they sent first makes room, and they send it again
+
+assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` may ask without looking
+
+
+class Waiting(NamedTuple):
+    nonce: int
+    signed: Signed
 
 
 class Pool:
     """Transactions that are not decided yet. Only those that could still be decided stay."""
 
     def __init__(self) -> None:
-        self._waiting: dict[bytes, Signed] = {}
+        self._waiting: dict[bytes, Waiting] = {}
         self._strangers: dict[bytes, None] = {}  # keys of `_waiting`, in the order they came
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterable[Signed]:  # type: ignore[misc]
-        return iter(list(self._waiting.values()))
+    def __iter__(self) -> Iterator[Signed]:
+        return iter([waiting.signed for waiting in self._waiting.values()])
 
     def add(self, signed: Signed, member: bool = True) -> bool:
         """False if it was here already or there is no room. Keys cost nothing, so strangers share one small part."""
         key = hashlib.sha256(signed.body + signed.signer).digest()
         if key in self._waiting or len(self._waiting) >= TRANSACTIONS_PENDING_MAX:
             return False
-        if member and sum(other.signer == signed.signer for other in self._waiting.values()) >= PENDING_PER_MEMBER_MAX:
+        if member and sum(other.signer == signed.signer for other in self) >= PENDING_PER_MEMBER_MAX:
             return False
-        self._waiting[key] = signed
+        self._waiting[key] = Waiting(codec.decode_message(signed.body, (Transaction,)).nonce, signed)
         if not member:
             self._strangers[key] = None
             if len(self._strangers) > PENDING_STRANGERS_MAX:
@@ -51,29 +63,36 @@ class Pool:
         del self._waiting[key]
         self._strangers.pop(key, None)
 
-    def select(self, rules: Rules, state: State) -> tuple[Signed, ...]:
-        """What fits into the next block, in an order in which all of it applies; drops what can never apply again."""
+    def select(
+        self, rules: Rules, state: State, size_max: int = TRANSACTIONS_BYTES_MAX, count_max: int = TRANSACTIONS_PER_BLOCK_MAX
+    ) -> tuple[Signed, ...]:
+        """What fits into the next block, in an order in which all of it applies."""
         chosen: list[Signed] = []
-        size, waiting = 0, dict(self._waiting)
-        progress = True
-        while progress and len(chosen) < TRANSACTIONS_PER_BLOCK_MAX:
-            progress = False
-            for key, signed in list(waiting.items()):
-                if size + len(signed.body) + 128 > CLOSING_BYTES_MAX:
-                    continue
+        waiting = [entry.signed for entry in sorted(self._waiting.values(), key=lambda entry: entry.nonce)]
+        for _ in range(PASSES_MAX):
+            left: list[Signed] = []
+            for signed in waiting:
+                size = len(signed.body) + SIGNED_BYTES
+                if len(chosen) >= count_max:
+                    return tuple(chosen)
                 try:
-                    state = rules.apply_transaction(state, signed, state.height + 1)
+                    after = rules.apply_transaction(state, signed, state.height + 1) if size <= size_max else None
                 except (Refused, RemoteProtocolError):
-                    continue  # its predecessor may be among the later ones
-                del waiting[key]
+                    after = None  # its predecessor may be among the later ones
+                if after is None:
+                    left.append(signed)
+                    continue
                 chosen.append(signed)
-                size, progress = size + len(signed.body) + 128, True
+                state, size_max = after, size_max - size
+            if len(left) == len(waiting):
+                break
+            waiting = left
         return tuple(chosen)
 
     def prune(self, rules: Rules, state: State) -> list[tuple[Signed, str]]:
         """Forgets what was decided, expired or refused, with the reason; a nonce that is ahead may still come."""
         gone: list[tuple[Signed, str]] = []
-        for key, signed in list(self._waiting.items()):
+        for key, (_, signed) in list(self._waiting.items()):
             transaction = rules.open_transaction(signed)
             member = state.members.members.get(signed.signer)
             try:
@@ -104,11 +123,22 @@ class Ledger:
 
     def propose(self, height: int, now_ms: int) -> bytes | None:
         assert height == self.state.height + 1
-        closings = tuple(closing for _, book in sorted(self.books.items()) if (closing := book.closing()) is not None)
-        body = Body(closings, self.pool.select(self.rules, self.state))
+        closings, room = self._closings()
+        body = Body(closings, self.pool.select(self.rules, self.state, min(room, TRANSACTIONS_BYTES_MAX)))
         if not closings and not body.transactions and not self._certification_due():
             return None
         return codec.encode(body)
+
+    def _closings(self) -> tuple[tuple[Closing, ...], int]:
+        """The rounds that can be closed now, as many as one block holds, and the bytes left beside them."""
+        closings: list[Closing] = []
+        room = BODY_BYTES_MAX - BODY_FIXED_BYTES
+        for _, book in sorted(self.books.items()):
+            closing = book.closing()
+            if closing is not None and (size := len(codec.encode(closing))) <= room:
+                closings.append(closing)
+                room -= size
+        return tuple(closings), room
 
     def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
         if height != self.state.height + 1:
@@ -125,7 +155,7 @@ class Ledger:
 
     def has_work(self) -> bool:
         closable = any(book.closing() is not None for book in self.books.values())
-        return closable or self._certification_due() or bool(self.pool.select(self.rules, self.state))
+        return closable or self._certification_due() or bool(self.pool.select(self.rules, self.state, count_max=1))
 
     def participants(self, body: bytes) -> frozenset[bytes] | None:
         closings = decode_body(body).closings

@@ -89,7 +89,8 @@ def token_preimage(chain_id: bytes, newcomer: bytes) -> bytes:
     return b"folkmoot/token\x00" + chain_id + newcomer
 
 
-KINDS: dict[str, type] = {
+Content = Admit | Register | Stand | Approve | Leave
+KINDS: dict[str, type[Content]] = {
     "member/admit": Admit,
     "member/register": Register,
     "member/stand": Stand,
@@ -114,7 +115,7 @@ class MembersModule:
 
     def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> MembersState:
         state: MembersState = modules[self.name]
-        content = codec.decode(KINDS[transaction.kind], transaction.content)
+        content: Content = codec.decode(KINDS[transaction.kind], transaction.content)
         match content:
             case Admit():
                 return _admit(state, content, author, transaction.nonce, context)
@@ -127,7 +128,6 @@ class MembersModule:
                 return _approve(state, content.candidate, author)
             case Leave():
                 return _leave(state, author)
-        raise AssertionError(transaction.kind)
 
 
 def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> MembersState:
@@ -147,12 +147,11 @@ def end_block(state: MembersState, height: int) -> MembersState:
     """Moves the voter sets on by one height: changes decided in block h act at h+2, one of them a block."""
     voters = set(state.upcoming)
     standing, leaving = dict(state.standing), state.leaving
-    quorum = VoterSet(state.voters).quorum
-    joins = [key for key, approvals in standing.items() if len(set(approvals) & set(state.voters)) >= quorum]
+    joins = _joins(state)
     if leaving:
         voters.discard(leaving[0])
         leaving = leaving[1:]
-    elif joins and len(voters) < VOTERS_MAX:
+    elif joins:
         voters.add(min(joins))
         del standing[min(joins)]
     tokens = {token: expires for token, expires in state.tokens.items() if expires >= height}
@@ -169,9 +168,15 @@ def end_block(state: MembersState, height: int) -> MembersState:
 
 def change_due(state: MembersState) -> bool:
     """Whether an empty block would move the voter sets."""
-    quorum = VoterSet(state.voters).quorum
-    joins = any(len(set(approvals) & set(state.voters)) >= quorum for approvals in state.standing.values())
-    return bool(state.leaving) or joins or not state.previous == state.voters == state.upcoming
+    return bool(state.leaving or _joins(state)) or not state.previous == state.voters == state.upcoming
+
+
+def _joins(state: MembersState) -> list[bytes]:
+    """Candidates with a quorum of approvals, as long as there is room for one."""
+    if len(state.upcoming) >= VOTERS_MAX:
+        return []
+    quorum, voters = VoterSet(state.voters).quorum, set(state.voters)
+    return [key for key, approvals in state.standing.items() if len(voters.intersection(approvals)) >= quorum]
 
 
 def _with_member(state: MembersState, key: bytes, member: Member) -> MembersState:

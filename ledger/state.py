@@ -11,7 +11,7 @@ from consensus.ballots import Closing, check_closing, outcome
 from consensus.block import BODY_BYTES_MAX, Block
 from ledger import members as membership
 from ledger.genesis import Genesis
-from ledger.jobs import UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState
+from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState
 from ledger.members import MembersModule, MembersState
 from ledger.transactions import Context, Module, Refused
 from protocol import codec, merkle
@@ -26,7 +26,7 @@ from protocol.messages import Ballot, CutOff, Proposal, Transaction
 class Body:
     """What this ledger puts into blocks."""
 
-    closings: Annotated[tuple[Closing, ...], Length(0, 8)]
+    closings: Annotated[tuple[Closing, ...], Length(0, RUNNING_MAX)]
     transactions: Annotated[tuple[Signed, ...], Length(0, TRANSACTIONS_PER_BLOCK_MAX)]
 
 
@@ -84,13 +84,16 @@ class Transition:
         return self.state.with_modules(jobs=JobsState({**jobs, **changed}))
 
 
+MODULE_BYTES_MAX = 512 << 20  # far above what the bounds inside the modules allow: job specifications are the largest, 18 MB
+
+
 @dataclass(frozen=True, slots=True)
 class StoredState:
     """A `State` on disk."""
 
     height: Count
     time_ms: Count
-    modules: dict[str, bytes]
+    modules: dict[str, Annotated[bytes, Length(0, MODULE_BYTES_MAX)]]
     certified_roots: dict[Count, Digest]
 
 
@@ -102,7 +105,8 @@ class Rules:
         self.chain_id = genesis.chain_id
         self.verifier = verifier
         self.jobs = JobsModule(job_rules)
-        self.modules: dict[str, Module] = {module.name: module for module in (MembersModule(), self.jobs, *features)}
+        modules: list[Module] = [MembersModule(), self.jobs, *features]
+        self.modules = {module.name: module for module in modules}
         self._by_kind = {kind: module for module in self.modules.values() for kind in module.kinds}
 
     def first_state(self) -> State:
@@ -115,7 +119,7 @@ class Rules:
 
     def decode_state(self, data: bytes) -> State:
         stored = codec.decode(StoredState, data, len(data))
-        values = {
+        values: dict[str, Any] = {
             name: codec.decode(self.modules[name].state_type(), value, len(value)) for name, value in stored.modules.items()
         }
         return State(stored.height, stored.time_ms, values, stored.certified_roots)
@@ -175,6 +179,8 @@ class Rules:
         for item in closed:
             jobs[item.job] = self.jobs.close_round(jobs[item.job], after.members, height, item.outcome)
         started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
+        for key in started:  # other transactions of this block may have changed who votes and trains
+            jobs[key] = self.jobs.open_round(jobs[key], after.members, height, None)
         roots = {h: root for h, root in state.certified_roots.items() if h > height - CERTIFIED_ROOTS_KEPT}
         roots[height - 1] = certified_root
         after = replace(after, height=height, time_ms=time_ms, certified_roots=roots).with_modules(jobs=JobsState(jobs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,8 +53,30 @@ def audit(folder: Path, progress: Progress = lambda done, total: None) -> Verdic
     """Raises `UserError` naming the first file that is missing, changed or does not belong."""
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
-    with tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
-        return _Replay(folder, Path(scratch)).run(progress)
+    try:
+        with tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
+            return _Replay(folder, Path(scratch)).run(progress)
+    except _Found as found:
+        raise UserError(f"{folder / _culprit(folder, found.name)}: {found}") from None
+
+
+def _culprit(folder: Path, found: str) -> str:
+    """The file to blame for what the replay stumbled over in `found`: whichever the manifest itself knows to be another.
+
+    A changed genesis, say, shows first in the block after it. The manifest proves nothing, it only helps to say where to look.
+    """
+    if found == MANIFEST:
+        return found
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        wrong = [name for name, digest in sorted(files.items()) if _digest(folder / name) != digest]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return found
+    return found if found in wrong or not wrong else wrong[0]
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 class _Replay:
@@ -72,7 +95,7 @@ class _Replay:
     def run(self, progress: Progress) -> Verdict:
         total = len(list((self._folder / "blocks").glob("*.msgpack")))
         if not total:
-            raise UserError(f"{self._folder / 'blocks'} holds no block")
+            raise _Found(block_path(1), "the export holds no block")
         block: Block | None = None
         for height in range(1, total + 1):
             with self._blaming(block_path(height)):
@@ -97,7 +120,7 @@ class _Replay:
         )
         if (vote.height, vote.block, block.parent, block.state_root, block.voters, block.next_voters) != expected:
             raise UserError("it does not follow the block before it")
-        if block.height != height or block.time_ms <= state.time_ms and height > 1:
+        if block.height != height or (block.time_ms <= state.time_ms and height > 1):
             raise UserError("its height or time does not follow the block before it")
         self._check_parent_certificate(block)
         self._signatures += len(decision.certificate.signatures)
@@ -127,7 +150,7 @@ class _Replay:
         name = payload_path(digest)
         data = self._read(name)
         if hashlib.sha256(data).digest() != digest:
-            raise _Named(name, "its bytes do not have the SHA-256 it is named after")
+            raise _Found(name, "its bytes do not have the SHA-256 it is named after")
         return data
 
     def _conclude(self, last: Block) -> Verdict:
@@ -160,7 +183,6 @@ class _Replay:
     def _check_manifest(self, summary: Summary) -> None:
         """Written again from what was found, it must have the same bytes."""
         text = self._read(MANIFEST)
-        manifest = self._folder / MANIFEST
         made = self._scratch / "manifest"
         made.mkdir()
         for name in self._expected - {MANIFEST}:
@@ -168,38 +190,47 @@ class _Replay:
             (made / name).symlink_to((self._folder / name).resolve())
         write_manifest(made, summary)
         if (made / MANIFEST).read_bytes() != text:
-            raise UserError(f"{manifest}: it is not the manifest of this export")
+            raise _Found(self._missing(text) or MANIFEST, "the manifest does not list what the export holds")
+
+    def _missing(self, manifest: bytes) -> str | None:
+        """A file that the manifest lists beside all that are there: the manifest is whole, and the file was taken away."""
+        try:
+            listed = set(json.loads(manifest)["files"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        missing = listed - self._expected
+        return min(missing) if missing and listed >= self._expected - {MANIFEST} else None
 
     def _same(self, name: str, made: Path, complaint: str) -> None:
         if (made / name).read_bytes() != self._read(name):
-            raise UserError(f"{self._folder / name}: {complaint}")
+            raise _Found(name, complaint)
 
     def _no_others(self) -> None:
         for name in listed_files(self._folder):
             if name not in self._expected:
-                raise UserError(f"{self._folder / name}: it does not belong to this export")
+                raise _Found(name, "it does not belong to this export")
 
     def _read(self, name: str) -> bytes:
         self._expected.add(name)
         try:
             return (self._folder / name).read_bytes()
         except OSError as error:
-            raise _Named(name, error.strerror or "cannot be read") from None
+            raise _Found(name, error.strerror or "cannot be read") from None
 
     @contextmanager
     def _blaming(self, name: str) -> Iterator[None]:
         """Whatever is wrong in here is wrong with this file, unless the error names another."""
         try:
             yield
-        except _Named as error:
-            raise UserError(f"{self._folder / error.name}: {error}") from None
-        except StorageError:
+        except (_Found, StorageError):
             raise
         except FolkmootError as error:
-            raise UserError(f"{self._folder / name}: {error}") from None
+            raise _Found(name, str(error)) from None
 
 
-class _Named(FolkmootError):
+class _Found(FolkmootError):
+    """Something is wrong, and this is the file in which the replay met it."""
+
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
         self.name = name

@@ -30,17 +30,25 @@ class Author:
         """The decided transaction. `UserError` if it is refused, or if nothing is decided."""
         async with self._lock:
             before = self.nonce
-            transaction = Transaction(before + 1, self._driver.state.height + LIFETIME_HEIGHTS, kind, codec.encode(content))
-            signed = sign(self._driver.signer, self._driver.chain_id, transaction)
-            self._require_acceptable(signed)
-            await self._driver.call(lambda: self._put(signed))
             with trio.move_on_after(DECISION_SECONDS_MAX):
-                while self.nonce == before:
-                    await self._driver.applied.wait()
-                return transaction
+                while True:
+                    transaction = await self._put_on_log(kind, content)
+                    while self.nonce == before and self._driver.state.height < transaction.expires:
+                        await self._driver.applied.wait()
+                    if self.nonce != before:
+                        return transaction
         raise UserError(
             f"{kind} was not decided within {DECISION_SECONDS_MAX:.0f} s: is a quorum of voters running? (`peers` shows)"
         )
+
+    async def _put_on_log(self, kind: str, content: object) -> Transaction:
+        """Counted from the height applied here; while this peer still catches up, that has long expired for the others."""
+        expires = self._driver.state.height + LIFETIME_HEIGHTS
+        transaction = Transaction(self.nonce + 1, expires, kind, codec.encode(content))
+        signed = sign(self._driver.signer, self._driver.chain_id, transaction)
+        self._require_acceptable(signed)
+        await self._driver.call(lambda: self._put(signed))
+        return transaction
 
     def _require_acceptable(self, signed: Signed) -> None:
         state = self._driver.state

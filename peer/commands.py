@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import trio
 
 from ledger.genesis import Founder, Genesis
-from peer.config import Config
+from peer.config import Config, toml
 from peer.datadir import DataDirectory, storage_errors
-from peer.invitation import parse_invitation
+from peer.invitation import InvitationString, parse_invitation
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Identity, parse_peer_id, peer_id, short_id
@@ -66,16 +66,33 @@ def join(options: argparse.Namespace) -> int:
     invitation = parse_invitation(options.invite)
     directory = DataDirectory.create(config.data_directory)
     me = _identity(directory)
-    directory.write_genesis(codec.encode(invitation.genesis))
+    genesis = codec.encode(invitation.genesis)
+    if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the same command may be given again
+        directory.write_genesis(genesis)
     with storage_errors(directory.path):
         file = directory.path / "invitation"
         file.touch(mode=0o600)
         file.write_text(options.invite.strip() + "\n")
         if not directory.settings_file.exists():
-            addresses = ", ".join(f'"{address}"' for address in invitation.addresses)
-            directory.settings_file.write_text(f"bootstrap = [{addresses}]\n")
-    print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}")
+            directory.settings_file.write_text(_first_settings(options, invitation))
+    options.bootstrap = ",".join(_addresses(config, invitation))
+    print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}", flush=True)
     return run(options)
+
+
+def _addresses(config: Config, invitation: InvitationString) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*config.bootstrap, *invitation.addresses)))
+
+
+def _first_settings(options: argparse.Namespace, invitation: InvitationString) -> str:
+    """What a later `peer run` needs to be the same peer: whom to dial, and what the command line said."""
+    from peer.cli import settings_of
+
+    settings = settings_of(options)
+    said = {name: getattr(settings.config, name) for name, origin in settings.origins.items() if origin == "command line"}
+    said.pop("data_directory", None)
+    said["bootstrap"] = _addresses(settings.config, invitation)
+    return "".join(f"{name} = {toml(value)}\n" for name, value in said.items())
 
 
 def run(options: argparse.Namespace) -> int:

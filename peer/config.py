@@ -226,17 +226,17 @@ def show(settings: Settings) -> str:
         lines += [
             "",
             f"# {setting.metadata['about']}",
-            f"{comment}{setting.name} = {_toml(value)}  # {settings.origins[setting.name]}",
+            f"{comment}{setting.name} = {toml(value)}  # {settings.origins[setting.name]}",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
     if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(toml(item) for item in value) + "]"
     # JSON's escapes are TOML's, save that TOML also wants DEL escaped.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -27,6 +27,7 @@ from ledger.ledger import Ledger
 from ledger.state import Rules, State, Transition
 from ledger.store import Store, StoredRound
 from ledger.transactions import Refused
+from peer.datadir import storage_errors
 from peer.eventlog import EventLog
 from peer.roles.base import Judged, OpenRound, Role
 from peer.rounds import Outcome as Said
@@ -196,8 +197,7 @@ class Driver:
             case Connected(peer=peer):
                 self.events.add("peer", f"connected to {short_id(peer)}", peer=peer)
                 turns.append(self.replica.step(events.Connected(peer), self.now()))
-                for signed in [*self.rounds.own(), *self.ledger.pool]:
-                    self.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
+                said.answers += [(peer, signed) for signed in (*self.rounds.own(), *self.ledger.pool)]
             case Disconnected(peer=peer):
                 self.events.add("peer", f"lost the link to {short_id(peer)}", peer=peer)
                 turns.append(self.replica.step(events.Disconnected(peer), self.now()))
@@ -212,7 +212,7 @@ class Driver:
             case Relay(signed=signed):
                 self._handle_relayed(signed, said)
             case GetRound(job=job, round=number):
-                self._answer_seeker(peer, (job, number))
+                self._answer_seeker(peer, (job, number), said)
             case _:
                 turns.append(self.replica.step(events.Received(peer, message), self.now()))
 
@@ -222,6 +222,8 @@ class Driver:
             self._handle_transaction(signed, said)
             return
         try:
+            if signed.signer not in self.state.members.members:
+                raise RemoteProtocolError("not-a-member", f"{message.TAG} of {short_id(signed.signer)}")
             outcome = self.rounds.receive(signed, message, self.now())
         except RemoteProtocolError as error:
             self._count_refused(error)
@@ -245,11 +247,10 @@ class Driver:
         """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""
         self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
 
-    def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
+    def _answer_seeker(self, peer: bytes, key: RoundKey, said: Said) -> None:
         if self.now() - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
             self._answered[peer] = self.now()
-            for signed in self.rounds.held(key):
-                self.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
+            said.answers += [(peer, signed) for signed in self.rounds.held(key)]
 
     def _misbehaved(self, peer: bytes, error: RemoteProtocolError) -> None:
         self.events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)
@@ -265,6 +266,8 @@ class Driver:
             self._send(await trio.to_thread.run_sync(self._persist, said, turn))
         for signed in said.sends:
             self.network.broadcast(codec.encode(Relay(signed)), Priority.VOTE)
+        for peer, signed in said.answers:
+            self.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
         for signer, message in said.heard:
             self._note_message(signer, message)
         for evidence in turn.evidence:
@@ -380,6 +383,9 @@ class Driver:
         async def publish(proposal: Proposal) -> None:
             await self.call(lambda: self.rounds.publish(proposal, self.now()))
 
+        async def delivered(trainer: bytes) -> None:
+            await self.call(lambda: self.rounds.deliver(key, trainer, self.now()))
+
         async def measured(name: str, value: float) -> None:
             await trio.to_thread.run_sync(self.store.measure, *key, {name: value})
             self.events.add("measured", f"round {key[1]}: {name} {value:.4f}", job=key[0], round=key[1], name=name, value=value)
@@ -393,6 +399,7 @@ class Driver:
             blobs=self.blobs,
             fetch=self.network.fetch,
             publish=publish,
+            delivered=delivered,
             measured=measured,
         )
 
@@ -412,7 +419,8 @@ class Driver:
     async def _guarded(self, what: str, work: Callable[[OpenRound], Awaitable[None]], opened: OpenRound) -> None:
         """A role may fail in a round; the peer goes on, unless its disk fails."""
         try:
-            await work(opened)
+            with storage_errors(self.store.path.parent):
+                await work(opened)
         except StorageError:
             raise
         except FolkmootError as error:
@@ -447,7 +455,7 @@ class Driver:
             judged = await self.role.judge(opened, signed, proposal)
 
         await self._guarded("judging", judge, self._open_rounds[key])
-        await self.call(lambda: self.rounds.judge(key, signed.signer, judged.verdict, judged.seconds))
+        await self.call(lambda: self.rounds.judge(key, signed.signer, judged.verdict, judged.seconds, self.now()))
 
     # For people
 

@@ -74,14 +74,16 @@ def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state:
     for name in ("blocks", "payloads"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / GENESIS).write_bytes(codec.encode(genesis))
+    last = b""
     for height in range(1, state.height + 1):
         decided = store.decision(height)
         assert decided is not None, "every applied block is stored"
         (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
-        for digest in payloads_of(decided.decode().body):
+        last = decided.decode().body
+        for digest in payloads_of(last):
             (folder / payload_path(digest)).write_bytes(blobs.read(digest))
     certified = state.certified_roots[state.height - 1]
-    closings = decode_body(decided.decode().body).closings if certified != state.root else ()
+    closings = decode_body(last).closings if certified != state.root else ()
     rounds = certified_rounds(state, {closing.job for closing in closings})
     models = write_models(folder, host, state, rounds)
     summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, certified.hex(), models)

@@ -25,7 +25,7 @@ COMMANDS = {
     "log": "what happened last",
     "invite": "a string that lets somebody join as a member",
     "approve": "let a member vote: approve PEER",
-    "leave": "stop being a member of the network",
+    "leave": "stop voting",
     "sample": 'text from the current model: sample "PROMPT"',
     "export": "everything decided so far, for `peer audit`: export DIR",
     "help": "this list",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import trio
 
 from ledger.members import Approve, Register, Stand
 from peer.author import Author
@@ -10,6 +12,8 @@ from peer.driver import Driver
 from peer.invitation import InvitationString, admission
 from protocol.errors import UserError
 from protocol.identity import short_id
+
+LOOK_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
 
 
 @dataclass
@@ -21,6 +25,11 @@ class Membership:
     stands: bool  # wants to vote
     approve_invited: int  # approvals this voter gives by itself
     invitation: InvitationString | None
+    _told: frozenset[bytes] = field(default_factory=frozenset)
+
+    def stop_standing(self) -> None:
+        """Its operator took this peer out of the vote: until the next start it does not ask to come back."""
+        self.stands = False
 
     async def run(self) -> None:
         """After every block, does the one next thing that is missing."""
@@ -33,7 +42,23 @@ class Membership:
                 if str(error) != said:
                     said = str(error)
                     self.driver.events.add("warning", f"membership: {error}")
-            await applied.wait()
+            self._tell_candidates()
+            with trio.move_on_after(float("inf") if self._is_member else LOOK_SECONDS):
+                await applied.wait()
+
+    @property
+    def _is_member(self) -> bool:
+        return self.driver.signer.public in self.driver.state.members.members
+
+    def _tell_candidates(self) -> None:
+        """The operator of a voter learns whom there is to approve."""
+        members, me = self.driver.state.members, self.driver.signer.public
+        standing = frozenset(members.standing)
+        for candidate in sorted(standing - self._told):
+            if me in members.voters:
+                text = f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it"
+                self.driver.events.add("member", text, peer=candidate)
+        self._told = standing
 
     async def _next(self) -> None:
         state, me = self.driver.state, self.driver.signer.public

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from consensus.ballots import RoundBook, RoundTimers
+from consensus.ballots import RoundBook, RoundTerms, RoundTimers
 from consensus.evidence import Evidence
 from ledger.jobs import Job, Phase
 from ledger.state import State
@@ -19,8 +19,10 @@ from protocol.reasons import Verdict
 from training.spec import JobSpec
 
 EARLY_MAX = 1_024  # messages kept for rounds that are not open here yet; a round of 200 voters has about 600
+EARLY_PER_SIGNER_MAX = 16  # proposal, ballot and cut-off of the next rounds; nobody's flood keeps out what others say early
 REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
-REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer
+REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer, or slower than before
+MEASURED_MAX = 16  # of the last such times
 SEEK_SECONDS = 3.0  # a round that cannot be closed asks the others for what they hold, this often
 
 RoundMessage = Proposal | Ballot | CutOff
@@ -33,11 +35,13 @@ class Outcome:
 
     records: list[RoundVoted | Evidence] = field(default_factory=list)
     sends: list[Signed] = field(default_factory=list)
+    answers: list[tuple[bytes, Signed]] = field(default_factory=list)  # to one peer; durable first like everything else
     heard: list[tuple[bytes, RoundMessage]] = field(default_factory=list)  # what counts now, by signer: for people
 
     def add(self, other: Outcome) -> None:
         self.records += other.records
         self.sends += other.sends
+        self.answers += other.answers
         self.heard += other.heard
 
 
@@ -49,6 +53,7 @@ class Rounds:
         self.books = books
         self._early: dict[RoundKey, list[tuple[Signed, RoundMessage]]] = {}
         self._replays: list[float] = []  # seconds of recent re-executions
+        self._audits: list[float] = []  # seconds that the re-executors' ballots took in recent rounds
         self._sought: dict[bytes, float] = {}
 
     # Opening and closing
@@ -59,7 +64,9 @@ class Rounds:
         before = {(key, book.terms.round) for key, book in self.books.items()}
         now = {(key, job.round) for key, job in running.items()}
         for key, _ in before - now:
-            del self.books[key]
+            audited = self.books.pop(key).audited
+            if audited:  # zero: the ballots were there before the round opened here
+                self._audits = [*self._audits, audited][-MEASURED_MAX:]
             self._sought.pop(key, None)
         self._early = {k: v for k, v in self._early.items() if k[0] not in running or k[1] >= running[k[0]].round}
         return sorted(now - before), sorted(before - now)
@@ -68,8 +75,8 @@ class Rounds:
         """Opens the round, with what we said in it before a restart and what came too early."""
         spec = JobSpec.decode(job.spec)
         terms = job.terms(key)
-        replay = REPLAY_FACTOR * (median(self._replays) if self._replays else REPLAY_SECONDS_START)
-        timers = RoundTimers(spec.proposal_seconds, replay * len(terms.trainers) * 2**job.patience)
+        replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
+        timers = RoundTimers(spec.proposal_seconds, replays)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key] = RoundBook(terms, me, now, timers)
         outcome = Outcome(sends=list(spoken.values()))
@@ -82,13 +89,20 @@ class Rounds:
                 continue  # it came before we could know that it does not belong
         return outcome
 
+    def _replays_seconds(self, terms: RoundTerms) -> float:
+        """How long re-executing every proposal takes. Who re-executes nothing knows it from the ballots of those who do."""
+        if self._audits and self._signer.public not in terms.auditors:
+            return max(self._audits)
+        return len(terms.trainers) * (median(self._replays) if self._replays else REPLAY_SECONDS_START)
+
     # Messages in
 
     def receive(self, signed: Signed, message: RoundMessage, now: float) -> Outcome | None:
         """None: it is for no round that is open here, and kept if that may still come. The signature was verified."""
         book = self.books.get(message.job)
         if book is None or message.round > book.terms.round:
-            if sum(map(len, self._early.values())) < EARLY_MAX:
+            signers = [other.signer for kept in self._early.values() for other, _ in kept]
+            if len(signers) < EARLY_MAX and signers.count(signed.signer) < EARLY_PER_SIGNER_MAX:
                 self._early.setdefault((message.job, message.round), []).append((signed, message))
             return None
         if message.round < book.terms.round:
@@ -99,24 +113,30 @@ class Rounds:
 
     def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
         pair = None
-        outcome.heard.append((signed.signer, message))
+        if not book.has_heard(signed.signer, message):
+            outcome.heard.append((signed.signer, message))
         match message:
             case Proposal():
-                pair = book.add_proposal(signed, message, now)
+                pair = book.add_proposal(signed, message)
             case Ballot():
-                pair = book.add_ballot(signed, message)
+                pair = book.add_ballot(signed, message, now)
             case CutOff():
                 book.add_cut_off(signed, message)
         if pair is not None:
             outcome.records.append(Evidence(*pair))
-            outcome.sends.append(pair[1])  # the others must see both, or the liar gets two proposals judged
+            outcome.sends.extend(pair)  # the others must see both, or the liar gets two proposals judged
 
-    def judge(self, key: RoundKey, trainer: bytes, verdict: Verdict, seconds: float | None) -> None:
+    def deliver(self, key: RoundKey, trainer: bytes, now: float) -> None:
+        book = self.books.get(key[0])
+        if book is not None and book.terms.round == key[1]:
+            book.deliver(trainer, now)
+
+    def judge(self, key: RoundKey, trainer: bytes, verdict: Verdict, seconds: float | None, now: float) -> None:
         book = self.books.get(key[0])
         if seconds is not None:
-            self._replays = [*self._replays[-15:], seconds]
+            self._replays = [*self._replays, seconds][-MEASURED_MAX:]
         if book is not None and book.terms.round == key[1]:
-            book.judge(trainer, verdict)
+            book.judge(trainer, verdict, now)
 
     # Messages out
 
@@ -145,10 +165,13 @@ class Rounds:
         return Outcome([RoundVoted(message.TAG, message.job, message.round, signed)], [signed])
 
     def seeking(self, now: float) -> Iterator[RoundKey]:
-        """Rounds that have been open for a while and cannot be closed with what is here."""
+        """Rounds that have been open for a while and cannot be closed with what is here, or only by cut-offs.
+
+        A leader that cuts a round off must have the ballots that the others' cut-offs name, which liars show to some only.
+        """
         for key, book in self.books.items():
             last = self._sought.get(key, book.opened)
-            if now - last >= SEEK_SECONDS and book.closing() is None:
+            if now - last >= SEEK_SECONDS and _is_open(book):
                 self._sought[key] = now
                 yield key, book.terms.round
 
@@ -166,8 +189,13 @@ class Rounds:
 
     def deadline(self, now: float) -> float | None:
         times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]
-        times += [self._sought.get(key, book.opened) + SEEK_SECONDS for key, book in self.books.items() if book.closing() is None]
+        times += [self._sought.get(key, book.opened) + SEEK_SECONDS for key, book in self.books.items() if _is_open(book)]
         return min(times, default=None)
+
+
+def _is_open(book: RoundBook) -> bool:
+    closing = book.closing()
+    return closing is None or bool(closing.cut_offs)
 
 
 def _decoded(signed: Signed, kind: type[RoundMessage]) -> RoundMessage:

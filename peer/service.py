@@ -48,6 +48,7 @@ class Service:
     role_name: str
     worker: Worker | None
     stop_daemon: Callable[[], None]
+    stop_standing: Callable[[], None]
     author: Author
     started: float
 
@@ -226,7 +227,9 @@ class Service:
     async def leave(self) -> str:
         warning = warning_for_removal(len(self.driver.state.members.voters))
         await self.author.submit("member/leave", Leave())
-        return "this peer stops voting in two heights" + (f"; {warning}" if warning else "")
+        self.stop_standing()
+        text = "this peer stops voting in two heights; start it with --no-stand, or it asks for its vote again"
+        return text + (f"; {warning}" if warning else "")
 
     async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         role = self.driver.role

@@ -70,13 +70,12 @@ class Trial:
 async def run(options: argparse.Namespace) -> int:
     random, trials = Random(options.seed), []
     job = {**(SMALL_JOB if options.small else {}), "seed": str(options.seed)}
-    async with network.running(options.peers, options.malicious, folder=options.keep) as peers:
+    async with network.running(options.peers, options.malicious, seed=options.seed, folder=options.keep) as peers:
         await peers.train(job)
         for number in range(options.trials):
             trial = await hurt(peers, number, random)
             trials.append(trial)
             print(line(trial), file=sys.stderr, flush=True)
-    # `running` has stopped them all, so the disks hold still.
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(peers.stop)
         differences, evidence = peers.differences(), peers.evidence()
@@ -146,11 +145,10 @@ async def measure(
     round, closed_at = rounds[index]
     opened_at = rounds[index - 1][1]
     views = {view.round: view for view in await watch.peer.client.rounds(100)}
-    arrivals = {
-        event.fields["peer"]: event.at_ms / 1000
-        for event in watch.events
-        if event.kind == "proposal" and int(event.fields["round"]) == round
-    }
+    arrivals: dict[str, float] = {}
+    for event in watch.events:
+        if event.kind == "proposal" and int(event.fields["round"]) == round:
+            arrivals.setdefault(event.fields["peer"], event.at_ms / 1000)
     return Trial(
         number=number,
         victim=victim.name,
@@ -184,16 +182,16 @@ async def come_back(peers: Network, victim: DemoPeer, trial: Trial) -> None:
     await peers.restart(victim)
     trial.answers_seconds = trio.current_time() - started
     target = (await peers.honest[0 if victim is not peers.honest[0] else 1].client.status()).height
-    key = peer_id(victim.identity.public)
-    with trio.move_on_after(BACK_SECONDS_MAX):
-        while (await victim.client.status()).height < target:
-            await trio.sleep(0.05)
-        trial.caught_up_seconds = trio.current_time() - started
-        while not any(takes_part(view, key, victim.trains) for view in await victim.client.rounds(1)):
-            await trio.sleep(0.05)
-        trial.back_seconds = trio.current_time() - started
-    if not trial.back_seconds:
-        trial.problems.append(f"not back {BACK_SECONDS_MAX:.0f} s after its restart")
+
+    async def caught_up() -> bool:
+        return (await victim.client.status()).height >= target
+
+    if not await network.holds(caught_up, BACK_SECONDS_MAX):
+        trial.problems.append(f"not caught up {BACK_SECONDS_MAX:.0f} s after its restart")
+    trial.caught_up_seconds = trio.current_time() - started
+    if not await network.holds(partial(takes_part, victim, victim), BACK_SECONDS_MAX):
+        trial.problems.append(f"takes no part {BACK_SECONDS_MAX:.0f} s after its restart")
+    trial.back_seconds = trio.current_time() - started
     halted = (await victim.client.status()).halted
     trial.problems += [halted] if halted else []
     trial.votes, twice = await trio.to_thread.run_sync(peers.votes, victim)
@@ -202,8 +200,11 @@ async def come_back(peers: Network, victim: DemoPeer, trial: Trial) -> None:
     trial.problems += [f"evidence on the disk of {name}" for name, count in evidence.items() if count]
 
 
-def takes_part(view: RoundView, key: str, trains: bool) -> bool:
-    return key in view.ballots and (not trains or view.verdicts.get(key) == "accept")
+async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:
+    """Whether the last round has this peer's ballot and, if it trains, has accepted its proposal."""
+    key = peer_id(peer.identity.public)
+    last = await asked.client.rounds(1)
+    return any(key in view.ballots and (not peer.trains or view.verdicts.get(key) == "accept") for view in last)
 
 
 # Report --------------------------------------------------------------------------------------------------------------
@@ -222,8 +223,8 @@ def report(
     failures += [f"signed twice: {slot}" for slot in twice]
     failures += [f"{count} proofs of double signing on the disk of {name}" for name, count in evidence.items() if count]
     table = Table(title=f"kill -9, {options.peers} peers, {options.malicious} lying, seed {options.seed}; seconds")
-    columns = "trial victim leader proposed round normal T1 view killed next later decided-after answers caught-up back ok".split()
-    for column in columns:
+    facts = ("trial", "victim", "leader", "proposed", "round", "normal", "T1", "view timer", "killed round", "next round")
+    for column in (*facts, "later", "decided after", "answers", "caught up", "back", "ok"):
         table.add_column(column, justify="right")
     for t in trials:
         seconds = (t.normal_seconds, t.proposals_timer_seconds, t.view_timer_seconds, t.killed_round_seconds)

@@ -17,7 +17,6 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from protocol.identity import peer_id
 from scenarios import network
 from scenarios.kill import BACK_SECONDS_MAX, SLOWER_MAX, STALL_SECONDS_MAX, in_order, takes_part, usual, view_timer
 from scenarios.network import SMALL_JOB, Network, Watch
@@ -45,7 +44,7 @@ class Trial:
 
 async def run(options: argparse.Namespace) -> int:
     trials = []
-    async with network.running(options.peers, folder=options.keep) as peers:
+    async with network.running(options.peers, seed=options.seed, folder=options.keep) as peers:
         await peers.train({**SMALL_JOB, "seed": str(options.seed)})
         for number in range(options.trials):
             trials.append(await hurt(peers, "SIGSTOP" if number % 2 else "SIGKILL"))
@@ -84,15 +83,11 @@ async def hurt(peers: Network, fault: str) -> Trial:
         views={at: view for at, view in peers.views(watch.peer).items() if at >= height},
     )
     trial.judge()
-    with trio.move_on_after(BACK_SECONDS_MAX) as patience:
-        if fault == "SIGKILL":
-            await peers.restart(victim)
-        else:
-            peers.thaw(victim)
-        key = peer_id(victim.identity.public)
-        while not any(takes_part(view, key, victim.trains) for view in await watch.peer.client.rounds(1)):
-            await trio.sleep(0.05)
-    if patience.cancelled_caught:
+    if fault == "SIGKILL":
+        await peers.restart(victim)
+    else:
+        peers.thaw(victim)
+    if not await network.holds(partial(takes_part, victim, watch.peer), BACK_SECONDS_MAX):
         trial.problems.append(f"{victim.name} does not take part again after {BACK_SECONDS_MAX:.0f} s")
     return trial
 

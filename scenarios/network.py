@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +185,17 @@ def _journal(peer: DemoPeer) -> Iterator[sqlite3.Connection]:
 
 @asynccontextmanager
 async def running(
-    peers: int, malicious: int = 0, *, attack: str = "sign-flip", mixed: bool = False, folder: Path | None = None
+    peers: int,
+    malicious: int = 0,
+    *,
+    seed: int = 0,
+    attack: str = "sign-flip",
+    mixed: bool = False,
+    folder: Path | None = None,
 ) -> AsyncIterator[Network]:
     """A network that runs inside this block; without a `folder` its data is deleted afterwards."""
     place = folder or Path(tempfile.mkdtemp(prefix="folkmoot-scenario-"))
-    options = argparse.Namespace(peers=peers, malicious=malicious, attack=attack, mixed=mixed)
+    options = argparse.Namespace(peers=peers, malicious=malicious, seed=seed, attack=attack, mixed=mixed)
     network = Network(demo.Demo(options, place, demo.cast_roles(options, place)))
     try:
         await network.start()
@@ -236,10 +243,20 @@ def is_worker(process: int) -> bool:
 
 async def ended(workers: set[int]) -> bool:
     """Whether these workers end by themselves, as they must once their daemon is gone."""
-    with trio.move_on_after(WORKER_SECONDS_MAX):
-        while any(map(is_worker, workers)):
+
+    async def gone() -> bool:
+        return not any(map(is_worker, workers))
+
+    return await holds(gone, WORKER_SECONDS_MAX)
+
+
+async def holds(condition: Callable[[], Awaitable[bool]], seconds_max: float) -> bool:
+    """Waits until `condition` holds; False if it does not in time."""
+    with trio.move_on_after(seconds_max):
+        while True:
+            if await condition():
+                return True
             await trio.sleep(POLL_SECONDS)
-        return True
     return False
 
 
@@ -269,4 +286,4 @@ class Watch:
     def durations(self) -> dict[int, float]:
         """Seconds from the round before to each round."""
         rounds = self.rounds()
-        return {after[0]: after[1] - before[1] for before, after in zip(rounds, rounds[1:], strict=False)}
+        return {after[0]: after[1] - before[1] for before, after in pairwise(rounds)}

@@ -56,7 +56,6 @@ class ModelHost:
 
     def _save(self, model: ReplicatedModel) -> bytes:
         directory = self.directory(model.job, model.round)
-        directory.parent.mkdir(parents=True, exist_ok=True)
         model.save(directory)
         self._models[model.job] = ReplicatedModel.open(directory)  # memory-mapped: the pages can be given back
         assert self._models[model.job].root == model.root

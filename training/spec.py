@@ -13,6 +13,10 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
 from protocol.messages import Name
 
+ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
+LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
+BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
+
 Positive = Annotated[int, Between(1, 2**31)]
 
 PARAMETERS_MAX: Final = BLOB_BYTES_MAX // 4  # a committed buffer of float32 must fit a blob
@@ -69,10 +73,10 @@ class JobSpec:
     data: Digest | None = None  # blob of the data manifest (`training.data`); None: each trainer's own text
     held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never trained on
     seed: Count = 0  # of the initialisation and of the sampler
-    rounds: Positive = 60
-    local_steps: Positive = 10  # H, inner steps per round
-    batch: Positive = 8  # sequences per inner step and trainer
-    micro_batch: Positive = 8  # sequences per forward pass: bounds memory, not the result beyond rounding
+    rounds: Annotated[int, Between(1, ROUNDS_MAX)] = 60
+    local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = 10  # H, inner steps per round
+    batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
+    micro_batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per forward pass: bounds memory, not the result beyond rounding
     inner_rate: float = 3e-3  # peak learning rate of the inner AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round; linear decay
     warmup_rounds: Annotated[int, Between(0, 2**31)] = 2
@@ -92,13 +96,16 @@ class JobSpec:
     def problem(self) -> str | None:
         """What is wrong with it, naming the value; None if nothing is."""
         positive = ("inner_rate", "clip", "outer_rate", "norm_start", "proposal_seconds")
-        fractions = ("inner_rate_floor", "beta1", "beta2", "outer_momentum", "feedback_decay")
+        fractions = ("inner_rate_floor", "outer_momentum", "feedback_decay")
         for name in positive:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
         for name in fractions:
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                return f"{name} must be at least 0 and below 1, is {getattr(self, name)}"
         if self.weight_decay < 0:
             return f"weight_decay must not be negative, is {self.weight_decay}"
         if self.objective is Objective.LANGUAGE and (self.data is None) != (self.audit is Audit.OFF):

@@ -28,6 +28,7 @@ class OpenRound:
     blobs: Blobs
     fetch: Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, who may have it)
     publish: Callable[[Proposal], Awaitable[None]]  # our proposal: durable, then sent
+    delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
     measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people
 
     @property
@@ -54,7 +55,7 @@ class Role(Protocol):
         """Called once for each round in which this peer is among the trainers."""
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        """Called once for each proposal of the round; the payload is not here yet."""
+        """Called once for each proposal of the round; the payload is not here yet. What takes long comes after `delivered`."""
 
     async def observe(self, round: OpenRound) -> None:
         """Called once for each round, beside everything else."""

@@ -54,7 +54,9 @@ class Trainer(Voter):
         verdict = await self.check(round, signed, proposal)
         if verdict is not Verdict.ACCEPT or signed.signer == round.me:
             return Judged(verdict)
-        audited = await self.ask(round, await audit_request(round, signed.signer, proposal))
+        request = await audit_request(round, signed.signer, proposal)
+        await round.delivered(signed.signer)
+        audited = await self.ask(round, request)
         return Judged(audited.verdict, audited.seconds)
 
     async def observe(self, round: OpenRound) -> None:

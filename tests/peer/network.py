@@ -1,4 +1,4 @@
-"""Whole peers in one process: real drivers, ledgers, stores and signatures over in-memory links; only TCP and torch are left out."""
+"""Whole peers in one process: real drivers, ledgers and stores over in-memory links; only TCP and torch are left out."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def identities(count: int) -> list[Identity]:
 
 def genesis_of(founders: Sequence[Identity]) -> Genesis:
     return Genesis("test", 1_000, bytes(16), {founder.public: Founder("founder", ()) for founder in founders})
+
+
+async def poll(condition: Callable[[], bool]) -> None:
+    """For what nothing tells of."""
+    with trio.fail_after(SECONDS_MAX):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.01)
 
 
 class Seat:

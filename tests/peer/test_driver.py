@@ -15,7 +15,7 @@ from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, Commit, Prepare, Proposal, Relay, Vote
-from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root
+from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
 from transport.network import Priority
 
 
@@ -50,9 +50,7 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
 
 async def _has_voted(seat: Seat) -> None:
     """Until this voter has signed something about an undecided block: it would decide if two sufficed."""
-    with trio.fail_after(SECONDS_MAX):
-        while not seat.store.load().votes:
-            await trio.sleep(0.01)
+    await poll(lambda: bool(seat.store.load().votes))
 
 
 async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path: Path) -> None:
@@ -275,9 +273,7 @@ async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_
             signer = stranger.identity if ballot.model_root == root else made.seats[2].identity
             relay = Relay(sign(signer, judge.driver.chain_id, ballot))
             stranger.network.send(judge.public, codec.encode(relay), Priority.VOTE)
-        with trio.fail_after(SECONDS_MAX):
-            while set(judge.driver.refused) != {"not-a-voter", "wrong-round"}:
-                await trio.sleep(0.01)
+        await poll(lambda: set(judge.driver.refused) == {"not-a-member", "wrong-round"})
         held[0].released = True
         await one_root(made.seats, job)
 

@@ -48,7 +48,7 @@ def write(directory: Path, saved: Saved, parameters: Float32Array, momentum: Flo
         _sync(fresh)
         _exchange(fresh, directory)
     except OSError as error:
-        raise StorageError(f"{directory} cannot be written: {error}") from error
+        raise StorageError(f"cannot write {directory}: {error.strerror}; free some space and start again") from error
 
 
 def read(directory: Path) -> tuple[Saved, Float32Array, Float32Array]:

@@ -1,0 +1,129 @@
+"""`python -m scenarios.idle`: what a peer costs: processor time while nothing happens, memory while a model is trained."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from peer.demo import DemoPeer
+from peer.memory import process_memory_mb
+from scenarios import network
+from scenarios.network import Network, children
+
+CPU_PERCENT_MAX = 2.0  # of one core, idle
+VOTER_MB_MAX = 120.0
+TRAINER_MB_MAX = 400.0  # daemon and worker
+MILLION = {"model.width": "128", "model.hidden": "384", "model.layers": "5", "local_steps": "4", "batch": "8", "micro_batch": "8"}
+ROUND_SECONDS_MAX = 180.0
+LOOK_SECONDS = 0.1  # between looks at the memory: a peak lasts at least a local step
+
+
+@dataclass
+class Cost:
+    peer: str
+    idle_percent: float = 0.0  # before any job, daemon and worker
+    idle_after_percent: float = 0.0  # after the job
+    daemon_mb: float = 0.0  # most seen while training
+    worker_mb: float = 0.0
+    together_mb: float = 0.0
+
+
+async def run(options: argparse.Namespace) -> int:
+    async with network.running(options.peers, folder=options.keep) as peers:
+        costs = {peer.name: Cost(peer.name) for peer in peers.peers}
+        await trio.sleep(options.settle)
+        for name, percent in (await idle_percent(peers, options.seconds)).items():
+            costs[name].idle_percent = percent
+        job = await peers.train(MILLION, rounds=2)
+        with trio.fail_after(2 * ROUND_SECONDS_MAX):
+            while not all([await finished(peer, job) for peer in peers.peers]):
+                look(peers, costs)
+                await trio.sleep(LOOK_SECONDS)
+        parameters = Path(peers.demo.watched.directory, "models", job[:32]).glob("*/parameters*")
+        size = max((file.stat().st_size for file in parameters), default=0) // 4
+        await trio.sleep(options.settle)
+        for name, percent in (await idle_percent(peers, options.seconds)).items():
+            costs[name].idle_after_percent = percent
+    return report(options, peers, costs, size)
+
+
+async def finished(peer: DemoPeer, job: str) -> bool:
+    return any(view.job == job and view.state == "finished" for view in await peer.client.jobs())
+
+
+def look(peers: Network, costs: dict[str, Cost]) -> None:
+    for peer in peers.peers:
+        assert peer.process is not None
+        cost = costs[peer.name]
+        daemon = process_memory_mb(peer.process.pid)
+        worker = sum(process_memory_mb(process) for process in children(peer.process.pid))
+        cost.daemon_mb, cost.worker_mb = max(cost.daemon_mb, daemon), max(cost.worker_mb, worker)
+        cost.together_mb = max(cost.together_mb, daemon + worker)
+
+
+async def idle_percent(peers: Network, seconds: float) -> dict[str, float]:
+    """Per cent of one core that each peer uses, daemon and worker, while nobody asks it anything."""
+    before = {peer.name: processor_seconds(peer) for peer in peers.peers}
+    started = trio.current_time()
+    await trio.sleep(seconds)
+    elapsed = trio.current_time() - started
+    return {peer.name: 100 * (processor_seconds(peer) - before[peer.name]) / elapsed for peer in peers.peers}
+
+
+def processor_seconds(peer: DemoPeer) -> float:
+    assert peer.process is not None
+    processes = {peer.process.pid, *children(peer.process.pid)}
+    return sum(_ticks(process) for process in processes) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(process: int) -> int:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])  # utime and stime, see proc(5)
+
+
+def report(options: argparse.Namespace, peers: Network, costs: dict[str, Cost], parameters: int) -> int:
+    failures = []
+    for peer in peers.peers:
+        cost = costs[peer.name]
+        idle, limit = max(cost.idle_percent, cost.idle_after_percent), TRAINER_MB_MAX if peer.trains else VOTER_MB_MAX
+        if idle >= CPU_PERCENT_MAX:
+            failures.append(f"{peer.name} uses {idle:.2f} % of a core while idle, {CPU_PERCENT_MAX:g} % are allowed")
+        if cost.together_mb > limit:
+            failures.append(f"{peer.name} takes {cost.together_mb:.0f} MB, {limit:.0f} MB are allowed")
+    table = Table(title=f"{options.peers} peers, {parameters} parameters, micro-batch {MILLION['micro_batch']}")
+    for column in ("peer", "idle %", "idle % after", "daemon MB", "worker MB", "together MB (PSS)"):
+        table.add_column(column, justify="right")
+    for cost in costs.values():
+        figures = (cost.idle_percent, cost.idle_after_percent, cost.daemon_mb, cost.worker_mb, cost.together_mb)
+        table.add_row(cost.peer, *(f"{value:.2f}" for value in figures[:2]), *(f"{value:.0f}" for value in figures[2:]))
+    console = Console()
+    console.print(table)
+    for failure in failures:
+        console.print(failure, style="red")
+    if options.json:
+        result = {"parameters": parameters, "peers": [asdict(cost) for cost in costs.values()], "failures": failures}
+        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if failures else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scenarios.idle", description=__doc__)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long to watch idle peers, twice")
+    parser.add_argument("--settle", type=float, default=10.0, help="seconds granted before that, for imports and last messages")
+    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
+    parser.add_argument("--json", metavar="FILE")
+    return network.main(partial(run, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""What one peer proposes and prepares: transactions in order, rounds that can be closed, and empty blocks only when due."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consensus.block import BODY_BYTES_MAX
+from consensus.ballots import signed_digest
+from ledger import ledger as ledger_module
+from ledger.genesis import TRAINER
+from ledger.jobs import Start
+from ledger.ledger import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, Ledger, Pool
+from ledger.members import Approve, Leave, Register, Stand
+from ledger.state import EMPTY_BODY, Body, decode_body
+from protocol import codec
+from protocol.identity import Signed
+from protocol.messages import CutOff
+from protocol.reasons import Verdict
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
+from tests.sim.keys import FastSigner
+
+ACCEPT = Verdict.ACCEPT
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def propose(world: World) -> bytes | None:
+    return world.ledger.propose(world.state.height + 1, 0)
+
+
+def registrations(world: World, person: FastSigner, count: int) -> list[Signed]:
+    return [world.tx(person, "member/register", Register(()), ahead=i + 1) for i in range(count)]
+
+
+def settle(world: World, most: int = 20) -> int:
+    """Decides what is proposed until nothing is; how many blocks that took."""
+    for count in range(most):
+        assert world.ledger.has_work() == (propose(world) is not None)
+        body = propose(world)
+        if body is None:
+            return count
+        assert world.ledger.check(world.state.height + 1, body, b"") is None
+        world.decide_body(body)
+        world.ledger.pool.prune(world.rules, world.state)
+    raise AssertionError("blocks without end")
+
+
+# Pool -----------------------------------------------------------------------------------------------------------------
+
+
+def test_transactions_are_put_into_an_order_in_which_they_apply_however_they_came(world: World) -> None:
+    waiting = registrations(world, PEOPLE[0], 4)
+    for signed in (waiting[2], waiting[0], waiting[3], waiting[1]):
+        world.ledger.pool.add(signed)
+    assert world.ledger.pool.select(world.rules, world.state) == tuple(waiting)
+
+
+def test_a_transaction_that_follows_another_authors_is_put_behind_it(world: World) -> None:
+    world.decide(world.admission(PEOPLE[5]))
+    for _ in range(2):
+        world.decide()
+    approve = world.tx(PEOPLE[0], "member/approve", Approve(PEOPLE[5].public))
+    stand = world.tx(PEOPLE[5], "member/stand", Stand(1, world.state.certified_roots[1]))
+    world.ledger.pool.add(approve)
+    world.ledger.pool.add(stand)
+    assert world.ledger.pool.select(world.rules, world.state) == (stand, approve)
+
+
+def test_a_gap_in_the_nonces_waits_and_does_not_hold_up_the_others(world: World) -> None:
+    first, _, third = registrations(world, PEOPLE[0], 3)
+    other = registrations(world, PEOPLE[1], 1)[0]
+    for signed in (third, first, other):
+        world.ledger.pool.add(signed)
+    assert set(world.ledger.pool.select(world.rules, world.state)) == {first, other}
+
+
+def test_a_block_has_bounds_of_bytes_and_of_transactions(world: World) -> None:
+    waiting = registrations(world, PEOPLE[0], 5)
+    for signed in waiting:
+        world.ledger.pool.add(signed)
+    size = len(waiting[0].body) + ledger_module.SIGNED_BYTES
+    select = world.ledger.pool.select
+    assert select(world.rules, world.state, size_max=3 * size - 1) == tuple(waiting[:2])
+    assert select(world.rules, world.state, count_max=3) == tuple(waiting[:3])
+
+
+def test_what_was_decided_expired_or_refused_is_forgotten_and_what_may_still_come_stays(world: World) -> None:
+    decided, other, ahead = registrations(world, PEOPLE[0], 3)
+    refused = world.tx(PEOPLE[1], "member/approve", Approve(PEOPLE[9].public))
+    expiring = world.tx(PEOPLE[2], "member/register", Register(()), ahead=2, expires=1)
+    pool = world.ledger.pool
+    for signed in (decided, ahead, refused, expiring):
+        assert pool.add(signed)
+    world.decide(decided)
+    gone = {signed.signer: reason for signed, reason in pool.prune(world.rules, world.state)}
+    assert set(gone) == {person.public for person in PEOPLE[:3]} and list(pool) == [ahead]
+    assert "does not stand" in gone[PEOPLE[1].public]
+    assert pool.add(other) and pool.select(world.rules, world.state) == (other, ahead)
+
+
+def test_a_transaction_waits_once(world: World) -> None:
+    signed = registrations(world, PEOPLE[0], 1)[0]
+    assert world.ledger.pool.add(signed) and not world.ledger.pool.add(signed)
+    assert not world.ledger.pool.add(replace(signed, signature=bytes(64))), "another signature makes no other transaction"
+    assert len(world.ledger.pool) == 1
+
+
+def test_no_member_fills_the_pool_and_strangers_share_a_small_part_of_it(world: World) -> None:
+    pool = Pool()
+    added = [pool.add(signed) for signed in registrations(world, PEOPLE[0], PENDING_PER_MEMBER_MAX + 3)]
+    assert sum(added) == PENDING_PER_MEMBER_MAX and pool.add(registrations(world, PEOPLE[1], 1)[0])
+    for i in range(PENDING_STRANGERS_MAX + 5):
+        assert pool.add(world.admission(FastSigner(f"stranger {i}")), member=False)
+    assert len(pool) == PENDING_PER_MEMBER_MAX + 1 + PENDING_STRANGERS_MAX
+
+
+def test_the_pool_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "TRANSACTIONS_PENDING_MAX", 2)
+    pool = Pool()
+    assert [pool.add(signed) for signed in registrations(world, PEOPLE[0], 3)] == [True, True, False]
+
+
+def test_a_pool_full_of_hopeless_transactions_is_looked_through_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that sends its transactions backwards must not cost the square of their number."""
+    for signed in reversed(registrations(world, PEOPLE[0], 60)):
+        world.ledger.pool.add(signed)
+    calls = 0
+    apply = world.rules.apply_transaction
+
+    def counted(*arguments):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        return apply(*arguments)
+
+    monkeypatch.setattr(world.rules, "apply_transaction", counted)
+    assert len(world.ledger.pool.select(world.rules, world.state)) == 60 and calls == 60
+    assert world.ledger.has_work() and calls == 61
+
+
+# Empty blocks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_network_has_nothing_to_decide(world: World) -> None:
+    assert not world.ledger.has_work() and propose(world) is None
+
+
+def test_one_empty_block_certifies_the_last_root_and_no_more_follow(world: World) -> None:
+    world.ledger.pool.add(registrations(world, PEOPLE[0], 1)[0])
+    assert settle(world) == 2 and world.ledger.certified_root == world.state.root
+
+
+def test_a_change_of_voters_is_followed_by_empty_blocks_until_it_acts(world: World) -> None:
+    world.ledger.pool.add(world.tx(PEOPLE[0], "member/leave", Leave()))
+    assert settle(world) == 4
+    members = world.state.members
+    assert members.previous == members.voters == members.upcoming and PEOPLE[0].public not in members.voters
+    assert world.ledger.certified_root == world.state.root
+
+
+def test_an_open_round_is_not_certified_by_empty_blocks_but_its_last_root_is(world: World) -> None:
+    key = world.start(spec=LANGUAGE + b":1")
+    assert not world.ledger.has_work(), "its closing will certify the root"
+    world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
+    assert settle(world) == 2
+    assert world.ledger.certified_root == world.state.root
+
+
+def test_an_invitation_that_is_forgotten_starts_no_endless_chain(world: World) -> None:
+    world.ledger.pool.add(world.admission(PEOPLE[5], expires=1))
+    assert settle(world) <= 4 and world.state.members.tokens == {}
+
+
+# Propose and check ----------------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_closed_as_soon_as_it_can_be(world: World) -> None:
+    key = world.start()
+    trainers, voters = world.job(key).trainers, world.job(key).voters
+    world.vote(key, dict.fromkeys(trainers, ACCEPT), voters[:2])
+    assert not world.ledger.has_work() and propose(world) is None
+    world.vote(key, dict.fromkeys(trainers, ACCEPT), voters[:3])
+    body = propose(world)
+    assert body is not None and world.ledger.has_work()
+    assert world.ledger.participants(body) == frozenset(voters[:3])
+    assert world.ledger.check(world.state.height + 1, body, b"") is None
+
+
+def test_who_took_part_is_said_only_of_blocks_that_close_a_round(world: World) -> None:
+    assert world.ledger.participants(EMPTY_BODY) is None
+
+
+def test_a_body_for_another_height_or_that_breaks_a_rule_is_not_prepared(world: World) -> None:
+    key = world.start()
+    closing = world.closing(key)
+    sound, broken = codec.encode(Body((closing,), ())), codec.encode(Body((replace(closing, round=3),), ()))
+    height = world.state.height + 1
+    assert world.ledger.check(height, sound, b"") is None
+    assert "does not follow" in (world.ledger.check(height + 1, sound, b"") or "")
+    assert "is not open" in (world.ledger.check(height, broken, b"") or "")
+
+
+def test_a_body_that_leaves_out_a_ballot_of_our_cut_off_is_not_prepared(world: World) -> None:
+    key = world.start()
+    job, book = world.job(key), world.ledger.books[key]
+    trainers = job.trainers
+    world.vote(key, {trainers[0]: ACCEPT}, job.voters[:2])
+    world.vote(key, {trainers[0]: Verdict.REPLAY}, job.voters[2:3])
+    for voter in job.voters[1:3]:
+        signed = world.cut_off(key, voter)
+        book.add_cut_off(signed, codec.decode_message(signed.body, (CutOff,)))
+    body = propose(world)
+    assert body is not None and world.ledger.check(world.state.height + 1, body, b"") is None
+    world.vote(key, {trainers[0]: ACCEPT}, job.voters[3:])
+    mine = CutOff(key, 0, tuple(sorted(signed_digest(s) for s in book.signed_ballots.values())))
+    book.cut_offs[PEOPLE[0].public] = mine
+    assert "leaves out 1 ballots" in (world.ledger.check(world.state.height + 1, body, b"") or "")
+
+
+def test_closings_that_do_not_fit_wait_for_the_next_block_and_transactions_take_what_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [world.start(PEOPLE[i], SCRATCH) for i in range(3)]
+    sizes = [len(codec.encode(world.closing(key))) for key in sorted(keys)]
+    for signed in registrations(world, PEOPLE[3], 9):
+        world.ledger.pool.add(signed)
+    room = sum(sizes[:2]) + ledger_module.BODY_FIXED_BYTES + 400
+    monkeypatch.setattr(ledger_module, "BODY_BYTES_MAX", room)
+    encoded = propose(world)
+    assert encoded is not None and len(encoded) <= room
+    body = decode_body(encoded)
+    assert len(body.closings) == 2 and 1 <= len(body.transactions) < 9
+    world.decide_body(encoded)
+    assert len(decode_body(propose(world) or b"").closings) == 1
+
+
+actions = st.lists(
+    st.tuples(st.sampled_from(["register", "admit", "leave", "stand", "approve", "start", "vote", "block"]), st.integers(0, 7)),
+    max_size=25,
+)
+
+
+@given(actions)
+@settings(max_examples=40, deadline=None)
+def test_whoever_has_work_proposes_a_body_that_every_peer_with_the_same_state_prepares(script: list[tuple[str, int]]) -> None:
+    world = World()
+    for action, number in script:
+        act(world, action, number)
+        body = propose(world)
+        assert world.ledger.has_work() == (body is not None)
+        if body is not None:
+            assert len(body) <= BODY_BYTES_MAX
+            other = Ledger(world.rules, world.state, world.ledger.certified_root)
+            assert other.check(world.state.height + 1, body, b"") is None
+    settle(world)
+
+
+def act(world: World, action: str, number: int) -> None:
+    person, newcomer = PEOPLE[number], PEOPLE[4 + number]
+    running = sorted(world.state.jobs.running())
+    match action:
+        case "register":
+            world.ledger.pool.add(world.tx(person, "member/register", Register((TRAINER,)), ahead=1 + number % 2))
+        case "admit":
+            world.ledger.pool.add(world.admission(newcomer, token=FastSigner(f"token {number % 3}")))
+        case "leave":
+            world.ledger.pool.add(world.tx(person, "member/leave", Leave()))
+        case "stand":
+            shown = max(world.state.height - 1, 0)
+            root = world.state.certified_roots.get(shown, bytes(32))
+            world.ledger.pool.add(world.tx(newcomer, "member/stand", Stand(shown, root)))
+        case "approve":
+            for voter in PEOPLE[:4]:
+                world.ledger.pool.add(world.tx(voter, "member/approve", Approve(newcomer.public)))
+        case "start":
+            world.ledger.pool.add(world.tx(person, "job/start", Start((SCRATCH, LANGUAGE)[number % 2])))
+        case "vote" if running:
+            key = running[number % len(running)]
+            verdict = (ACCEPT, Verdict.REPLAY)[number % 2]
+            world.vote(key, dict.fromkeys(world.job(key).trainers, verdict), world.job(key).voters[: number + 1])
+        case "block" if (body := propose(world)) is not None:
+            world.decide_body(body)
+            world.ledger.pool.prune(world.rules, world.state)

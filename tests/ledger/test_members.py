@@ -1,0 +1,277 @@
+"""Who belongs and who votes: every rule of a membership transaction, and when it acts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ledger import members
+from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.members import Approve, Leave, Register, Stand, warning_for_removal
+from ledger.state import Body
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import sign
+from protocol.limits import TRANSACTION_LIFETIME_HEIGHTS
+from protocol.messages import Transaction
+from tests.ledger.world import PEOPLE, World
+from tests.sim.keys import FastSigner
+
+NEW, OTHER = PEOPLE[5], PEOPLE[6]
+ADMITTED = "member/admit"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def admitted(world: World, person: FastSigner, token: str = "token") -> None:
+    world.decide(world.admission(person, token=FastSigner(token)))
+
+
+def stood(world: World, person: FastSigner = NEW) -> None:
+    admitted(world, person, f"token of {person.public.hex()}")
+    height = world.state.height - 1
+    world.decide(world.tx(person, "member/stand", Stand(height, world.state.certified_roots[height])))
+
+
+def approved(world: World, *voters: int, candidate: FastSigner = NEW) -> None:
+    world.decide(*(world.tx(PEOPLE[i], "member/approve", Approve(candidate.public)) for i in voters))
+
+
+def voting(world: World) -> list[bool]:
+    """Whether the newcomer decides the next height and the one after."""
+    return [NEW.public in world.state.members.voters, NEW.public in world.state.members.upcoming]
+
+
+# Nonces and expiry ----------------------------------------------------------------------------------------------------
+
+
+def test_each_nonce_of_a_member_is_used_once_and_in_order(world: World) -> None:
+    first, second, third = (world.tx(PEOPLE[0], "member/register", Register(()), ahead=i) for i in (1, 2, 3))
+    assert "nonce 2" in (world.problem(second) or "") and "nonce 2" in (world.problem(second, first) or "")
+    assert world.problem(first, second) is None and "nonce 1" in (world.problem(first, first) or "")
+    world.decide(first)
+    assert "nonce 1" in (world.problem(first) or "") and "nonce 3" in (world.problem(third) or "")
+    assert world.problem(second) is None
+
+
+@pytest.mark.parametrize(
+    "expires, height, fine",
+    [(5, 5, True), (4, 5, False), (5 + TRANSACTION_LIFETIME_HEIGHTS, 5, True), (6 + TRANSACTION_LIFETIME_HEIGHTS, 5, False)],
+)
+def test_a_transaction_is_decided_up_to_its_last_height_and_not_too_long_before(
+    world: World, expires: int, height: int, fine: bool
+) -> None:
+    for _ in range(height - 1):
+        world.decide()
+    found = world.problem(world.tx(PEOPLE[0], "member/register", Register(()), expires=expires))
+    assert (found is None) == fine and (fine or f"expires at height {expires}" in str(found))
+
+
+def test_only_members_speak_and_strangers_can_do_nothing_but_join(world: World) -> None:
+    assert "is not a member" in (world.problem(world.tx(NEW, "member/register", Register(()))) or "")
+    assert world.problem(world.admission(NEW)) is None
+
+
+def test_a_transaction_of_another_chain_with_a_foreign_signature_or_of_no_known_kind_is_refused(world: World) -> None:
+    signed = world.tx(PEOPLE[0], "member/register", Register(()))
+    transaction = world.rules.open_transaction(signed)
+    wrong = {
+        "bad-signature": [sign(PEOPLE[0], bytes(32), transaction), replace(signed, signer=PEOPLE[1].public)],
+        "unknown-transaction": [sign(PEOPLE[0], world.chain, replace(transaction, kind="member/rule"))],
+        "unknown-message": [sign(PEOPLE[0], world.chain, members.Invitation(bytes(32), 1))],
+        "mistyped": [sign(PEOPLE[0], world.chain, replace(transaction, content=codec.encode(Leave())))],
+    }
+    for reason, cases in wrong.items():
+        for case in cases:
+            assert (world.problem(case) or "").startswith(reason)
+
+
+# Invitations ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_invitation_admits_one_member_who_trains_and_votes_only_when_it_says_so(world: World) -> None:
+    admitted(world, NEW)
+    member = world.state.members.members[NEW.public]
+    assert (member.invited_by, member.admitted, member.nonce) == (PEOPLE[0].public, 1, 1)
+    assert NEW.public not in world.state.members.voters
+
+
+def test_an_invitation_is_used_once(world: World) -> None:
+    world.decide(world.admission(NEW))
+    assert "expired or was used" in (world.problem(world.admission(OTHER)) or "")
+    assert world.problem(world.admission(OTHER, token=FastSigner("another token"))) is None
+
+
+def test_an_invitation_is_used_once_within_a_block_too(world: World) -> None:
+    assert "expired or was used" in (world.problem(world.admission(NEW), world.admission(OTHER)) or "")
+
+
+def test_a_used_invitation_is_forgotten_only_when_it_has_expired(world: World) -> None:
+    world.decide(world.admission(NEW, expires=3))
+    while world.state.height < 3:
+        assert "expired or was used" in (world.problem(world.admission(OTHER, expires=3)) or "")
+        world.decide()
+    world.decide()
+    assert world.state.members.tokens == {}
+    assert "expired or was used" in (world.problem(world.admission(OTHER, expires=3)) or "")
+
+
+def test_an_invitation_expires(world: World) -> None:
+    late = World()
+    for _ in range(2):
+        late.decide()
+    assert late.problem(late.admission(NEW, expires=3)) is None
+    assert "expired or was used" in (late.problem(late.admission(NEW, expires=2)) or "")
+
+
+def test_whoever_overhears_an_invitation_cannot_use_it_without_the_tokens_key(world: World) -> None:
+    assert "bad-signature: invitation token" in (world.problem(world.admission(OTHER, holder=NEW)) or "")
+
+
+def test_only_voters_invite(world: World) -> None:
+    admitted(world, NEW)
+    stranger = world.admission(OTHER, by=PEOPLE[7], token=FastSigner("a"))
+    member = world.admission(OTHER, by=NEW, token=FastSigner("b"))
+    for signed in (stranger, member):
+        assert "does not vote" in (world.problem(signed) or "")
+
+
+def test_nobody_joins_twice_or_with_a_role_that_does_not_exist(world: World) -> None:
+    assert "is a member already" in (world.problem(world.admission(PEOPLE[1])) or "")
+    for roles in (("king",), (TRAINER, TRAINER)):
+        assert "bad-roles" in (world.problem(world.tx(PEOPLE[1], "member/register", Register(roles))) or "")
+
+
+def test_roles_change_with_a_registration(world: World) -> None:
+    world.decide(world.tx(PEOPLE[0], "member/register", Register(())))
+    assert world.state.members.members[PEOPLE[0].public].roles == ()
+
+
+# Voters ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_candidate_with_a_quorum_of_approvals_decides_two_heights_later(world: World) -> None:
+    stood(world)
+    approved(world, 0, 1)
+    assert voting(world) == [False, False] and not members.change_due(world.state.members)
+    approved(world, 2)
+    assert voting(world) == [False, True], "decided in h: not yet a voter of h+1, a voter of h+2"
+    world.decide()
+    assert voting(world) == [True, True] and NEW.public not in world.state.members.standing
+
+
+def test_one_voter_joins_a_block(world: World) -> None:
+    for person in (NEW, OTHER):
+        stood(world, person)
+    both = [world.tx(PEOPLE[i], "member/approve", Approve(person.public), j) for i in (0, 1, 2) for j, person in ((1, NEW), (2, OTHER))]
+    before = set(world.state.members.upcoming)
+    world.decide(*both)
+    assert len(set(world.state.members.upcoming) - before) == 1
+    assert members.change_due(world.state.members)
+    world.decide()
+    assert set(world.state.members.upcoming) - before == {NEW.public, OTHER.public}
+
+
+def test_the_same_voter_approves_once_and_who_does_not_vote_not_at_all(world: World) -> None:
+    stood(world)
+    for _ in range(4):
+        approved(world, 0)
+    assert world.state.members.standing == {NEW.public: (PEOPLE[0].public,)} and voting(world) == [False, False]
+    admitted(world, OTHER, "o")
+    assert "does not vote" in (world.problem(world.tx(OTHER, "member/approve", Approve(NEW.public))) or "")
+    assert "does not stand" in (world.problem(world.tx(PEOPLE[0], "member/approve", Approve(OTHER.public))) or "")
+
+
+def test_standing_again_keeps_the_approvals(world: World) -> None:
+    stood(world)
+    approved(world, 0)
+    world.decide(world.tx(NEW, "member/stand", Stand(1, world.state.certified_roots[1])))
+    assert world.state.members.standing[NEW.public] == (PEOPLE[0].public,)
+
+
+def test_a_candidate_shows_a_recent_root_that_was_certified(world: World) -> None:
+    admitted(world, NEW)
+    roots = world.state.certified_roots
+    wrong = (Stand(0, bytes(32)), Stand(1, world.state.root), Stand(7, roots[0]))
+    for stand in wrong:
+        assert "no recent certified root" in (world.problem(world.tx(NEW, "member/stand", stand)) or ""), stand
+    assert world.problem(world.tx(NEW, "member/stand", Stand(0, roots[0]))) is None
+    assert "votes already" in (world.problem(world.tx(PEOPLE[0], "member/stand", Stand(0, roots[0]))) or "")
+    for _ in range(100):
+        world.decide()
+    assert "no recent certified root" in (world.problem(world.tx(NEW, "member/stand", Stand(0, roots[0]))) or "")
+
+
+def test_approvals_of_a_voter_that_left_do_not_count(world: World) -> None:
+    stood(world)
+    approved(world, 0, 1)
+    world.decide(world.tx(PEOPLE[0], "member/leave", Leave()))
+    for _ in range(3):
+        world.decide()
+    # 3 voters need 2 approvals for a quorum; one of the two given is gone
+    assert voting(world) == [False, False] and len(world.state.members.voters) == 3
+    approved(world, 2)
+    assert voting(world)[1] or members.change_due(world.state.members)
+
+
+def test_who_leaves_stops_deciding_two_heights_later_and_stays_a_member(world: World) -> None:
+    world.decide(world.tx(PEOPLE[0], "member/leave", Leave()))
+    now = world.state.members
+    assert PEOPLE[0].public in now.voters and PEOPLE[0].public not in now.upcoming
+    world.decide()
+    assert PEOPLE[0].public not in world.state.members.voters and PEOPLE[0].public in world.state.members.members
+    assert "does not vote" in (world.problem(world.tx(PEOPLE[0], "member/leave", Leave())) or "")
+
+
+def test_those_who_leave_leave_one_by_one_and_the_last_voter_stays() -> None:
+    world = World(voters=3)
+    leave = [world.tx(person, "member/leave", Leave()) for person in PEOPLE[:3]]
+    assert "last voter" in (world.problem(*leave) or "")
+    world.decide(*leave[:2])
+    sizes = []
+    while members.change_due(world.state.members):
+        sizes.append(len(world.state.members.upcoming))
+        world.decide()
+    assert sizes == [2, 1, 1] and world.state.members.voters == (PEOPLE[2].public,)
+    assert "last voter" in (world.problem(leave[2]) or "")
+
+
+def test_leaving_twice_is_refused(world: World) -> None:
+    twice = [world.tx(PEOPLE[0], "member/leave", Leave(), ahead) for ahead in (1, 2)]
+    assert "does not vote" in (world.problem(*twice) or "")
+
+
+def test_a_full_voter_set_makes_no_change_due_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that cannot join would otherwise cost one empty block after the other."""
+    stood(world)
+    monkeypatch.setattr(members, "VOTERS_MAX", 4)
+    approved(world, 0, 1, 2)
+    assert voting(world) == [False, False] and not members.change_due(world.state.members)
+
+
+def test_people_are_warned_where_one_voter_less_tolerates_fewer_liars() -> None:
+    assert warning_for_removal(4) == "with 3 voters f falls from 1 to 0"
+    assert warning_for_removal(5) is None
+
+
+# Genesis --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_chain_id_is_that_of_the_genesis_bytes_and_every_field_counts(world: World) -> None:
+    genesis = world.genesis
+    assert Genesis.decode(codec.encode(genesis)).chain_id == genesis.chain_id
+    others = (replace(genesis, network="w"), replace(genesis, created_ms=2), replace(genesis, salt=b"s" * 16))
+    assert len({genesis.chain_id, *(other.chain_id for other in others)}) == 4
+    with pytest.raises(RemoteProtocolError, match="bad-roles"):
+        Genesis.decode(codec.encode(replace(genesis, founders={bytes(32): Founder("f", ("king",))})))
+
+
+def test_transactions_travel_in_a_body_as_they_were_signed(world: World) -> None:
+    signed = world.tx(PEOPLE[0], "member/register", Register(()))
+    body = codec.decode(Body, codec.encode(Body((), (signed,))))
+    assert body.transactions == (signed,)
+    assert isinstance(world.rules.open_transaction(body.transactions[0]), Transaction)

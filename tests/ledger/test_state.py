@@ -1,0 +1,298 @@
+"""The replicated state: its root, its bytes, and what a job goes through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consensus.ballots import Closing
+from ledger import jobs
+from ledger.genesis import TRAINER
+from ledger.jobs import RUNNING_MAX, UNBUILT, Phase, Start, Stop
+from ledger.ledger import Ledger
+from ledger.members import Leave, Register, Stand
+from ledger.state import EMPTY_BODY, Body, decode_body
+from protocol import codec
+from protocol.identity import sign
+from protocol.limits import TRANSACTION_BYTES_MAX
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, UNAUDITED, World
+
+ACCEPT, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# Root and bytes -------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_block_changes_nothing_but_the_height(world: World) -> None:
+    before = world.state
+    after = world.decide_body(EMPTY_BODY)
+    assert (after.root, after.modules, after.height) == (before.root, before.modules, before.height + 1)
+
+
+def test_every_change_of_a_module_changes_the_root(world: World) -> None:
+    roots = [world.state.root]
+    roots.append(world.decide(world.tx(PEOPLE[0], "member/register", Register(()))).root)
+    roots.append(world.decide(world.admission(PEOPLE[5])).root)
+    key = world.start(PEOPLE[1], SCRATCH)
+    roots.append(world.state.root)
+    roots.append(world.decide(closings=(world.closing(key),)).root)
+    assert len(set(roots)) == len(roots)
+
+
+def lived() -> World:
+    """A world in which everything has happened that leaves a trace in the state."""
+    world = World()
+    world.decide(world.admission(PEOPLE[5]))
+    world.decide(world.tx(PEOPLE[5], "member/stand", Stand(1, world.state.certified_roots[1])))
+    key = world.start(spec=LANGUAGE + b":3")
+    trainers = world.job(key).trainers
+    world.decide(closings=(world.closing(key, {trainers[0]: ACCEPT, trainers[1]: REPLAY}),))
+    world.decide(world.tx(PEOPLE[3], "member/leave", Leave()))
+    return world
+
+
+def test_a_state_is_read_back_as_it_was_stored_and_its_bytes_are_stable() -> None:
+    world = lived()
+    encoded = world.rules.encode_state(world.state)
+    again = world.rules.decode_state(encoded)
+    assert again == world.state and again.root == world.state.root
+    assert world.rules.encode_state(again) == encoded == lived().rules.encode_state(lived().state)
+
+
+def test_a_state_larger_than_any_message_is_read_back(world: World) -> None:
+    """Eight jobs with the largest specifications: a peer must be able to start again."""
+    for i in range(RUNNING_MAX):
+        padded = b"scratch:" + b"%d" % (i + 1)
+        world.start(PEOPLE[i % 4], padded.ljust(TRANSACTION_BYTES_MAX - 512))
+    encoded = world.rules.encode_state(world.state)
+    assert len(encoded) > 1 << 20
+    assert world.rules.decode_state(encoded).root == world.state.root
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_two_peers_that_apply_the_same_blocks_have_the_same_root_also_over_a_restart(data: st.DataObject) -> None:
+    left, right = World(), World()
+    actions = st.sampled_from(["register", "admit", "leave", "start", "close", "nothing"])
+    for number, action in enumerate(data.draw(st.lists(actions, max_size=8))):
+        body = codec.encode(Body(*_some(left, action, number)))
+        if left.rules.problem(left.state, body) is not None:
+            continue
+        left.decide_body(body)
+        restored = right.rules.decode_state(right.rules.encode_state(right.state))
+        right.ledger = Ledger(right.rules, restored, right.ledger.certified_root)
+        right.decide_body(body)
+        assert left.state.root == right.state.root
+
+
+def _some(world: World, action: str, number: int) -> tuple[tuple[Closing, ...], tuple]:  # type: ignore[type-arg]
+    person = PEOPLE[number % 4]
+    running = sorted(world.state.jobs.running())
+    match action:
+        case "register":
+            return (), (world.tx(person, "member/register", Register((TRAINER,))),)
+        case "admit":
+            return (), (world.admission(PEOPLE[4 + number]),)
+        case "leave":
+            return (), (world.tx(person, "member/leave", Leave()),)
+        case "start":
+            return (), (world.tx(person, "job/start", Start(SCRATCH)),)
+        case "close" if running:
+            return (world.closing(running[0]),), ()
+    return (), ()
+
+
+def test_the_root_that_a_block_names_is_remembered_for_a_while_and_not_part_of_the_root(world: World) -> None:
+    first = world.state.root
+    world.decide()
+    assert world.state.certified_roots == {0: first} and world.state.root == first
+    for _ in range(150):
+        world.decide()
+    assert len(world.state.certified_roots) == 100 and world.state.height - 1 in world.state.certified_roots
+
+
+# Jobs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_opens_its_first_round_with_the_voters_auditors_and_trainers_after_its_block(world: World) -> None:
+    """Also when another transaction of the same block changed them."""
+    job = world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    world.decide(job, world.tx(PEOPLE[3], "member/register", Register((TRAINER,))))
+    (opened,) = world.state.jobs.jobs.values()
+    assert opened.trainers == opened.auditors == opened.awaited == opened.voters == world.state.members.voters
+    assert (opened.round, opened.opened, opened.phase) == (0, 1, Phase.RUNNING) and opened.model_root != UNBUILT
+
+
+def test_a_job_is_refused_with_fewer_than_2f_plus_1_auditors() -> None:
+    few, enough, unaudited = World(trainers=2), World(trainers=3), World(trainers=2)
+    assert "needs 3 voters with a worker, there are 2" in (few.problem(few.tx(PEOPLE[0], "job/start", Start(LANGUAGE))) or "")
+    assert enough.problem(enough.tx(PEOPLE[0], "job/start", Start(LANGUAGE))) is None
+    assert unaudited.problem(unaudited.tx(PEOPLE[0], "job/start", Start(UNAUDITED))) is None
+
+
+def test_a_job_needs_a_trainer_a_sound_specification_and_is_the_only_one_that_trains() -> None:
+    nobody, world = World(trainers=0), World()
+    assert "no member is registered as a trainer" in (nobody.problem(nobody.tx(PEOPLE[0], "job/start", Start(UNAUDITED))) or "")
+    assert nobody.problem(nobody.tx(PEOPLE[0], "job/start", Start(SCRATCH))) is None
+    assert (world.problem(world.tx(PEOPLE[0], "job/start", Start(b"dance"))) or "").startswith("bad-job")
+    world.start()
+    assert "one job trains at a time" in (world.problem(world.tx(PEOPLE[1], "job/start", Start(LANGUAGE))) or "")
+    assert world.problem(world.tx(PEOPLE[1], "job/start", Start(SCRATCH))) is None
+
+
+def test_the_number_of_running_jobs_is_bounded(world: World) -> None:
+    for i in range(RUNNING_MAX):
+        world.start(PEOPLE[i % 4], SCRATCH)
+    assert f"{RUNNING_MAX} jobs are running" in (world.problem(world.tx(PEOPLE[0], "job/start", Start(SCRATCH))) or "")
+
+
+def test_the_jobs_that_finished_first_are_forgotten_and_running_ones_never(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "FINISHED_KEPT_MAX", 2)
+    lasting = world.start(PEOPLE[3], SCRATCH)
+    keys = []
+    for _ in range(5):
+        keys.append(world.start(PEOPLE[0], SCRATCH + b":1"))
+        world.decide(closings=(world.closing(keys[-1]),))
+    assert set(world.state.jobs.jobs) == {lasting, *keys[-3:]}
+    world.start(PEOPLE[1], SCRATCH)
+    assert {lasting, *keys[-2:]} <= set(world.state.jobs.jobs) and keys[-3] not in world.state.jobs.jobs
+
+
+def test_rounds_close_one_after_the_other_until_the_job_is_finished(world: World) -> None:
+    key = world.start()
+    before = world.job(key).model_root
+    world.decide(closings=(world.closing(key),))
+    assert (world.job(key).round, world.job(key).opened, world.job(key).phase) == (1, 2, Phase.RUNNING)
+    assert world.job(key).model_root != before
+    world.decide(closings=(world.closing(key),))
+    job = world.job(key)
+    assert (job.round, job.phase) == (2, Phase.FINISHED) and world.state.jobs.running() == {}
+    assert job.accepted == dict.fromkeys(job.trainers, 2) and job.rejected == {}
+
+
+def test_a_closing_closes_exactly_the_open_round_of_a_running_job(world: World) -> None:
+    key = world.start(spec=LANGUAGE + b":1")
+    closing = world.closing(key)
+    assert world.problem(closings=(closing,)) is None
+    assert "is not open" in (world.problem(closings=(replace(closing, round=1),)) or "")
+    assert "is not open" in (world.problem(closings=(replace(closing, job=bytes(32)),)) or "")
+    assert "one round of a job a block" in (world.problem(closings=(closing, closing)) or "")
+    world.decide(closings=(closing,))
+    assert "is not open" in (world.problem(closings=(closing,)) or "")
+
+
+def test_a_closing_with_a_forged_or_foreign_signature_is_refused(world: World) -> None:
+    key = world.start()
+    closing = world.closing(key)
+    ballot, *rest = closing.ballots
+    forged = replace(ballot, signature=bytes(64))
+    wrong_kind = sign(PEOPLE[0], world.chain, Proposal(key, 0, bytes(32), bytes(32), 1, bytes(32), None))
+    assert (world.problem(closings=(replace(closing, ballots=(forged, *rest)),)) or "").startswith("bad-signature")
+    assert (world.problem(closings=(replace(closing, ballots=(replace(wrong_kind), *rest)),)) or "").startswith("unknown-message")
+    assert world.problem(closings=(replace(closing, ballots=closing.ballots[:2]),)) == "round 0: 2 ballots, 3 are needed"
+
+
+def test_the_trainers_accepted_in_the_last_round_that_accepted_any_and_new_ones_are_awaited(world: World) -> None:
+    key = world.start(spec=LANGUAGE + b":9")
+    first, second, third = world.job(key).trainers
+    world.decide(closings=(world.closing(key, {first: ACCEPT, second: ACCEPT, third: REPLAY}),))
+    assert world.job(key).awaited == (first, second) and world.job(key).trainers == (first, second, third)
+    world.decide(closings=(world.closing(key, {first: REPLAY}),))
+    assert world.job(key).awaited == (first, second), "a round that accepts nobody changes nothing"
+    world.decide(world.tx(PEOPLE[3], "member/register", Register((TRAINER,))), closings=(world.closing(key, {first: ACCEPT}),))
+    assert world.job(key).awaited == tuple(sorted((first, PEOPLE[3].public)))
+    world.decide(closings=(world.closing(key, {third: ACCEPT}),))
+    assert world.job(key).awaited == (third,), "who was not awaited gets back in"
+
+
+def test_a_trainer_that_gives_up_its_role_is_neither_awaited_nor_counted_from_the_next_round(world: World) -> None:
+    key = world.start(spec=LANGUAGE + b":9")
+    first, *others = world.job(key).trainers
+    gives_up = world.tx(PEOPLE[0], "member/register", Register(()))
+    assert PEOPLE[0].public == first
+    world.decide(gives_up)
+    assert first in world.job(key).trainers, "the open round stays as it was opened"
+    world.decide(closings=(world.closing(key),))
+    assert world.job(key).trainers == world.job(key).awaited == world.job(key).auditors == tuple(others)
+
+
+def test_rejections_and_absences_are_counted_by_reason(world: World) -> None:
+    key = world.start(spec=LANGUAGE + b":9")
+    first, second, third = world.job(key).trainers
+    for verdicts in ({first: ACCEPT, second: REPLAY}, {first: ACCEPT, second: UNJUDGED}, {first: ACCEPT, second: REPLAY}):
+        world.decide(closings=(world.closing(key, verdicts),))
+    assert world.job(key).accepted == {first: 3}
+    assert world.job(key).rejected == {second: {"replay": 2, "unjudged": 1}, third: {"absent": 3}}
+
+
+def test_rounds_that_could_not_be_judged_in_time_double_the_patience_up_to_a_bound(world: World) -> None:
+    key = world.start(spec=LANGUAGE + b":99")
+    first = world.job(key).trainers[0]
+    seen = []
+    for _ in range(jobs.PATIENCE_MAX + 2):
+        world.decide(closings=(world.closing(key, {first: UNJUDGED}),))
+        seen.append(world.job(key).patience)
+    assert seen == [1, 2, 3, 4, 5, 6, 6, 6]
+    world.decide(closings=(world.closing(key, {first: ACCEPT}),))
+    assert world.job(key).patience == 6
+
+
+def test_only_its_author_stops_a_job_and_the_open_round_is_its_last(world: World) -> None:
+    key = world.start(PEOPLE[0], LANGUAGE + b":99")
+    assert "only its author" in (world.problem(world.tx(PEOPLE[1], "job/stop", Stop(key))) or "")
+    assert "no such job" in (world.problem(world.tx(PEOPLE[0], "job/stop", Stop(bytes(32)))) or "")
+    world.decide(world.tx(PEOPLE[0], "job/stop", Stop(key)))
+    assert world.job(key).phase is Phase.RUNNING
+    world.decide(closings=(world.closing(key),))
+    assert (world.job(key).phase, world.job(key).round) == (Phase.FINISHED, 1)
+    assert "no such job" in (world.problem(world.tx(PEOPLE[0], "job/stop", Stop(key))) or "")
+
+
+def test_a_job_may_be_stopped_in_the_block_that_closes_its_round(world: World) -> None:
+    key = world.start(PEOPLE[0], LANGUAGE + b":99")
+    world.decide(world.tx(PEOPLE[0], "job/stop", Stop(key)), closings=(world.closing(key),))
+    assert (world.job(key).phase, world.job(key).round) == (Phase.FINISHED, 1)
+
+
+def test_a_scratch_job_is_its_authors_alone_and_every_voter_re_executes_it() -> None:
+    world = World(trainers=0)
+    key = world.start(PEOPLE[2], SCRATCH)
+    assert world.job(key).trainers == (PEOPLE[2].public,)
+    assert world.job(key).auditors == world.job(key).voters == world.state.members.voters
+
+
+def test_a_round_keeps_the_voters_it_was_opened_with(world: World) -> None:
+    key = world.start(PEOPLE[0], SCRATCH)
+    voters = world.job(key).voters
+    for transactions in ((world.tx(PEOPLE[3], "member/leave", Leave()),), (), ()):
+        world.decide(*transactions)
+    assert PEOPLE[3].public not in world.state.members.voters
+    assert world.job(key).voters == voters
+    world.decide(closings=(world.closing(key),))
+    assert world.job(key).voters == world.state.members.voters
+
+
+def test_over_all_its_rounds_more_may_train_than_in_one(world: World) -> None:
+    key = world.start()
+    many = {i.to_bytes(32, "big"): 1 for i in range(500)}
+    job = replace(world.job(key), accepted=many, rejected={k: {"norm": 1} for k in many})
+    state = world.state.with_modules(jobs=jobs.JobsState({key: job}))
+    assert world.rules.decode_state(world.rules.encode_state(state)) == state
+
+
+def test_an_unknown_field_or_foreign_bytes_are_no_body(world: World) -> None:
+    for body in (b"", b"\x90", codec.encode(((), (), ())), EMPTY_BODY + b"\x00"):
+        assert world.rules.problem(world.state, body) is not None
+    assert decode_body(EMPTY_BODY) == Body((), ())

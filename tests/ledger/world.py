@@ -1,0 +1,139 @@
+"""A ledger without a network: founders, newcomers, and blocks that are decided because the test says so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from consensus.ballots import Closing, RoundBook, RoundTimers, signed_digest
+from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.jobs import Job, JobTerms, Start, job_id
+from ledger.ledger import Ledger
+from ledger.members import Admit, Invitation, token_preimage
+from ledger.state import Body, Rules, State, decode_body
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, sign
+from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction
+from protocol.reasons import Verdict
+from tests.sim.keys import FastSigner, FastVerifier
+
+PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
+BY_KEY = {person.public: person for person in PEOPLE}
+LANGUAGE, SCRATCH, UNAUDITED = b"language", b"scratch", b"unaudited"
+TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
+
+
+class PlainJobs:
+    """Specifications are `kind` or `kind:rounds`."""
+
+    def terms(self, spec: bytes) -> JobTerms:
+        kind, _, rounds = spec.partition(b":")
+        if kind not in (LANGUAGE, SCRATCH, UNAUDITED):
+            raise RemoteProtocolError("bad-job", repr(spec))
+        return JobTerms(kind.decode(), kind.decode(), int(rounds or 2), audited=kind != UNAUDITED, needs_worker=kind != SCRATCH)
+
+
+class World:
+    """The first `voters` people are founders; the first `trainers` of them train."""
+
+    def __init__(self, voters: int = 4, trainers: int = 3) -> None:
+        founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
+        self.genesis = Genesis("world", 1_000, bytes(16), founders)
+        self.rules = Rules(self.genesis, FastVerifier(), PlainJobs())
+        self.chain = self.genesis.chain_id
+        self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
+
+    @property
+    def state(self) -> State:
+        return self.ledger.state
+
+    # Transactions
+
+    def nonce(self, person: FastSigner) -> int:
+        member = self.state.members.members.get(person.public)
+        return member.nonce if member else 0
+
+    def tx(self, person: FastSigner, kind: str, content: Any, ahead: int = 1, expires: int | None = None) -> Signed:
+        last = self.state.height + 10 if expires is None else expires
+        return sign(person, self.chain, Transaction(self.nonce(person) + ahead, last, kind, codec.encode(content)))
+
+    def admission(
+        self,
+        newcomer: FastSigner,
+        by: FastSigner = PEOPLE[0],
+        token: FastSigner = FastSigner("token"),
+        expires: int = 100,
+        holder: FastSigner | None = None,
+    ) -> Signed:
+        """`holder` is whom the token's owner meant, if not the newcomer."""
+        invitation = sign(by, self.chain, Invitation(token.public, expires))
+        signature = token.sign(token_preimage(self.chain, (holder or newcomer).public))
+        return self.tx(newcomer, "member/admit", Admit(invitation, signature, "newcomer", ()))
+
+    def start(self, author: FastSigner = PEOPLE[0], spec: bytes = LANGUAGE) -> bytes:
+        """Decides a job and returns its id."""
+        signed = self.tx(author, "job/start", Start(spec))
+        self.decide(signed)
+        return job_id(author.public, self.rules.open_transaction(signed))
+
+    # Blocks
+
+    def decide(self, *transactions: Signed, closings: tuple[Closing, ...] = ()) -> State:
+        return self.decide_body(codec.encode(Body(closings, transactions)))
+
+    def decide_body(self, body: bytes) -> State:
+        """What every peer does with a decided body; the models' new roots are hashes of nothing real."""
+        before = self.state
+        transition = self.rules.transition(before, before.height + 1, before.time_ms + 1, before.root, decode_body(body))
+        stepped = [*transition.started, *(closed.job for closed in transition.closed)]
+        roots = {job: hashlib.sha256(job + before.root).digest() for job in stepped}
+        self.ledger.advance(transition.finish(roots), before.root)
+        self.follow()
+        return self.state
+
+    def follow(self) -> None:
+        """Books of exactly the open rounds, as `peer.rounds` keeps them."""
+        running = self.state.jobs.running()
+        books = {key: book for key, book in self.ledger.books.items() if key in running and book.terms.round == running[key].round}
+        for key, job in running.items():
+            books.setdefault(key, RoundBook(job.terms(key), PEOPLE[0].public, 0.0, TIMERS))
+        self.ledger.books.clear()
+        self.ledger.books.update(books)
+
+    def problem(self, *transactions: Signed, closings: tuple[Closing, ...] = ()) -> str | None:
+        return self.rules.problem(self.state, codec.encode(Body(closings, transactions)))
+
+    # Rounds
+
+    def job(self, key: bytes) -> Job:
+        return self.state.jobs.jobs[key]
+
+    def proposal(self, key: bytes, trainer: bytes) -> Signed:
+        job = self.job(key)
+        return sign(BY_KEY[trainer], self.chain, Proposal(key, job.round, job.model_root, trainer, 1, trainer, None))
+
+    def ballot(self, key: bytes, voter: bytes, verdicts: Mapping[bytes, Verdict]) -> Signed:
+        job = self.job(key)
+        judged = tuple(Judgement(t, signed_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
+        return sign(BY_KEY[voter], self.chain, Ballot(key, job.round, job.model_root, judged))
+
+    def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
+        """Everybody proposes and all of `voters` (default: all) say the same: it is in the ledger's book."""
+        book, job = self.ledger.books[key], self.job(key)
+        for trainer in verdicts:
+            signed = self.proposal(key, trainer)
+            book.add_proposal(signed, codec.decode_message(signed.body, (Proposal,)))
+        for voter in voters if voters is not None else job.voters:
+            signed = self.ballot(key, voter, verdicts)
+            book.add_ballot(signed, codec.decode_message(signed.body, (Ballot,)), 0.0)
+
+    def closing(self, key: bytes, verdicts: Mapping[bytes, Verdict] | None = None) -> Closing:
+        self.vote(key, dict.fromkeys(self.job(key).trainers, Verdict.ACCEPT) if verdicts is None else verdicts)
+        closing = self.ledger.books[key].closing()
+        assert closing is not None
+        return closing
+
+    def cut_off(self, key: bytes, voter: bytes) -> Signed:
+        return sign(BY_KEY[voter], self.chain, CutOff(key, self.job(key).round, ()))

@@ -1,0 +1,116 @@
+"""Real peers for tests: each a process of its own on loopback, ended by its process id whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import trio
+
+from peer.control import ControlClient
+from protocol.api import StatusView
+from protocol.errors import UserError
+
+SECONDS_MAX = 20.0  # for anything that takes a second or two when it works
+
+
+def environment() -> dict[str, str]:
+    """This process's, without settings of a peer that runs on the same machine."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PEER_")}
+
+
+class Daemon:
+    """`peer COMMAND …` that goes on running; its log is beside its data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.log_file = directory.with_suffix(".log")
+        self.client = ControlClient(directory)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str, module: str = "peer.cli") -> Daemon:
+        command = [sys.executable, "-m", module, *arguments, "--data-dir", str(self.directory), "--no-console"]
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(), start_new_session=True
+            )
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    async def answers(self) -> StatusView:
+        """Its status, as soon as it answers."""
+        assert self.process is not None
+        with trio.fail_after(SECONDS_MAX):
+            while True:
+                assert self.process.poll() is None, self.log
+                with contextlib.suppress(UserError):
+                    return await self.client.status()
+                await trio.sleep(0.02)
+
+    async def until(self, **expected: object) -> StatusView:
+        """Its status, as soon as these fields of it have these values."""
+        status = await self.client.status()
+        with trio.move_on_after(SECONDS_MAX):
+            while any(getattr(status, name) != value for name, value in expected.items()):
+                await trio.sleep(0.02)
+                status = await self.client.status()
+            return status
+        raise AssertionError(f"{expected} never came: {status}\n{self.log}")
+
+    def terminate(self) -> int:
+        """Its exit status after SIGTERM."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(SECONDS_MAX)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def daemons(directories: Sequence[Path]) -> Iterator[list[Daemon]]:
+    made = [Daemon(directory) for directory in directories]
+    try:
+        yield made
+    finally:
+        for daemon in made:
+            daemon.kill()
+
+
+def peer(*arguments: str) -> tuple[int, str, str]:
+    """Status, output and complaints of one `peer` command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "peer.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        timeout=SECONDS_MAX,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def ended(pid: int, seconds: float = 10.0) -> bool:
+    """Whether the process is gone, or gone within this time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,461 @@
+"""What three honest daemons do with a fourth founder, and with strangers, that break every rule of the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+
+from consensus.block import block_digest
+from consensus.voters import VoterSet
+from ledger.genesis import Founder, Genesis
+from ledger.jobs import Start, job_id
+from ledger.ledger import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX
+from peer.control import ControlClient
+from peer.datadir import DataDirectory
+from protocol import codec
+from protocol.api import JobView
+from protocol.identity import Identity, Signed, peer_id, sign
+from protocol.limits import MESSAGE_BYTES_MAX
+from protocol.messages import (
+    NO_VIEW,
+    Ballot,
+    Certificate,
+    Commit,
+    Decision,
+    Judgement,
+    Prepare,
+    Prepared,
+    Proposal,
+    Propose,
+    Proposed,
+    Relay,
+    Status,
+    TimedOut,
+    Timeout,
+    TimeoutCertificate,
+    Transaction,
+    ViewEnded,
+    Vote,
+)
+from protocol.reasons import Verdict
+from tests.peer.hostile import Hostile, Masquerade, connection, link
+from tests.peer.network import SCRATCH
+from tests.peer.processes import SECONDS_MAX, Daemon, daemons
+from transport.framing import Channel
+
+MAGIC_BYTES = 8
+
+
+@dataclass
+class Target:
+    """Three daemons; the fourth founder's key is the attacker's."""
+
+    honest: list[Daemon]
+    addresses: list[str]
+    genesis: Genesis
+    founder: Identity
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0]
+
+    @property
+    def chain_id(self) -> bytes:
+        return self.genesis.chain_id
+
+    @property
+    def client(self) -> ControlClient:
+        return self.honest[0].client
+
+    @property
+    def voters(self) -> VoterSet:
+        return self.genesis.voters
+
+    async def refused(self, reason: str) -> int:
+        return (await self.client.stats()).refused.get(reason, 0)
+
+    async def decides(self) -> None:
+        """A scratch round passes, and all three have one root."""
+        job = await self.client.test()
+        with trio.fail_after(SECONDS_MAX):
+            while True:
+                jobs = [item for daemon in self.honest for item in await daemon.client.jobs() if item.job == job]
+                statuses = [await daemon.client.status() for daemon in self.honest]
+                over = len(jobs) == 3 and all(item.state == "finished" for item in jobs)
+                if over and len({(status.height, status.state_root) for status in statuses}) == 1:
+                    assert not any(status.halted for status in statuses)
+                    return
+                await trio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("wire")
+    keys = [Identity.generate() for _ in range(4)]
+    founders = {key.public: Founder("founder", ()) for key in sorted(keys, key=lambda key: key.public)}
+    genesis = Genesis("wire", 1_000, bytes(16), founders)
+    for number, key in enumerate(keys[:3]):
+        directory = DataDirectory.create(folder / str(number))
+        directory.write_identity(key)
+        directory.write_genesis(codec.encode(genesis))
+    with daemons([folder / str(number) for number in range(3)]) as made:
+        addresses: list[str] = []
+        for daemon in made:
+            daemon.start("run", "--role", "voter", "--listen", "127.0.0.1:0", "--bootstrap", ",".join(addresses))
+            addresses.append(trio.run(daemon.answers).address)
+        yield Target(made, addresses, genesis, keys[3])
+
+
+async def closed_for(target: Target, reason: str, hostile: Hostile, before: int) -> None:
+    """The connection is ended, and the reason counted and shown."""
+    await hostile.closed()
+    with trio.fail_after(SECONDS_MAX):
+        while await target.refused(reason) == before:
+            await trio.sleep(0.02)
+    assert await target.refused(reason) == before + 1
+
+
+# Connections -------------------------------------------------------------------------------------------------------------
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("position", "reason"),
+    [(0, "not-folkmoot"), (MAGIC_BYTES + 1, "wrong-version"), (MAGIC_BYTES + 2, "wrong-chain")],
+)
+async def test_a_preamble_with_one_wrong_bit_is_refused(target: Target, position: int, reason: str) -> None:
+    before = await target.refused(reason)
+    async with connection(target.address, target.chain_id) as hostile:
+        await hostile.write(flipped(hostile.session.data_to_send(), position))
+        await closed_for(target, reason, hostile, before)
+
+
+async def test_another_chain_is_refused(target: Target) -> None:
+    before = await target.refused("wrong-chain")
+    async with connection(target.address, bytes(32)) as hostile:
+        await hostile.write(hostile.session.data_to_send())
+        await closed_for(target, "wrong-chain", hostile, before)
+
+
+async def test_a_version_that_was_changed_on_the_way_fails_the_handshake(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody between the two makes an older version look like ours: the prologues differ."""
+    before = await target.refused("handshake")
+    monkeypatch.setattr("transport.session.WIRE_VERSION", 0)
+    async with connection(target.address, target.chain_id) as hostile:
+        data = bytearray(hostile.session.data_to_send())
+        data[MAGIC_BYTES + 1] = 1
+        monkeypatch.undo()
+        await hostile.write(bytes(data))
+        received = b""
+        with trio.fail_after(SECONDS_MAX):
+            while len(received) < 18 + 32 + 48 + 96 + 16:
+                received += await hostile.stream.receive_some(1 << 16)
+        await hostile.write(bytes(32 + 16 + 96 + 16))
+        await closed_for(target, "handshake", hostile, before)
+
+
+async def test_a_handshake_with_a_flipped_bit_is_refused(target: Target) -> None:
+    before = await target.refused("handshake")
+    async with connection(target.address, target.chain_id) as hostile:
+        await hostile.write(hostile.session.data_to_send())
+        with trio.fail_after(SECONDS_MAX):
+            while hostile.session.peer is None:
+                hostile.session.receive(await hostile.stream.receive_some(1 << 16))
+        await hostile.write(flipped(hostile.session.data_to_send(), 20))
+        await closed_for(target, "handshake", hostile, before)
+
+
+async def test_a_key_that_is_claimed_and_not_proven_is_refused(target: Target) -> None:
+    before = await target.refused("bad-signature")
+    async with connection(target.address, target.chain_id, Masquerade(target.founder.public)) as hostile:
+        await hostile.shake_hands()
+        await closed_for(target, "bad-signature", hostile, before)
+
+
+async def test_garbage_instead_of_a_handshake_is_refused(target: Target) -> None:
+    before = await target.refused("not-folkmoot")
+    async with connection(target.address, target.chain_id) as hostile:
+        await hostile.write(b"GET / HTTP/1.1\r\n\r\n")
+        await closed_for(target, "not-folkmoot", hostile, before)
+
+
+# Frames ------------------------------------------------------------------------------------------------------------------
+
+
+async def flip(hostile: Hostile) -> None:
+    frame = hostile.sealed(b"\x00\x00\x01\x00")
+    await hostile.write(flipped(frame, len(frame) - 1))
+
+
+async def replay(hostile: Hostile) -> None:
+    hostile.session.outbox.push(Channel.APPLICATION, codec.encode(Status(1, 0)), 0)
+    frame = hostile.session.data_to_send()
+    await hostile.write(frame + frame)
+
+
+async def empty_frame(hostile: Hostile) -> None:
+    await hostile.write(b"\x00\x00")
+
+
+async def bad_record(hostile: Hostile) -> None:
+    await hostile.write(hostile.sealed(b"\xff\x00\x01x"))
+
+
+async def endless_message(hostile: Hostile) -> None:
+    piece = b"\x08" + (60_000).to_bytes(2, "big") + bytes(60_000)
+    for _ in range(MESSAGE_BYTES_MAX // 60_000 + 1):
+        await hostile.write(hostile.sealed(piece))
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        (flip, "bad-tag"),
+        (replay, "bad-tag"),
+        (empty_frame, "bad-frame"),
+        (bad_record, "bad-record"),
+        (endless_message, "oversized"),
+    ],
+)
+async def test_a_bad_frame_ends_the_connection(target: Target, attack: Callable[[Hostile], Any], reason: str) -> None:
+    before = await target.refused(reason)
+    async with link(target.address, target.chain_id) as hostile:
+        await attack(hostile)
+        await closed_for(target, reason, hostile, before)
+
+
+# Messages ----------------------------------------------------------------------------------------------------------------
+
+
+def statement(target: Target, height: int, kind: Any = Prepare, view: int = 0) -> Any:
+    return kind(target.voters.hash, height, view, bytes(32))
+
+
+def forged(target: Target, height: int, signers: int, kind: Any = Commit) -> Certificate:
+    """A certificate whose signatures are the attacker's own under the names of others."""
+    vote = codec.encode(statement(target, height, kind))
+    keys = target.voters.keys[:signers]
+    return Certificate(vote, {key: target.founder.sign(vote) for key in keys})
+
+
+def of_strangers(target: Target, height: int) -> Certificate:
+    strangers = [Identity.generate() for _ in range(3)]
+    vote = statement(target, height, Commit)
+    signatures = {key.public: sign(key, target.chain_id, vote).signature for key in strangers}
+    return Certificate(codec.encode(vote), dict(sorted(signatures.items())))
+
+
+def gave_up(target: Target, height: int, high_view: int) -> TimedOut:
+    timeout = Timeout(target.voters.hash, height, 0, high_view, None if high_view == NO_VIEW else bytes(32))
+    return TimedOut(sign(target.founder, target.chain_id, timeout), None)
+
+
+def another(target: Target) -> bytes:
+    return next(key for key in target.voters.keys if key != target.founder.public)
+
+
+def relay(target: Target, message: Any, signer: Identity | None = None) -> Relay:
+    return Relay(sign(signer or target.founder, target.chain_id, message))
+
+
+MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
+    ("garbage", "malformed", lambda target, height: b"\xc1\x00garbage"),
+    ("nothing", "malformed", lambda target, height: b""),
+    ("an unknown message", "unknown-message", lambda target, height: msgpack.packb(["surprise", 1])),
+    ("no message at all", "unknown-message", lambda target, height: msgpack.packb(7)),
+    ("too few fields", "mistyped", lambda target, height: msgpack.packb(["status", 1])),
+    ("another type", "mistyped", lambda target, height: msgpack.packb(["status", "one", 0])),
+    ("a number in a longer form", "non-canonical", lambda target, height: b"\x93\xa6status\xcd\x00\x01\x00"),
+    (
+        "the vote of a stranger",
+        "not-a-voter",
+        lambda target, height: Vote(sign(Identity.generate(), target.chain_id, statement(target, height))),
+    ),
+    (
+        "a vote in another's name",
+        "bad-signature",
+        lambda target, height: Vote(
+            replace(sign(target.founder, target.chain_id, statement(target, height)), signer=another(target))
+        ),
+    ),
+    (
+        "a vote signed for another chain",
+        "bad-signature",
+        lambda target, height: Vote(sign(target.founder, bytes(32), statement(target, height))),
+    ),
+    (
+        "a vote for another voter set",
+        "foreign-voters",
+        lambda target, height: Vote(sign(target.founder, target.chain_id, Prepare(bytes(32), height, 0, bytes(32)))),
+    ),
+    ("a decision with too few signatures", "no-quorum", lambda target, height: Decision(b"block", forged(target, height, 2))),
+    ("a decision with forged signatures", "bad-signature", lambda target, height: Decision(b"block", forged(target, height, 3))),
+    ("a decision of strangers", "not-a-voter", lambda target, height: Decision(b"block", of_strangers(target, height))),
+    (
+        "a forged prepare certificate",
+        "bad-signature",
+        lambda target, height: Prepared(forged(target, height, 3, Prepare)),
+    ),
+    ("a timeout without its certificate", "bad-timeout", lambda target, height: gave_up(target, height, 0)),
+    (
+        "a view ended by one",
+        "no-quorum",
+        lambda target, height: ViewEnded(TimeoutCertificate((gave_up(target, height, NO_VIEW).timeout,), None)),
+    ),
+    (
+        "a ballot in another's name",
+        "bad-signature",
+        lambda target, height: Relay(
+            Signed(codec.encode(Ballot(bytes(32), 0, bytes(32), ())), another(target), bytes(64)),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "reason", "make"), MESSAGES, ids=[name for name, _, _ in MESSAGES])
+async def test_a_bad_message_ends_the_connection(
+    target: Target, name: str, reason: str, make: Callable[[Target, int], Any]
+) -> None:
+    before = await target.refused(reason)
+    async with link(target.address, target.chain_id) as hostile:
+        height = (await target.client.status()).height + 1
+        message = make(target, height)
+        await hostile.say(message if isinstance(message, bytes) else codec.encode(message))
+        await closed_for(target, reason, hostile, before)
+
+
+async def test_garbage_on_the_transports_own_channel_ends_the_connection(target: Target) -> None:
+    before = await target.refused("malformed")
+    async with link(target.address, target.chain_id) as hostile:
+        await hostile.say(b"\xc1", Channel.LINK)
+        await closed_for(target, "malformed", hostile, before)
+
+
+async def test_whoever_misbehaved_is_not_let_in_again_at_once(target: Target) -> None:
+    identity = Identity.generate()
+    async with link(target.address, target.chain_id, identity) as hostile:
+        await hostile.say(b"\xc1")
+        await hostile.closed()
+    before = await target.refused("banned")
+    async with connection(target.address, target.chain_id, identity) as hostile:
+        await hostile.shake_hands()
+        await closed_for(target, "banned", hostile, before)
+
+
+# What depends on how far a peer has applied: counted, not punished ---------------------------------------------------------
+
+
+async def open_round(target: Target, hostile: Hostile) -> JobView:
+    """A scratch job of the attacker's own: its round stays open until the attacker proposes."""
+    height = (await target.client.status()).height
+    nonce = 1 + sum(job.name == "hostile" for job in await target.client.jobs())
+    start = Start(replace(SCRATCH, name="hostile").encode())
+    transaction = Transaction(nonce, height + 100, "job/start", codec.encode(start))
+    job = job_id(target.founder.public, transaction).hex()
+    await hostile.say(codec.encode(relay(target, transaction)))
+    with trio.fail_after(SECONDS_MAX):
+        while True:
+            for view in await target.client.jobs():
+                if view.job == job:
+                    return view
+            await trio.sleep(0.02)
+
+
+async def counted(target: Target, reason: str, before: int) -> None:
+    with trio.fail_after(SECONDS_MAX):
+        while await target.refused(reason) == before:
+            await trio.sleep(0.02)
+
+
+async def test_round_messages_of_the_wrong_people_and_rounds_are_counted(target: Target) -> None:
+    async with link(target.address, target.chain_id, target.founder) as hostile:
+        view = await open_round(target, hostile)
+        job, root = bytes.fromhex(view.job), bytes.fromhex(view.model_root)
+        stranger = Identity.generate()
+        for reason, message in (
+            ("not-a-member", relay(target, Ballot(job, 0, root, ()), stranger)),
+            ("not-a-member", relay(target, Proposal(job, 0, root, bytes(32), 1, bytes(32), None), stranger)),
+            ("wrong-round", relay(target, Ballot(job, 0, bytes(32), ()))),
+            ("not-a-trainer", relay(target, Ballot(job, 0, root, (Judgement(stranger.public, bytes(32), Verdict.ACCEPT),)))),
+        ):
+            before = await target.refused(reason)
+            await hostile.say(codec.encode(message))
+            await counted(target, reason, before)
+        await target.decides()
+
+
+async def test_two_proposals_of_one_trainer_are_evidence_and_neither_is_accepted(target: Target) -> None:
+    async with link(target.address, target.chain_id, target.founder) as hostile:
+        view = await open_round(target, hostile)
+        job, root = bytes.fromhex(view.job), bytes.fromhex(view.model_root)
+        for payload in (bytes(32), bytes([1]) * 32):
+            await hostile.say(codec.encode(relay(target, Proposal(job, 0, root, payload, 8, bytes(32), None))))
+        with trio.fail_after(SECONDS_MAX):
+            while True:
+                found = {item.job: item for item in await target.client.jobs()}[view.job]
+                if found.state == "finished":
+                    break
+                await trio.sleep(0.05)
+    me = peer_id(target.founder.public)
+    assert found.accepted == {}
+    assert found.rejected == {me: {"equivocation": 1}}
+    assert me in (await target.client.stats()).evidence
+
+
+async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(target: Target) -> None:
+    async with link(target.address, target.chain_id, target.founder) as hostile:
+        await target.decides()
+        with trio.move_on_after(0.5):
+            while True:
+                await hostile.read()
+        old = [message for message in hostile.heard if isinstance(message, (Vote, Decision, Proposed))]
+        assert old
+        await target.decides()
+        height = (await target.client.status()).height
+        ahead = Vote(sign(target.founder, target.chain_id, statement(target, height + 1_000, view=60)))
+        for message in [*old, *old, ahead, Status(2**40, 2**40)]:
+            await hostile.say(codec.encode(message))
+        await target.decides()
+        links = {view.peer: view.link for view in await target.client.peers()}
+        assert links[peer_id(target.founder.public)] is not None
+
+
+async def test_a_flood_of_transactions_is_bounded_and_does_not_stop_decisions(target: Target) -> None:
+    stranger = Identity.generate()
+    height = (await target.client.status()).height
+    async with link(target.address, target.chain_id, target.founder) as hostile:
+        for number in range(2 * PENDING_PER_MEMBER_MAX):
+            ahead = Transaction(10_000 + number, height + 100, "member/register", b"")
+            await hostile.say(codec.encode(relay(target, ahead)))
+            await hostile.say(codec.encode(relay(target, ahead, stranger)))
+        before = await target.refused("unknown-transaction")
+        await hostile.say(codec.encode(relay(target, Transaction(1, height + 100, "coins/mint", b""))))
+        await counted(target, "unknown-transaction", before)
+        pending = (await target.client.stats()).transactions_pending
+        assert PENDING_STRANGERS_MAX < pending <= PENDING_PER_MEMBER_MAX + PENDING_STRANGERS_MAX
+        await target.decides()
+
+
+async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> None:
+    before = await target.refused("not-the-leader")
+    leads = next(view.peer for view in await target.client.peers() if view.leader) == peer_id(target.founder.public)
+    height = (await target.client.status()).height + 1
+    propose = Propose(target.voters.hash, height, int(leads), block_digest(b"block"))
+    async with link(target.address, target.chain_id, target.founder) as hostile:
+        await hostile.say(codec.encode(Proposed(sign(target.founder, target.chain_id, propose), b"block", None)))
+        await closed_for(target, "not-the-leader", hostile, before)
+
+
+async def test_after_all_this_the_network_decides_and_no_daemon_has_complained_of_itself(target: Target) -> None:
+    await target.decides()
+    for daemon in target.honest:
+        assert "Traceback" not in daemon.log
+        assert (await daemon.client.stats()).refused.get("internal-error", 0) == 0
