@@ -22,7 +22,7 @@ SIGNED_BYTES = 128  # what a signed message takes in a body beside its own bytes
 BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings and transactions
 PASSES_MAX = 4  # over waiting transactions: in order of their nonces, only those that follow another author's need a second one
 PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: no member's flood keeps out what the others want decided
-PENDING_STRANGERS_MAX = 64  # of all who are not members here yet; what they sent first makes room, and they send it again
+PENDING_STRANGERS_MAX = 64  # of all who are not members here; nothing makes room for more, or it would be passed round for ever
 
 assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` may ask without looking
 
@@ -37,7 +37,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, Waiting] = {}
-        self._strangers: dict[bytes, None] = {}  # keys of `_waiting`, in the order they came
+        self._strangers: set[bytes] = set()  # keys of `_waiting`
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -50,28 +50,32 @@ class Pool:
         key = hashlib.sha256(signed.body + signed.signer).digest()
         if key in self._waiting or len(self._waiting) >= TRANSACTIONS_PENDING_MAX:
             return False
+        if not member and len(self._strangers) >= PENDING_STRANGERS_MAX:
+            return False
         if member and sum(other.signer == signed.signer for other in self) >= PENDING_PER_MEMBER_MAX:
             return False
         self._waiting[key] = Waiting(codec.decode_message(signed.body, (Transaction,)).nonce, signed)
         if not member:
-            self._strangers[key] = None
-            if len(self._strangers) > PENDING_STRANGERS_MAX:
-                self._forget(next(iter(self._strangers)))
+            self._strangers.add(key)
         return True
 
     def _forget(self, key: bytes) -> None:
         del self._waiting[key]
-        self._strangers.pop(key, None)
+        self._strangers.discard(key)
 
     def select(
         self, rules: Rules, state: State, size_max: int = TRANSACTIONS_BYTES_MAX, count_max: int = TRANSACTIONS_PER_BLOCK_MAX
     ) -> tuple[Signed, ...]:
         """What fits into the next block, in an order in which all of it applies."""
         chosen: list[Signed] = []
-        waiting = [entry.signed for entry in sorted(self._waiting.values(), key=lambda entry: entry.nonce)]
+        waiting = sorted(self._waiting.values(), key=lambda entry: entry.nonce)
         for _ in range(PASSES_MAX):
-            left: list[Signed] = []
-            for signed in waiting:
+            left: list[Waiting] = []
+            for entry in waiting:
+                signed, member = entry.signed, state.members.members.get(entry.signed.signer)
+                if entry.nonce != (member.nonce if member else 0) + 1:
+                    left.append(entry)  # seen at once: a flood of these must not slow down every vote
+                    continue
                 size = len(signed.body) + SIGNED_BYTES
                 if len(chosen) >= count_max:
                     return tuple(chosen)
@@ -80,7 +84,7 @@ class Pool:
                 except (Refused, RemoteProtocolError):
                     after = None  # its predecessor may be among the later ones
                 if after is None:
-                    left.append(signed)
+                    left.append(entry)
                     continue
                 chosen.append(signed)
                 state, size_max = after, size_max - size

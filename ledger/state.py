@@ -181,7 +181,7 @@ class Rules:
         started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
         for key in started:  # other transactions of this block may have changed who votes and trains
             jobs[key] = self.jobs.open_round(jobs[key], after.members, height, None)
-        roots = {h: root for h, root in state.certified_roots.items() if h > height - CERTIFIED_ROOTS_KEPT}
+        roots = {h: root for h, root in state.certified_roots.items() if h >= height - CERTIFIED_ROOTS_KEPT}
         roots[height - 1] = certified_root
         after = replace(after, height=height, time_ms=time_ms, certified_roots=roots).with_modules(jobs=JobsState(jobs))
         return Transition(after, started, tuple(closed))

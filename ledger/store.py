@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 DIGEST_BYTES = 32  # SHA-256
+EXPLANATION_CHARACTERS_MAX = 120  # of what SQLite says, which may quote the damaged bytes
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
 _SCHEMA = """
@@ -310,7 +311,7 @@ _WAY_OUT = "move the data directory away and `peer join` again, or restore a cop
 
 def _explanation(path: Path, error: sqlite3.Error) -> str:
     """One line: what the disk did wrong, which file, and the way out."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
     if "full" in text:
         return f"the disk that holds {path} is full: nothing was lost, free some space and start again"
     if "readonly" in text or "unable to open" in text or "permission" in text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -93,9 +94,9 @@ class _Replay:
         self._signatures = self._rounds = self._proposals = 0
 
     def run(self, progress: Progress) -> Verdict:
-        total = len(list((self._folder / "blocks").glob("*.msgpack")))
+        total = self._heights()
         if not total:
-            raise _Found(block_path(1), "the export holds no block")
+            raise _Found(block_path(1), "the export holds no first block")
         block: Block | None = None
         for height in range(1, total + 1):
             with self._blaming(block_path(height)):
@@ -104,6 +105,10 @@ class _Replay:
             progress(height, total)
         assert block is not None
         return self._conclude(block)
+
+    def _heights(self) -> int:
+        """How many blocks there are without a gap; what lies behind one does not belong to the export."""
+        return next(height for height in itertools.count() if not (self._folder / block_path(height + 1)).is_file())
 
     def _check_block(self, height: int) -> tuple[Block, Transition]:
         decision = codec.decode(Decision, self._read(block_path(height)))

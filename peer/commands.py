@@ -140,7 +140,7 @@ def audit(options: argparse.Namespace) -> int:
 
     from peer.audit import audit as replay
 
-    with Progress(transient=True, console=Console(stderr=True)) as progress:
+    with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("replaying blocks", total=None)
         found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
     print(f"network {found.network}, chain id {found.chain_id}")

@@ -82,7 +82,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             role_name=config.role,
             worker=worker,
             stop_daemon=stopped.set,
-            stop_standing=lambda: membership.stop_standing(),
+            set_standing=lambda stands: setattr(membership, "stands", stands),
             author=author,
             started=time.monotonic(),
         )

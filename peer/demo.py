@@ -99,15 +99,24 @@ def main(options: argparse.Namespace) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--report {folder} is not empty: name a new folder")
     demo = Demo(options, folder, cast_roles(options, folder))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this process ends its peers too
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # whoever ends this process ends its peers too
     try:
         return trio.run(_run, demo)
-    except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is None:
+    except BaseException as error:
+        if not _is_interrupt(error):
             raise
+        stop(demo)
+        text = f"\npeer demo: interrupted; all {len(demo.peers)} peers are stopped, their data is in {demo.folder}"
+        print(text, file=sys.stderr)
         raise KeyboardInterrupt from None
     finally:
         stop(demo)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Ctrl-C comes out of whatever was running, perhaps of several things at once."""
+    group = isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None
+    return group or isinstance(error, KeyboardInterrupt)
 
 
 def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
@@ -137,21 +146,13 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
 
 async def _run(demo: Demo) -> int:
     display = Display(demo)
-    report: Report | None = None
-    try:
-        with display:
-            make_directories(demo)
-            await start(demo)
-            display.say(f"{len(demo.peers)} peers are running, data in {demo.folder}")
-            job = await begin_job(demo)
-            rounds, finished = await watch(demo, job, display)
-            report = await conclude(demo, job, rounds, finished, display)
-    except KeyboardInterrupt:
-        stop(demo)
-        print(
-            f"\npeer demo: interrupted; all {len(demo.peers)} peers are stopped, their data is in {demo.folder}", file=sys.stderr
-        )
-        raise
+    with display:
+        make_directories(demo)
+        await start(demo)
+        display.say(f"{len(demo.peers)} peers are running, data in {demo.folder}")
+        job = await begin_job(demo)
+        rounds, finished = await watch(demo, job, display)
+        report = await conclude(demo, job, rounds, finished, display)
     display.summary(report)
     if demo.options.keep:
         await keep(demo)

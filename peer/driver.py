@@ -219,7 +219,7 @@ class Driver:
     def _handle_relayed(self, signed: Signed, said: Said) -> None:
         message: Any = open_signed(signed, self.chain_id, self.verifier, RELAYED)
         if isinstance(message, Transaction):
-            self._handle_transaction(signed, said)
+            self._handle_transaction(signed, message, said)
             return
         try:
             if signed.signer not in self.state.members.members:
@@ -231,8 +231,11 @@ class Driver:
         if outcome is not None:
             said.add(outcome)
 
-    def _handle_transaction(self, signed: Signed, said: Said) -> None:
-        """Kept and passed on once (its author may know few peers), unless it could never be decided."""
+    def _handle_transaction(self, signed: Signed, transaction: Transaction, said: Said) -> None:
+        """Kept and passed on once (its author may know few peers), unless it was decided or never can be."""
+        member = self.state.members.members.get(signed.signer)
+        if member is not None and transaction.nonce <= member.nonce:
+            return
         try:
             self.rules.apply_transaction(self.state, signed, self.state.height + 1)
         except Refused:
@@ -240,7 +243,7 @@ class Driver:
         except RemoteProtocolError as error:
             self._count_refused(error)
             return
-        if self.ledger.pool.add(signed, signed.signer in self.state.members.members):
+        if self.ledger.pool.add(signed, member is not None):
             said.sends.append(signed)
 
     def _count_refused(self, error: RemoteProtocolError) -> None:
@@ -337,6 +340,7 @@ class Driver:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
                 await self.network.fetch(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
+                self.blobs.keep(proposal.payload)
             roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read)
         return roots
 
@@ -375,7 +379,7 @@ class Driver:
             spoken = self.store.round_votes(*key)
             said.add(self.rounds.open(key[0], job, self.now(), spoken))
             self._open_rounds[key] = self.open_round(key, job)
-            self._nursery.start_soon(self._work_on, key, Proposal.TAG in spoken)
+            self._nursery.start_soon(self._work_on, key, self._open_rounds[key], Proposal.TAG in spoken)
 
     def open_round(self, key: RoundKey, job: Job) -> OpenRound:
         """What a role sees of the job's open round, or of a finished job."""
@@ -403,9 +407,8 @@ class Driver:
             measured=measured,
         )
 
-    async def _work_on(self, key: RoundKey, spoken: bool) -> None:
-        """Everything this peer's role does in one round, cancelled when the round closes."""
-        opened = self._open_rounds[key]
+    async def _work_on(self, key: RoundKey, opened: OpenRound, spoken: bool) -> None:
+        """Everything this peer's role does in one round, cancelled when the round closes, which may be before this starts."""
         await trio.to_thread.run_sync(self._tidy, key)
         if key not in self._open_rounds:
             return  # closed meanwhile
@@ -444,9 +447,9 @@ class Driver:
             for trainer, signed in book.proposals.items():
                 if trainer not in book.verdicts and (key, trainer) not in self._judging:
                     self._judging.add((key, trainer))
-                    self._working[key].start_soon(self._judge, key, signed)
+                    self._working[key].start_soon(self._judge, key, self._open_rounds[key], signed)
 
-    async def _judge(self, key: RoundKey, signed: Signed) -> None:
+    async def _judge(self, key: RoundKey, opened: OpenRound, signed: Signed) -> None:
         proposal = codec.decode_message(signed.body, (Proposal,))
         judged = Judged(Verdict.UNJUDGED)
 
@@ -454,7 +457,7 @@ class Driver:
             nonlocal judged
             judged = await self.role.judge(opened, signed, proposal)
 
-        await self._guarded("judging", judge, self._open_rounds[key])
+        await self._guarded("judging", judge, opened)
         await self.call(lambda: self.rounds.judge(key, signed.signer, judged.verdict, judged.seconds, self.now()))
 
     # For people

@@ -27,10 +27,6 @@ class Membership:
     invitation: InvitationString | None
     _told: frozenset[bytes] = field(default_factory=frozenset)
 
-    def stop_standing(self) -> None:
-        """Its operator took this peer out of the vote: until the next start it does not ask to come back."""
-        self.stands = False
-
     async def run(self) -> None:
         """After every block, does the one next thing that is missing."""
         said = ""

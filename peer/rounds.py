@@ -23,6 +23,7 @@ EARLY_PER_SIGNER_MAX = 16  # proposal, ballot and cut-off of the next rounds; no
 REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
 REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer, or slower than before
 MEASURED_MAX = 16  # of the last such times
+REPLAYS_SECONDS_MIN = 1.0  # shortest T2 − T1: an idle machine re-executes a small model in no time, a busy one does not
 SEEK_SECONDS = 3.0  # a round that cannot be closed asks the others for what they hold, this often
 
 RoundMessage = Proposal | Ballot | CutOff
@@ -76,7 +77,7 @@ class Rounds:
         spec = JobSpec.decode(job.spec)
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
-        timers = RoundTimers(spec.proposal_seconds, replays)
+        timers = RoundTimers(spec.proposal_seconds, max(REPLAYS_SECONDS_MIN, replays))
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key] = RoundBook(terms, me, now, timers)
         outcome = Outcome(sends=list(spoken.values()))
@@ -113,8 +114,7 @@ class Rounds:
 
     def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
         pair = None
-        if not book.has_heard(signed.signer, message):
-            outcome.heard.append((signed.signer, message))
+        is_new = not book.has_heard(signed.signer, message)
         match message:
             case Proposal():
                 pair = book.add_proposal(signed, message)
@@ -122,6 +122,8 @@ class Rounds:
                 pair = book.add_ballot(signed, message, now)
             case CutOff():
                 book.add_cut_off(signed, message)
+        if is_new:
+            outcome.heard.append((signed.signer, message))
         if pair is not None:
             outcome.records.append(Evidence(*pair))
             outcome.sends.extend(pair)  # the others must see both, or the liar gets two proposals judged
@@ -171,7 +173,7 @@ class Rounds:
         """
         for key, book in self.books.items():
             last = self._sought.get(key, book.opened)
-            if now - last >= SEEK_SECONDS and _is_open(book):
+            if now >= last + SEEK_SECONDS and _is_open(book):
                 self._sought[key] = now
                 yield key, book.terms.round
 

@@ -48,7 +48,7 @@ class Service:
     role_name: str
     worker: Worker | None
     stop_daemon: Callable[[], None]
-    stop_standing: Callable[[], None]
+    set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
     author: Author
     started: float
 
@@ -226,8 +226,12 @@ class Service:
 
     async def leave(self) -> str:
         warning = warning_for_removal(len(self.driver.state.members.voters))
-        await self.author.submit("member/leave", Leave())
-        self.stop_standing()
+        self.set_standing(False)  # first: the peer must not ask for its vote again as soon as it is without
+        try:
+            await self.author.submit("member/leave", Leave())
+        except UserError:
+            self.set_standing(self.config.stand)
+            raise
         text = "this peer stops voting in two heights; start it with --no-stand, or it asks for its vote again"
         return text + (f"; {warning}" if warning else "")
 

@@ -209,7 +209,7 @@ async def running(
 
 def main(scenario: Callable[[], Awaitable[int]]) -> int:
     """Runs a scenario; its exit status. SIGTERM ends it like Ctrl-C: with everything it has started."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # Trio knows where that one is safe
     try:
         return trio.run(scenario)
     except (KeyboardInterrupt, BaseExceptionGroup) as error:

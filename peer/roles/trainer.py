@@ -12,7 +12,7 @@ import trio
 from ledger.genesis import TRAINER
 from peer.roles.base import Judged, OpenRound
 from peer.roles.voter import Voter, audit_request, propose_request, publish
-from peer.worker import Worker, WorkerDied
+from peer.worker import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
 from protocol.identity import Signed
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
@@ -70,7 +70,12 @@ class Trainer(Voter):
         try:
             while (newest := self._to_evaluate) is not None:
                 self._to_evaluate = None
-                done = await self.ask(newest, tasks.Evaluate(newest.job, str(newest.model_directory)))
+                try:
+                    done = await self.ask(newest, tasks.Evaluate(newest.job, str(newest.model_directory)))
+                except WorkerFailed:
+                    if newest.model_directory.exists():
+                        raise
+                    continue  # rounds go by faster than they are measured: this model was pruned meanwhile
                 if done.bits_per_byte is not None:
                     await newest.measured("held_out_bits_per_byte", done.bits_per_byte)
         finally:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from consensus import ballots
 from consensus.ballots import Closing, RoundBook, RoundTerms, RoundTimers, check_closing, outcome, settled, signed_digest
 from consensus.quorum import faults_tolerated, quorum
-from protocol.codec import encode
+from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Proposal
@@ -44,7 +44,7 @@ def digest(trainer: int, variant: int = 0) -> bytes:
     return signed_digest(proposal(trainer, variant)[0])
 
 
-def ballot(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Ballot:  # noqa: B006 - only read
+def ballot(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Ballot:
     judged = [Judgement(KEYS[t], digest(t, variants.get(t, 0)), verdict) for t, verdict in sorted(verdicts.items())]
     return Ballot(JOB, 0, ROOT, tuple(judged))
 
@@ -69,8 +69,6 @@ def hear_cut_off(into: RoundBook, voter: int, of: tuple[bytes, ...] = ()) -> Non
 
 
 def opened(closing: Closing) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal]]:
-    from protocol.codec import decode_message
-
     def of(parts: tuple[Signed, ...], kind: type) -> dict[bytes, object]:
         return {part.signer: decode_message(part.body, (kind,)) for part in parts}
 
@@ -162,6 +160,14 @@ def test_one_accept_less_than_a_quorum_accepts_nothing(n: int) -> None:
     for accepts in (quorum(n) - 1, quorum(n)):
         votes = {key: ballot({0: ACCEPT if i < accepts else REPLAY}) for i, key in enumerate(KEYS[:n])}
         assert bool(outcome(of, votes).accepted) == (accepts == quorum(n))
+
+
+@pytest.mark.parametrize("n", range(4, 14))
+def test_a_proposal_is_settled_by_the_very_ballot_that_leaves_too_few_for_a_quorum(n: int) -> None:
+    of, enough = terms(n, trainers=1), n - quorum(n) + 1
+    for without in (enough - 1, enough):
+        votes = {key: ballot({0: REPLAY if i < without else ACCEPT}) for i, key in enumerate(KEYS[: quorum(n)])}
+        assert settled(of, votes) == (without == enough)
 
 
 def test_what_no_more_than_f_ballots_name_counts_as_absent() -> None:
@@ -419,7 +425,9 @@ def test_accepts_of_another_proposal_of_the_same_trainer_do_not_count() -> None:
 # Closing --------------------------------------------------------------------------------------------------------------
 
 
-def voted(said: Mapping[int, Mapping[int, Verdict]], me: int = 0, n: int = 4, proposals: tuple[int, ...] = (0, 1, 2)) -> RoundBook:
+def voted(
+    said: Mapping[int, Mapping[int, Verdict]], me: int = 0, n: int = 4, proposals: tuple[int, ...] = (0, 1, 2)
+) -> RoundBook:
     mine = book(me, terms(n))
     for trainer in proposals:
         hear_proposal(mine, trainer)
@@ -437,7 +445,7 @@ def test_a_settled_round_closes_with_a_quorum_of_ballots_and_exactly_the_accepte
 
 
 def test_a_round_does_not_close_here_without_an_accepted_proposal_or_with_the_trainers_other_one() -> None:
-    said = dict.fromkeys((0, 1, 2), {0: ACCEPT})
+    said = {voter: {0: ACCEPT} for voter in (0, 1, 2)}
     assert voted(said, proposals=()).closing() is None
     mine = book(0, terms())
     hear_proposal(mine, 0, variant=1)

@@ -167,7 +167,11 @@ def test_a_candidate_with_a_quorum_of_approvals_decides_two_heights_later(world:
 def test_one_voter_joins_a_block(world: World) -> None:
     for person in (NEW, OTHER):
         stood(world, person)
-    both = [world.tx(PEOPLE[i], "member/approve", Approve(person.public), j) for i in (0, 1, 2) for j, person in ((1, NEW), (2, OTHER))]
+    both = [
+        world.tx(PEOPLE[i], "member/approve", Approve(person.public), j)
+        for i in (0, 1, 2)
+        for j, person in ((1, NEW), (2, OTHER))
+    ]
     before = set(world.state.members.upcoming)
     world.decide(*both)
     assert len(set(world.state.members.upcoming) - before) == 1

@@ -53,7 +53,7 @@ def lived() -> World:
     """A world in which everything has happened that leaves a trace in the state."""
     world = World()
     world.decide(world.admission(PEOPLE[5]))
-    world.decide(world.tx(PEOPLE[5], "member/stand", Stand(1, world.state.certified_roots[1])))
+    world.decide(world.tx(PEOPLE[5], "member/stand", Stand(0, world.state.certified_roots[0])))
     key = world.start(spec=LANGUAGE + b":3")
     trainers = world.job(key).trainers
     world.decide(closings=(world.closing(key, {trainers[0]: ACCEPT, trainers[1]: REPLAY}),))
@@ -156,9 +156,7 @@ def test_the_number_of_running_jobs_is_bounded(world: World) -> None:
     assert f"{RUNNING_MAX} jobs are running" in (world.problem(world.tx(PEOPLE[0], "job/start", Start(SCRATCH))) or "")
 
 
-def test_the_jobs_that_finished_first_are_forgotten_and_running_ones_never(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_jobs_that_finished_first_are_forgotten_and_running_ones_never(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "FINISHED_KEPT_MAX", 2)
     lasting = world.start(PEOPLE[3], SCRATCH)
     keys = []

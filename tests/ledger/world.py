@@ -22,6 +22,7 @@ from tests.sim.keys import FastSigner, FastVerifier
 PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
 BY_KEY = {person.public: person for person in PEOPLE}
 LANGUAGE, SCRATCH, UNAUDITED = b"language", b"scratch", b"unaudited"
+TOKEN = FastSigner("token")
 TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
 
 
@@ -63,7 +64,7 @@ class World:
         self,
         newcomer: FastSigner,
         by: FastSigner = PEOPLE[0],
-        token: FastSigner = FastSigner("token"),
+        token: FastSigner = TOKEN,
         expires: int = 100,
         holder: FastSigner | None = None,
     ) -> Signed:
@@ -96,7 +97,9 @@ class World:
     def follow(self) -> None:
         """Books of exactly the open rounds, as `peer.rounds` keeps them."""
         running = self.state.jobs.running()
-        books = {key: book for key, book in self.ledger.books.items() if key in running and book.terms.round == running[key].round}
+        books = {
+            key: book for key, book in self.ledger.books.items() if key in running and book.terms.round == running[key].round
+        }
         for key, job in running.items():
             books.setdefault(key, RoundBook(job.terms(key), PEOPLE[0].public, 0.0, TIMERS))
         self.ledger.books.clear()

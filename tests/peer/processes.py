@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import trio
@@ -83,6 +83,13 @@ class Daemon:
             self.process.wait()
 
 
+async def poll(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Until it holds: other processes cannot wake this one."""
+    with trio.fail_after(SECONDS_MAX):
+        while not await condition():  # noqa: ASYNC110
+            await trio.sleep(0.05)
+
+
 @contextlib.contextmanager
 def daemons(directories: Sequence[Path]) -> Iterator[list[Daemon]]:
     made = [Daemon(directory) for directory in directories]
@@ -114,3 +121,15 @@ def ended(pid: int, seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def children(pid: int) -> list[int]:
+    """Processes that any thread of this one started."""
+    try:
+        return [int(word) for thread in Path(f"/proc/{pid}/task").iterdir() for word in (thread / "children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def has_torch(pid: int) -> bool:
+    return b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes()

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import numpy as safetensors
+from safetensors import safe_open
 
 from protocol.errors import UserError
 from training import checkpoint
@@ -39,14 +44,42 @@ def test_an_export_leaves_nothing_else_behind(exported: Path) -> None:
     assert [path.name for path in exported.parent.iterdir()] == [exported.name]
 
 
-def foreign(path: Path, **changed: str) -> None:
-    metadata = {"format": checkpoint.FORMAT, "job": "00" * 32, "round": "1", "model_root": "00" * 32, "spec": SPEC.encode().hex()}
-    safetensors.save_file({"embedding.weight": np.zeros(3, np.float32)}, path, metadata | changed)
+def test_one_model_has_one_file(exported: Path, tmp_path: Path) -> None:
+    """In every process: whoever replays a run compares bytes. The library writes metadata entries in random order."""
+    program = (
+        "import sys; from pathlib import Path; from tests.training.test_checkpoint import *; "
+        "checkpoint.export(Path(sys.argv[1]), SPEC, initial_parameters(SPEC), ORIGIN)"
+    )
+    again = tmp_path / "again"
+    subprocess.run([sys.executable, "-c", program, str(again)], check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    assert again.read_bytes() == exported.read_bytes()
+    with safe_open(exported, framework="numpy") as file:
+        assert list(file.metadata()) == [checkpoint.METADATA]
 
 
-@pytest.mark.parametrize("changed", [{}, {"format": "other"}, {"spec": "zz"}, {"spec": "00"}, {"job": "0"}, {"round": "one"}])
-def test_a_safetensors_file_of_another_kind_is_refused_by_name(tmp_path: Path, changed: dict[str, str]) -> None:
-    foreign(tmp_path / "a", **changed)
+ABOUT = {"format": checkpoint.FORMAT, "job": "00" * 32, "round": 1, "model_root": "00" * 32, "spec": SPEC.encode().hex()}
+FOREIGN = [{"format": 9}, {"spec": "zz"}, {"spec": "00"}, {"spec": 1}, {"job": "0"}, {"job": None}, {"round": "one"}]
+
+
+def metadata(**changed: object) -> dict[str, str]:
+    return {checkpoint.METADATA: json.dumps(ABOUT | changed)}
+
+
+def test_the_metadata_of_these_tests_is_that_of_a_real_checkpoint(tmp_path: Path) -> None:
+    safetensors.save_file(dict(layout_of(SPEC).view(initial_parameters(SPEC))), tmp_path / "a", metadata())
+    assert checkpoint.read(tmp_path / "a")[2] == Origin(bytes(32), 1, bytes(32))
+
+
+@pytest.mark.parametrize("about", [None, {}, {"other": "x"}, {checkpoint.METADATA: "x"}, {checkpoint.METADATA: "[]"}])
+def test_a_safetensors_file_of_another_kind_is_refused_by_name(tmp_path: Path, about: dict[str, str] | None) -> None:
+    safetensors.save_file(dict(layout_of(SPEC).view(initial_parameters(SPEC))), tmp_path / "a", about)
+    with pytest.raises(UserError, match="is not a checkpoint"):
+        checkpoint.read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("changed", FOREIGN)
+def test_a_checkpoint_that_says_nonsense_of_its_origin_is_refused_by_name(tmp_path: Path, changed: dict[str, object]) -> None:
+    safetensors.save_file(dict(layout_of(SPEC).view(initial_parameters(SPEC))), tmp_path / "a", metadata(**changed))
     with pytest.raises(UserError, match="is not a checkpoint"):
         checkpoint.read(tmp_path / "a")
 
@@ -54,8 +87,7 @@ def test_a_safetensors_file_of_another_kind_is_refused_by_name(tmp_path: Path, c
 def test_tensors_of_another_shape_or_type_are_refused(tmp_path: Path) -> None:
     wrong = dict(layout_of(SPEC).view(initial_parameters(SPEC)))
     wrong["final_norm.weight"] = wrong["final_norm.weight"].astype(np.float64)
-    metadata = {"format": checkpoint.FORMAT, "job": "00" * 32, "round": "1", "model_root": "00" * 32, "spec": SPEC.encode().hex()}
-    safetensors.save_file(wrong, tmp_path / "a", metadata)
+    safetensors.save_file(wrong, tmp_path / "a", metadata())
     with pytest.raises(UserError, match=r"final_norm\.weight is float64"):
         checkpoint.read(tmp_path / "a")
 

@@ -1,0 +1,177 @@
+"""Content-addressed files: whole or not there, several writers at once, and what passes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from ledger import blobs as blobs_module
+from ledger.blobs import Blobs
+from protocol.errors import RemoteProtocolError, StorageError
+
+DATA = b"some payload" * 100
+DIGEST = hashlib.sha256(DATA).digest()
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "kept", tmp_path / "passing")
+
+
+def files(tmp_path: Path) -> list[str]:
+    return sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_what_was_added_is_read_whole_and_in_parts_also_after_a_restart(blobs: Blobs, tmp_path: Path) -> None:
+    assert blobs.size(DIGEST) is None
+    assert blobs.add(DATA) == DIGEST == blobs.add(DATA)
+    again = Blobs(tmp_path / "kept", tmp_path / "passing")
+    assert (again.size(DIGEST), again.read(DIGEST), again.read(DIGEST, 5, 7)) == (len(DATA), DATA, DATA[5:12])
+    assert files(tmp_path) == [f"kept/{DIGEST.hex()}"]
+
+
+def test_a_blob_is_not_there_before_it_is_whole_and_a_crash_leaves_nothing_behind(blobs: Blobs, tmp_path: Path) -> None:
+    writer = blobs.begin(DIGEST, len(DATA))
+    writer.write(DATA[:10])
+    assert blobs.size(DIGEST) is None and len(files(tmp_path)) == 1
+    again = Blobs(tmp_path / "kept", tmp_path / "passing")
+    assert files(tmp_path) == [] and again.size(DIGEST) is None
+    writer.abort()
+
+
+def test_an_aborted_blob_leaves_nothing(blobs: Blobs, tmp_path: Path) -> None:
+    writer = blobs.begin(DIGEST, len(DATA))
+    writer.write(DATA)
+    writer.abort()
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("written", [b"x" + DATA[1:], DATA[:-1], b""])
+def test_other_bytes_than_the_digests_are_refused_and_leave_nothing(blobs: Blobs, tmp_path: Path, written: bytes) -> None:
+    writer = blobs.begin(DIGEST, len(DATA))
+    writer.write(written)
+    with pytest.raises(RemoteProtocolError, match="bad-blob"):
+        writer.finish()
+    assert files(tmp_path) == [] and blobs.size(DIGEST) is None
+
+
+def test_more_bytes_than_announced_are_refused_before_they_fill_the_disk(blobs: Blobs) -> None:
+    writer = blobs.begin(DIGEST, 10)
+    writer.write(DATA[:10])
+    with pytest.raises(RemoteProtocolError, match="more than the 10 bytes"):
+        writer.write(b"x")
+    writer.abort()
+
+
+def test_two_writers_of_one_blob_do_not_disturb_each_other(blobs: Blobs, tmp_path: Path) -> None:
+    """A fetch that was cancelled may still finish while the next one has begun."""
+    first, second = blobs.begin(DIGEST, len(DATA)), blobs.begin(DIGEST, len(DATA))
+    first.write(DATA)
+    second.write(DATA[:5])
+    first.finish()
+    second.write(DATA[5:])
+    assert blobs.read(DIGEST) == DATA
+    second.finish()
+    assert blobs.read(DIGEST) == DATA and files(tmp_path) == [f"kept/{DIGEST.hex()}"]
+    third, fourth = blobs.begin(DIGEST, len(DATA)), blobs.begin(DIGEST, len(DATA))
+    third.write(DATA)
+    fourth.abort()
+    third.finish()
+    assert blobs.read(DIGEST) == DATA
+
+
+def test_a_blob_is_durable_before_it_is_visible(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    fsync, replace = blobs_module.os.fsync, blobs_module.os.replace
+    monkeypatch.setattr(blobs_module.os, "fsync", lambda descriptor: (happened.append("fsync"), fsync(descriptor)))
+    monkeypatch.setattr(blobs_module.os, "replace", lambda *paths: (happened.append("replace"), replace(*paths)))
+    blobs.add(DATA)
+    assert happened == ["fsync", "replace", "fsync"], "the file, its name, and the folder that holds the name"
+
+
+def test_a_full_disk_is_a_storage_error_that_names_the_file_and_leaves_nothing(
+    blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(blobs_module.os, "fsync", full)
+    with pytest.raises(StorageError, match=rf"cannot write .*{DIGEST.hex()}.*No space left.*free some space"):
+        blobs.add(DATA)
+    monkeypatch.undo()
+    assert files(tmp_path) == [] and blobs.size(DIGEST) is None
+    assert blobs.add(DATA) == DIGEST
+
+
+def test_a_disk_that_fills_while_a_blob_is_written_is_a_storage_error(blobs: Blobs) -> None:
+    writer = blobs.begin(DIGEST, len(DATA))
+    writer._file.close()
+    full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - the writer closes it
+    writer._file = full  # type: ignore[assignment]
+    with pytest.raises(StorageError, match="No space left"):
+        writer.write(DATA)
+    writer.abort()
+    assert full.closed
+
+
+def test_a_blob_that_is_not_there_is_said_to_be_missing(blobs: Blobs) -> None:
+    with pytest.raises(StorageError, match=rf"cannot read .*{DIGEST.hex()}: No such file"):
+        blobs.read(DIGEST)
+
+
+def test_a_finished_file_is_taken_over(blobs: Blobs, tmp_path: Path) -> None:
+    (tmp_path / "worker").write_bytes(DATA)
+    blobs.adopt(tmp_path / "worker", DIGEST)
+    assert blobs.read(DIGEST) == DATA and files(tmp_path) == [f"kept/{DIGEST.hex()}"]
+    with pytest.raises(StorageError, match="cannot write"):
+        blobs.adopt(tmp_path / "worker", DIGEST)
+
+
+# Passing --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_passes_is_deleted_when_its_owner_has_let_go_and_nobody_keeps_it(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.expect_to_pass(DIGEST, "round 1")
+    blobs.add(DATA)
+    assert blobs.read(DIGEST) == DATA
+    blobs.delete_passed(set())
+    assert blobs.size(DIGEST) is not None, "its owner still needs it"
+    blobs.release("round 2")
+    blobs.delete_passed(set())
+    assert blobs.size(DIGEST) is not None
+    blobs.release("round 1")
+    blobs.delete_passed({DIGEST})
+    assert blobs.size(DIGEST) is not None, "it is needed for the next round"
+    blobs.delete_passed(set())
+    assert blobs.size(DIGEST) is None and files(tmp_path) == []
+
+
+def test_what_is_kept_already_does_not_pass(blobs: Blobs) -> None:
+    blobs.add(DATA)
+    blobs.expect_to_pass(DIGEST, "round 1")
+    blobs.release("round 1")
+    blobs.delete_passed(set())
+    assert blobs.read(DIGEST) == DATA
+
+
+def test_what_is_to_be_kept_stays_although_a_liar_named_it_as_a_buffer_of_its_own(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.expect_to_pass(DIGEST, "round 1")
+    blobs.add(DATA)
+    blobs.keep(DIGEST)
+    assert blobs.read(DIGEST) == DATA
+    blobs.release("round 1")
+    blobs.delete_passed(set())
+    assert blobs.read(DIGEST) == DATA and files(tmp_path) == [f"kept/{DIGEST.hex()}"]
+
+
+def test_a_blob_that_is_being_received_is_not_deleted_with_what_passed(blobs: Blobs) -> None:
+    blobs.expect_to_pass(DIGEST, "round 1")
+    writer = blobs.begin(DIGEST, len(DATA))
+    writer.write(DATA)
+    blobs.release("round 1")
+    blobs.delete_passed(set())
+    writer.finish()
+    assert blobs.read(DIGEST) == DATA

@@ -1,0 +1,153 @@
+"""A real small chain in one process, without network or torch: real keys, blocks, certificates, payloads and models."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from consensus.ballots import RoundBook, RoundTimers
+from consensus.block import Block, block_digest, encode_block
+from consensus.turn import Decided
+from consensus.voters import VoterSet
+from ledger.blobs import Blobs
+from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.jobs import Start, job_id
+from ledger.ledger import Ledger
+from ledger.state import Rules
+from ledger.store import Store
+from protocol import codec as wire
+from protocol.identity import Ed25519Verifier, Identity, Signed, sign
+from protocol.messages import Ballot, Certificate, Commit, Judgement, Proposal, Transaction
+from protocol.reasons import Verdict
+from training.host import ModelHost
+from training.replicated import codec
+from training.replicated.feedback import buffer_digest
+from training.replicated.scratch import known_update
+from training.spec import JobSpec, ModelSpec, Objective
+
+MODEL = ModelSpec(vocabulary=16, context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
+LANGUAGE = JobSpec(name="tiny", data=bytes(32), model=MODEL, rounds=2, liars=0)
+SCRATCH = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
+TIMERS = RoundTimers(1.0, 1.0)
+
+
+class Chain:
+    """Four voters, all of them trainers; every block is decided by all of them."""
+
+    def __init__(self, folder: Path) -> None:
+        people = [Identity(bytes([i + 1]) * 32) for i in range(4)]
+        self.people = sorted(people, key=lambda person: person.public)
+        founders = {person.public: Founder("founder", (TRAINER,)) for person in self.people}
+        self.genesis = Genesis("chain", 1_000, bytes(16), founders)
+        self.id = self.genesis.chain_id
+        folder.mkdir(exist_ok=True)
+        self.store, self.blobs = Store(folder / "ledger.db", self.id), Blobs(folder / "blobs", folder / "buffers")
+        self.host = ModelHost(folder / "models")
+        self.rules = Rules(self.genesis, Ed25519Verifier(), self.host)
+        first = self.rules.first_state()
+        self.ledger = Ledger(self.rules, first, first.root)
+        self._last: Decided | None = None
+
+    # Agreement
+
+    def certificate(self, height: int, voters: VoterSet, block: bytes, signers: Iterable[Identity]) -> Certificate:
+        votes = [sign(person, self.id, Commit(voters.hash, height, 0, block_digest(block))) for person in signers]
+        return Certificate(votes[0].body, {vote.signer: vote.signature for vote in votes})
+
+    def decide(self, body: bytes | None = None) -> Decided:
+        """The next block with what the ledger proposes, decided by everybody, stored and applied."""
+        state = self.ledger.state
+        height = state.height + 1
+        content = self.ledger.propose(height, 0) if body is None else body
+        assert content is not None and self.ledger.check(height, content, b"") is None
+        voters, following = VoterSet(state.members.voters), VoterSet(state.members.upcoming)
+        parent = self._last.digest if self._last else self.id
+        of_parent = self._last.certificate if self._last else None
+        block = encode_block(
+            Block(height, parent, 1_000 + height, voters.keys[0], voters.hash, following.hash, state.root, of_parent, {}, content)
+        )
+        decided = Decided(height, block_digest(block), block, self.certificate(height, voters, block, self.people))
+        self.store.append([decided])
+        self._apply(decided)
+        self._last = decided
+        return decided
+
+    def _apply(self, decided: Decided) -> None:
+        block = decided.decode()
+        transition = self.rules.apply(self.ledger.state, block)
+        roots = {job: self.host.create(job, transition.state.jobs.jobs[job].spec) for job in transition.started}
+        roots |= {closed.job: self.host.step(closed, self.blobs.read) for closed in transition.closed}
+        state = transition.finish(roots)
+        self.store.save_state(state.height, state.root, self.rules.encode_state(state))
+        self.ledger.advance(state, block.state_root)
+        self.ledger.pool.prune(self.rules, state)
+        self.ledger.books.clear()
+        for key, job in state.jobs.running().items():
+            self.ledger.books[key] = RoundBook(job.terms(key), None, 0.0, TIMERS)
+
+    def settle(self) -> None:
+        while self.ledger.has_work():
+            self.decide()
+
+    # Jobs
+
+    def start(self, spec: JobSpec) -> bytes:
+        author = self.people[0]
+        nonce = self.ledger.state.members.members[author.public].nonce + 1
+        transaction = Transaction(nonce, self.ledger.state.height + 50, "job/start", wire.encode(Start(spec.encode())))
+        self.ledger.pool.add(sign(author, self.id, transaction))
+        self.decide()
+        return job_id(author.public, transaction)
+
+    def proposal(self, key: bytes, trainer: Identity) -> Signed:
+        """A real payload of a known update, kept as a blob."""
+        job = self.ledger.state.jobs.jobs[key]
+        model = self.host.model(key, job.round)
+        m = known_update(key, job.round, trainer.public, model.layout).astype(np.float32)
+        payload = self.blobs.add(codec.encode(model.header(trainer.public), m, model.layout))
+        size = self.blobs.size(payload)
+        assert size is not None
+        return sign(trainer, self.id, Proposal(key, job.round, job.model_root, payload, size, buffer_digest(m), None))
+
+    def play(self, key: bytes, rejected: int = 0) -> None:
+        """One round: all that may propose do, everybody votes, the round is closed. `rejected` of the last get REPLAY."""
+        job, book = self.ledger.state.jobs.jobs[key], self.ledger.books[key]
+        by_key = {person.public: person for person in self.people}
+        judgements = []
+        for place, trainer in enumerate(job.trainers):
+            signed = self.proposal(key, by_key[trainer])
+            book.add_proposal(signed, wire.decode_message(signed.body, (Proposal,)))
+            verdict = Verdict.ACCEPT if place < len(job.trainers) - rejected else Verdict.REPLAY
+            judgements.append(Judgement(trainer, hashlib.sha256(signed.body).digest(), verdict))
+        for person in self.people:
+            message = Ballot(key, job.round, job.model_root, tuple(judgements))
+            book.add_ballot(sign(person, self.id, message), message, 0.0)
+        self.decide()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def lived(folder: Path) -> Chain:
+    """A language job of two rounds with one trainer rejected in the first, a scratch job, and the closing block."""
+    chain = Chain(folder)
+    language = chain.start(LANGUAGE)
+    chain.play(language, rejected=1)
+    scratch = chain.start(SCRATCH)
+    chain.play(scratch)
+    chain.play(language)
+    chain.settle()
+    return chain
+
+
+def unfinished(folder: Path) -> Chain:
+    """Its last block closes a round whose effect no block has certified yet."""
+    chain = Chain(folder)
+    language = chain.start(replace(LANGUAGE, rounds=9))
+    for _ in range(2):
+        chain.play(language)
+    return chain

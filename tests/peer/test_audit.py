@@ -1,0 +1,271 @@
+"""An export proves a run to anybody: whole it is reproduced, and one changed byte anywhere is found and named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from consensus.block import block_digest, decode_block, encode_block
+from consensus.voters import VoterSet
+from ledger.state import EMPTY_BODY
+from peer import export as export_module
+from peer.audit import Verdict, audit
+from peer.export import GENESIS, MANIFEST, block_path, export, listed_files
+from protocol import codec
+from protocol.errors import UserError
+from protocol.messages import Certificate, Decision
+from tests.peer.chain import Chain, lived, unfinished
+from training import checkpoint
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+    made = lived(tmp_path_factory.mktemp("chain"))
+    yield made
+    made.close()
+
+
+def exported(chain: Chain, folder: Path) -> Path:
+    export(chain.store, chain.blobs, chain.host, chain.genesis, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported(chain, tmp_path_factory.mktemp("export") / "run")
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def blame(folder: Path) -> str:
+    """The file that the audit names, relative to the export."""
+    with pytest.raises(UserError) as error:
+        audit(folder)
+    text = str(error.value)
+    assert "\n" not in text and text.startswith(f"{folder}/"), text
+    return text.removeprefix(f"{folder}/").partition(": ")[0]
+
+
+# What holds -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, whole: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    verdict = audit(whole, lambda done, total: seen.append((done, total)))
+    state = chain.ledger.state
+    assert verdict == Verdict(
+        network="chain",
+        chain_id=chain.id.hex(),
+        blocks=state.height,
+        signatures=4 * state.height,
+        rounds=3,
+        proposals=3 + 1 + 4,
+        state_root=state.root.hex(),
+        models=verdict.models,
+    )
+    assert seen == [(n, state.height) for n in range(1, state.height + 1)]
+
+
+def test_the_exported_model_is_the_one_that_training_ended_with(chain: Chain, whole: Path) -> None:
+    (file,) = whole.glob("*.safetensors")
+    _, parameters, origin = checkpoint.read(file)
+    model = chain.host.model(origin.job, 2)
+    assert (origin.round, origin.model_root) == (2, model.root)
+    assert parameters.tobytes() == model.parameters.tobytes()
+    assert audit(whole).models == {origin.job.hex(): model.root.hex()}
+
+
+def test_two_exports_of_one_run_have_the_same_bytes(chain: Chain, whole: Path, tmp_path: Path) -> None:
+    again = exported(chain, tmp_path / "again")
+    assert listed_files(again) == listed_files(whole)
+    assert all((again / name).read_bytes() == (whole / name).read_bytes() for name in listed_files(whole))
+
+
+def test_a_run_whose_last_round_is_not_certified_yet_exports_the_model_before_it(tmp_path: Path) -> None:
+    chain = unfinished(tmp_path / "chain")
+    folder = exported(chain, tmp_path / "export")
+    verdict = audit(folder)
+    assert verdict.state_root != chain.ledger.state.root.hex() and verdict.rounds == 2
+    (file,) = folder.glob("*.safetensors")
+    assert checkpoint.read(file)[2].round == 1
+    chain.close()
+
+
+def test_a_run_without_a_job_is_exported_and_audited(tmp_path: Path) -> None:
+    chain = Chain(tmp_path / "chain")
+    with pytest.raises(UserError, match="nothing has been decided yet"):
+        exported(chain, tmp_path / "export")
+    chain.decide(EMPTY_BODY)
+    assert audit(exported(chain, tmp_path / "export")).models == {}
+    chain.close()
+
+
+def test_an_export_does_not_touch_a_folder_that_holds_something(chain: Chain, copy: Path) -> None:
+    before = {name: (copy / name).read_bytes() for name in listed_files(copy)}
+    for folder in (copy, copy / GENESIS):
+        with pytest.raises(UserError, match="not an empty folder"):
+            exported(chain, folder)
+    assert {name: (copy / name).read_bytes() for name in listed_files(copy)} == before
+
+
+def test_a_folder_that_is_no_export_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"{tmp_path} is no export"):
+        audit(tmp_path)
+
+
+# One byte -------------------------------------------------------------------------------------------------------------
+
+
+def positions(size: int, count: int, seed: str) -> list[int]:
+    chosen = random.Random(seed)
+    return sorted({0, size - 1, *(chosen.randrange(size) for _ in range(count))})
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def test_one_flipped_byte_anywhere_in_any_file_is_found_and_the_file_named(whole: Path, copy: Path) -> None:
+    missed = []
+    for name in listed_files(whole):
+        original = (whole / name).read_bytes()
+        for number, at in enumerate(positions(len(original), 5, name)):
+            flip(copy / name, at, number % 8)
+            named = blame(copy)
+            if named != name:
+                missed.append((name, at, named))
+            (copy / name).write_bytes(original)
+    assert missed == []
+    audit(copy)
+
+
+def test_each_signature_counts_also_those_beyond_the_quorum_and_of_the_parent(whole: Path, copy: Path) -> None:
+    """Four have signed where three are enough: none of the four, nor of the parent's four, may be another."""
+    name = block_path(2)
+    original = (whole / name).read_bytes()
+    decision = codec.decode(Decision, original)
+    parent = decode_block(decision.block).parent_certificate
+    assert parent is not None
+    for certificate in (decision.certificate, parent):
+        assert len(certificate.signatures) == 4
+        for signature in certificate.signatures.values():
+            flip(copy / name, original.index(signature) + 40)
+            assert blame(copy) == name
+            (copy / name).write_bytes(original)
+
+
+def test_every_byte_of_the_manifest_counts(whole: Path, copy: Path) -> None:
+    """Its hashes say whom to blame, so it must not make an innocent file suspect."""
+    original = (whole / MANIFEST).read_bytes()
+    for at in range(0, len(original), 97):
+        flip(copy / MANIFEST, at)
+        assert blame(copy) == MANIFEST, at
+        (copy / MANIFEST).write_bytes(original)
+
+
+# Whole files ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_file_that_is_missing_is_named(whole: Path, copy: Path) -> None:
+    for name in listed_files(whole):
+        (copy / name).unlink()
+        if name == GENESIS:
+            with pytest.raises(UserError, match=GENESIS):
+                audit(copy)
+        else:
+            assert blame(copy) == name
+        shutil.copyfile(whole / name, copy / name)
+
+
+@pytest.mark.parametrize("name", ["blocks/00000099.msgpack", "payloads/" + "0" * 64, "more.safetensors", "blocks/x/y", "notes"])
+def test_a_file_that_does_not_belong_is_named(copy: Path, name: str) -> None:
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_bytes(b"x")
+    assert blame(copy) == name
+
+
+def test_a_block_too_many_is_named(copy: Path, chain: Chain) -> None:
+    last = chain.ledger.state.height
+    shutil.copyfile(copy / block_path(last), copy / block_path(last + 1))
+    assert blame(copy) == block_path(last + 1)
+
+
+def test_two_files_that_changed_places_are_named(whole: Path, copy: Path) -> None:
+    names = listed_files(whole)
+    for left, right in ((0, 1), (1, 2), (-2, -1), (0, -1), (3, -4)):
+        first, second = copy / names[left], copy / names[right]
+        first.write_bytes((whole / names[right]).read_bytes())
+        second.write_bytes((whole / names[left]).read_bytes())
+        if (whole / names[left]).read_bytes() != (whole / names[right]).read_bytes():
+            assert blame(copy) in (names[left], names[right])
+        for name in (names[left], names[right]):
+            shutil.copyfile(whole / name, copy / name)
+
+
+# Forgeries: somebody who also writes the manifest anew ----------------------------------------------------------------
+
+
+def forge_manifest(folder: Path) -> None:
+    content = json.loads((folder / MANIFEST).read_text())
+    names = [name for name in listed_files(folder) if name != MANIFEST]
+    content["files"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def test_a_manifest_written_anew_hides_nothing(whole: Path, copy: Path) -> None:
+    for name in [name for name in listed_files(whole) if name not in (MANIFEST, GENESIS)]:
+        flip(copy / name, len((whole / name).read_bytes()) // 2)
+        forge_manifest(copy)
+        assert blame(copy) == name
+        shutil.copyfile(whole / name, copy / name)
+
+
+def redecided(folder: Path, height: int, change: object) -> None:
+    path = folder / block_path(height)
+    decision = codec.decode(Decision, path.read_bytes())
+    path.write_bytes(codec.encode(change(decision)))  # type: ignore[operator]
+
+
+def test_too_few_signatures_are_not_a_quorum(copy: Path) -> None:
+    def two(decision: Decision) -> Decision:
+        kept = dict(list(decision.certificate.signatures.items())[:2])
+        return Decision(decision.block, Certificate(decision.certificate.vote, kept))
+
+    redecided(copy, 3, two)
+    forge_manifest(copy)
+    with pytest.raises(UserError, match=rf"{block_path(3)}: no-quorum: 2 signatures, 3 are needed"):
+        audit(copy)
+
+
+def test_a_block_that_a_quorum_signed_for_another_place_is_not_taken(chain: Chain, copy: Path, whole: Path) -> None:
+    """All four voters sign a second block 2 with another state root: the replay knows better than any certificate."""
+    original = codec.decode(Decision, (whole / block_path(2)).read_bytes())
+    block = encode_block(replace(decode_block(original.block), state_root=bytes(32)))
+    voters = VoterSet(chain.ledger.state.members.voters)
+    certificate = chain.certificate(2, voters, block, chain.people)
+    assert block_digest(block) != block_digest(original.block)
+    (copy / block_path(2)).write_bytes(codec.encode(Decision(block, certificate)))
+    forge_manifest(copy)
+    with pytest.raises(UserError, match=rf"{block_path(2)}: it does not follow"):
+        audit(copy)
+
+
+def test_what_cannot_be_written_is_said(chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path, summary: object) -> None:
+        raise OSError(28, "No space left on device", str(folder / MANIFEST))
+
+    monkeypatch.setattr(export_module, "write_manifest", full)
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}/e/{MANIFEST}: No space left"):
+        exported(chain, tmp_path / "e")

@@ -1,0 +1,107 @@
+"""One daemon as a process: what it loads, how it ends, what it says when its disk fails."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.peer.processes import SECONDS_MAX, Daemon, children, daemons, has_torch, peer
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    directory = tmp_path / "peer"
+    assert peer("init", "--network", "lab", "--data-dir", str(directory))[0] == 0
+    with daemons([directory]) as made:
+        yield made[0]
+
+
+RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
+
+
+async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Daemon) -> None:
+    await daemon.start(*RUN).answers()
+    await daemon.client.test()
+    before = await daemon.until(height=3)  # the job, its round, and the block that certifies the last root
+    assert daemon.terminate() == 0
+    assert "Traceback" not in daemon.log
+    after = await daemon.start(*RUN).answers()
+    assert (after.height, after.state_root) == (before.height, before.state_root)
+
+
+async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon) -> None:
+    await daemon.start(*RUN).answers()
+    await daemon.client.test()
+    daemon.kill()
+    await daemon.start(*RUN).answers()
+    await daemon.until(height=3)
+    (job,) = await daemon.client.jobs()
+    assert (job.state, list(job.accepted.values())) == ("finished", [1])
+
+
+async def test_a_voter_loads_no_torch_not_even_after_a_round(daemon: Daemon) -> None:
+    await daemon.start(*RUN).answers()
+    await daemon.client.test()
+    await daemon.until(height=3)
+    assert not has_torch(daemon.pid)
+    assert children(daemon.pid) == []  # and nobody who could have
+
+
+async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon) -> None:
+    before = await daemon.start(*RUN).answers()
+    size = (daemon.directory / "ledger.sqlite-wal").stat().st_size
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    assert daemon.process is not None
+    with trio.move_on_after(SECONDS_MAX):
+        try:
+            await daemon.client.test()
+        except Exception as error:  # whatever a client sees of a peer that stops
+            assert "peer" in str(error)
+    status = await trio.to_thread.run_sync(daemon.process.wait, SECONDS_MAX)
+    assert status == 2, daemon.log
+    assert "Traceback" not in daemon.log
+    last = daemon.log.strip().splitlines()[-1]
+    assert last.startswith("peer: error: ")
+    assert "ledger.sqlite" in last
+    after = await daemon.start(*RUN).answers()
+    assert after.state_root == before.state_root
+    await daemon.client.test()
+    await daemon.until(height=before.height + 3)
+
+
+async def test_what_cannot_start_says_so_in_one_line(daemon: Daemon, tmp_path: Path) -> None:
+    place = ("--data-dir", str(daemon.directory), "--no-console", "--role", "voter")
+    address = (await daemon.start(*RUN).answers()).address
+    other = tmp_path / "other"
+    assert peer("init", "--network", "lab", "--data-dir", str(other))[0] == 0
+    for arguments, words in (
+        (("run", *place), "runs on"),
+        (("run", "--no-console", "--role", "voter", "--data-dir", str(other), "--listen", address), address),
+        (("run", "--no-console", "--data-dir", str(tmp_path / "none")), "none"),
+    ):
+        status, _, error = peer(*arguments)
+        assert status == 2, (arguments, error)
+        assert error.startswith("peer: error: ")
+        assert error.count("\n") == 1
+        assert words in error
+    daemon.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+
+
+async def test_a_damaged_genesis_or_ledger_is_named(daemon: Daemon) -> None:
+    place = ("--data-dir", str(daemon.directory), "--no-console", "--role", "voter", "--listen", "127.0.0.1:0")
+    ledger, genesis = daemon.directory / "ledger.sqlite", daemon.directory / "genesis"
+    whole = genesis.read_bytes()
+    genesis.write_bytes(whole[:-1])
+    status, _, error = peer("run", *place)
+    assert (status, error.count("\n")) == (2, 1)
+    assert f"{genesis} is damaged" in error
+    genesis.write_bytes(whole)
+    ledger.write_bytes(b"this is no database" * 100)
+    status, _, error = peer("run", *place)
+    assert (status, error.count("\n")) == (2, 1)
+    assert str(ledger) in error

@@ -1,0 +1,114 @@
+"""The whole demo as a person runs it, as short as it can be."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.peer.processes import children, ended, environment, peer
+
+DEMO_SECONDS_MAX = 120.0
+KEYS = {
+    "honest_roots_equal",
+    "heights",
+    "heldout_bits_per_byte",
+    "baseline_bits_per_byte",
+    "accepted",
+    "rejected",
+    "decision_ms_p50",
+    "decision_ms_p99",
+    "bytes_sent_per_peer_per_round",
+    "pss_mb_per_peer",
+    "seconds_total",
+    "seconds_to_first_decision",
+}
+
+
+def demo(folder: Path, *arguments: str) -> tuple[int, dict[str, object], str]:
+    command = [
+        sys.executable,
+        "-m",
+        "peer.cli",
+        "demo",
+        "--report",
+        str(folder / "run"),
+        "--json",
+        str(folder / "r.json"),
+        "--no-web",
+    ]
+    done = subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=DEMO_SECONDS_MAX,
+        stdin=subprocess.DEVNULL,
+    )
+    report = json.loads((folder / "r.json").read_text()) if (folder / "r.json").exists() else {}
+    return done.returncode, report, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("attack", "named"), [("sign-flip", "replay"), ("silent", "absent")])
+def test_four_peers_one_of_them_lying_end_with_one_root_and_a_whole_report(tmp_path: Path, attack: str, named: str) -> None:
+    status, report, said = demo(tmp_path, "--rounds", "2", "--attack", attack)
+    assert status == 0, said
+    assert KEYS - report.keys() == set()
+    assert report["honest_roots_equal"] is True
+    assert report["baseline_bits_per_byte"] is None
+    losses = report["heldout_bits_per_byte"]
+    assert isinstance(losses, list)
+    assert losses[-1] < losses[0]
+    rejected = report["rejected"]
+    assert isinstance(rejected, dict)
+    (reasons,) = [reasons for reasons in rejected.values() if reasons]
+    assert reasons == {named: 2}
+    names = {file.name for file in (tmp_path / "run").iterdir()}
+    assert "export" in names
+    assert any(name.endswith((".png", ".svg")) for name in names)
+    if attack == "sign-flip":
+        status, out, error = peer("audit", str(tmp_path / "run" / "export"))
+        assert (status, error) == (0, "")
+        assert "reproduced" in out
+
+
+def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_path: Path) -> None:
+    status, report, said = demo(tmp_path, "--malicious", "2")
+    assert (status, report) == (2, {})
+    assert "f = 1" in said
+    assert "--beyond-bound" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_control_c_stops_every_process_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peer.cli", "demo", "--report", str(tmp_path / "run"), "--no-web", "--rounds", "50"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), stdin=subprocess.DEVNULL
+    )
+    try:
+        pids = _peers_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        out = process.communicate(timeout=DEMO_SECONDS_MAX)[0]
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130
+    assert re.search(rb"interrupted; all 4 peers are stopped", out)
+    assert [pid for pid in pids if not ended(pid)] == []
+
+
+def _peers_of(pid: int) -> list[int]:
+    """The four daemons, and what they started, as soon as the daemons are there."""
+    deadline = time.monotonic() + DEMO_SECONDS_MAX
+    while len(daemons := children(pid)) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)  # so that workers are hit while they import
+    return [*daemons, *(worker for daemon in daemons for worker in children(daemon))]

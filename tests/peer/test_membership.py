@@ -1,0 +1,172 @@
+"""People join a network with the commands of the guide: real processes, real sockets, real admission and approval."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.peer.processes import Daemon, children, daemons, has_torch, peer, poll
+
+LOOPBACK = ("--listen", "127.0.0.1:0")
+TINY = [
+    word
+    for setting in ("local_steps=1", "batch=2", "micro_batch=2", "model.layers=1", "model.width=32", "model.hidden=64")
+    for word in ("--set", setting)
+]
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[list[Daemon]]:
+    with daemons([tmp_path / name for name in ("anna", "ben", "carl")]) as made:
+        yield made
+
+
+def init(daemon: Daemon, *voters: str) -> str:
+    """The output of `peer init`."""
+    further = [word for key in voters for word in ("--voter", key)]
+    status, out, error = peer(
+        "init", "--network", "lab", "--name", daemon.directory.name, "--data-dir", str(daemon.directory), *further
+    )
+    assert (status, error) == (0, "")
+    return out
+
+
+def ask(daemon: Daemon, *line: str) -> str:
+    status, out, error = peer("console", "--data-dir", str(daemon.directory), *line)
+    assert (status, error) == (0, ""), (out, error, daemon.log)
+    return out
+
+
+async def says(daemon: Daemon, text: str) -> bool:
+    return text in daemon.log
+
+
+async def stands(daemon: Daemon, candidate: str) -> bool:
+    return candidate in {view.peer for view in await daemon.client.peers() if "stands as a voter" in view.last_seen}
+
+
+async def is_trained(*daemons: Daemon) -> bool:
+    return all((await daemon.client.jobs())[-1].state == "finished" for daemon in daemons)
+
+
+async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_from_disk(three: list[Daemon]) -> None:
+    anna, ben, _ = three
+    assert "voters      1, of which 0 may lie; 1 decide" in init(anna)
+    await anna.start("run", *LOOPBACK, "--threads", "1").answers()
+    invitation = ask(anna, "invite").strip()
+
+    ben.start("join", invitation, *LOOPBACK, "--name", "ben", "--threads", "1")
+    joined = await ben.answers()
+    key = joined.peer
+    await poll(lambda: stands(anna, key))
+    assert not (await ben.client.status()).voter
+    assert (await ben.client.status()).name == "ben"
+
+    status, out, _ = peer("approve", key[:8], "--data-dir", str(anna.directory))
+    assert (status, "has the approvals it needs" in out) == (0, True)
+    assert (await ben.until(voter=True)).voters == 2
+
+    shown = ask(ben, "test")
+    kinds = re.findall(r"^\d\d:\d\d:\d\d (\w+)", shown, re.MULTILINE)
+    assert kinds == ["proposal", "ballot", "ballot", "decided", "round", "applied"]
+    assert re.search(r"decided by 2 signatures: \w{8} \w{8}", shown)
+
+    assert "is decided" in ask(anna, "train", "--rounds", "2", *TINY)
+    await poll(lambda: is_trained(anna, ben))
+    (_, job) = await ben.client.jobs()
+    assert list(job.accepted.values()) == [2, 2]
+    assert f"model root {job.model_root[:16]} unchanged" in ask(anna, "test")
+
+    status, out, _ = peer("sample", "The ", "--tokens", "8", "--data-dir", str(ben.directory))
+    assert status == 0
+    export = ben.directory.parent / "export"
+    assert "check it anywhere" in ask(ben, "export", str(export))
+    status, out, error = peer("audit", str(export))
+    assert (status, error) == (0, "")
+    assert f"model root {job.model_root} reproduced" in out
+
+    root = (await anna.client.status()).state_root
+    await ben.until(state_root=root)
+    for daemon in (anna, ben):
+        assert not has_torch(daemon.pid)
+        assert [has_torch(worker) for worker in children(daemon.pid)] == [True]
+        assert daemon.terminate() == 0
+    again = anna.start("run", "--listen", joined_address(ben))
+    assert (await again.answers()).state_root == root
+    assert (await ben.start("run").answers()).state_root == root  # dials and trains as it did when it joined
+    await ben.until(links=1, voter=True)
+
+
+def joined_address(daemon: Daemon) -> str:
+    """Whom the peer that joined will dial: `join` wrote it down."""
+    found = re.search(r'bootstrap = \["([^"]+)"\]', (daemon.directory / "peer.toml").read_text())
+    assert found is not None
+    return found[1]
+
+
+async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list[Daemon]) -> None:
+    anna, ben, carl = three
+    init(anna)
+    voter = ("--role", "voter", *LOOPBACK)
+    await anna.start("run", *voter, "--approve-invited", "1").answers()
+    await ben.start("join", ask(anna, "invite").strip(), *voter).answers()
+    await ben.until(voter=True)
+    await carl.start("join", ask(anna, "invite").strip(), *voter).answers()
+    key = (await carl.client.status()).peer
+    await poll(lambda: says(anna, f"{key[:8]} stands as a voter: `peer approve {key[:8]}`"))
+    ask(ben, "approve", key[:8])
+    views = {view.peer: view for view in await anna.client.peers()}
+    assert len(views[key].approvals) == 1  # two are needed, and the policy's one approval is used up
+    ask(anna, "approve", key[:8])
+    await carl.until(voter=True, voters=3)
+    assert not has_torch(carl.pid)
+
+
+async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_needs_no_admission(three: list[Daemon]) -> None:
+    anna, ben, _ = three
+    status, key, _ = peer("identity", "--data-dir", str(ben.directory))
+    assert "voters      2" in init(anna, key.strip())
+    await anna.start("run", "--role", "voter", *LOOPBACK).answers()
+    ben.start("join", ask(anna, "invite").strip(), "--role", "voter", *LOOPBACK)
+    assert (await ben.answers()).peer == key.strip()
+    assert (await ben.client.status()).voter
+    assert "accepted" in ask(ben, "test")
+    assert "admitted" not in ben.log
+
+
+async def test_who_leaves_the_vote_stays_out_of_it(three: list[Daemon]) -> None:
+    anna, ben, _ = three
+    init(anna)
+    voter = ("--role", "voter", *LOOPBACK)
+    await anna.start("run", *voter, "--approve-invited", "9").answers()
+    await ben.start("join", ask(anna, "invite").strip(), *voter).answers()
+    await ben.until(voter=True)
+    assert "start it with --no-stand" in ask(ben, "leave")
+    await ben.until(voter=False, voters=1)
+    ask(ben, "test")
+    status = await ben.client.status()
+    assert (status.voter, status.voters) == (False, 1)
+
+
+async def test_an_invitation_is_good_for_one_newcomer(three: list[Daemon]) -> None:
+    anna, ben, carl = three
+    init(anna)
+    voter = ("--role", "voter", "--no-stand", *LOOPBACK)
+    await anna.start("run", *voter).answers()
+    invitation = ask(anna, "invite").strip()
+    await ben.start("join", invitation, *voter).answers()
+    await poll(lambda: says(ben, "was admitted as a member"))
+    await carl.start("join", invitation, *voter).answers()
+    await poll(lambda: says(carl, "the invitation has expired or was used"))
+    ben.terminate()
+    assert (await ben.start("join", invitation, *voter).answers()).height > 0  # the same command again just goes on
+
+
+def test_a_broken_invitation_is_one_line(tmp_path: Path) -> None:
+    status, out, error = peer("join", "folkmoot1:abc", "--data-dir", str(tmp_path / "x"))
+    assert (status, out) == (2, "")
+    assert error.startswith("peer: error: 'folkmoot1:abc' is not a whole invitation")
+    assert error.count("\n") == 1

@@ -1,0 +1,245 @@
+"""The open rounds of one peer: what belongs to them, what it says in them once, and what survives a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from consensus.ballots import RoundTerms, signed_digest
+from consensus.evidence import Evidence
+from ledger.jobs import Phase
+from ledger.store import RoundVoted, Store
+from peer import rounds as rounds_module
+from peer.rounds import SEEK_SECONDS, Outcome, Rounds
+from protocol import codec
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.identity import Identity, Signed, sign
+from protocol.messages import Ballot, CutOff, Judgement, Proposal
+from protocol.reasons import Verdict
+from tests.peer.chain import LANGUAGE, Chain
+
+ACCEPT = Verdict.ACCEPT
+NOW = 1_700_000_000.0
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[Chain]:
+    made = Chain(tmp_path / "chain")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def key(chain: Chain) -> bytes:
+    return chain.start(LANGUAGE)
+
+
+def rounds_of(chain: Chain, me: int = 0) -> Rounds:
+    return Rounds(chain.people[me], chain.id, {})
+
+
+def open_all(rounds: Rounds, chain: Chain, now: float = NOW, spoken: dict[str, Signed] | None = None) -> Outcome:
+    outcome = Outcome()
+    opened, _ = rounds.follow(chain.ledger.state)
+    for key, _ in opened:
+        outcome.add(rounds.open(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}))
+    return outcome
+
+
+def proposal(chain: Chain, key: bytes, round: int = 0, variant: int = 0) -> Proposal:
+    root = chain.ledger.state.jobs.jobs[key].model_root
+    return Proposal(key, round, root, bytes([variant]) * 32, 1, bytes(32), None)
+
+
+def hear(rounds: Rounds, chain: Chain, who: Identity, message: Proposal | Ballot | CutOff, now: float = NOW) -> Outcome | None:
+    return rounds.receive(sign(who, chain.id, message), message, now)
+
+
+def ballot_on(chain: Chain, key: bytes, signed: Signed, verdict: Verdict = ACCEPT) -> Ballot:
+    root = chain.ledger.state.jobs.jobs[key].model_root
+    return Ballot(key, 0, root, (Judgement(signed.signer, signed_digest(signed), verdict),))
+
+
+def test_rounds_follow_the_applied_state(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    assert rounds.follow(chain.ledger.state) == ([(key, 0)], [])
+    open_all(rounds, chain)
+    assert rounds.follow(chain.ledger.state) == ([], [])
+    chain.play(key)
+    assert rounds.follow(chain.ledger.state) == ([(key, 1)], [(key, 0)]) and rounds.books == {}
+    open_all(rounds, chain)
+    chain.play(key)
+    assert chain.ledger.state.jobs.jobs[key].phase is Phase.FINISHED
+    assert rounds.follow(chain.ledger.state) == ([], [(key, 1)]) and rounds.books == {}
+
+
+def test_our_proposal_is_signed_once_and_counts_here_at_once(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    assert rounds.publish(proposal(chain, key), NOW) == Outcome(), "the round is not open here yet"
+    open_all(rounds, chain)
+    said = rounds.publish(proposal(chain, key), NOW)
+    (record,), (signed,) = said.records, said.sends
+    assert record == RoundVoted("proposal", key, 0, signed) and signed.signer == chain.people[0].public
+    assert rounds.books[key].proposals == {chain.people[0].public: signed} and rounds.own() == [signed]
+    assert rounds.publish(proposal(chain, key, variant=1), NOW) == Outcome(), "not a second one"
+    assert rounds.publish(proposal(chain, key, round=1), NOW) == Outcome(), "not for another round"
+
+
+def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    for person in chain.people:
+        hear(rounds, chain, person, proposal(chain, key))
+    assert rounds.due(NOW) == Outcome()
+    for person in chain.people:
+        rounds.judge((key, 0), person.public, ACCEPT, 0.5, NOW)
+    said = rounds.due(NOW)
+    (record,), (signed,) = said.records, said.sends
+    assert isinstance(record, RoundVoted) and (record.tag, record.signed) == ("ballot", signed)
+    assert [who for who, _ in said.heard] == [chain.people[0].public]
+    assert rounds.due(NOW + 1_000) == Outcome() and signed in rounds.own()
+
+
+def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(chain: Chain, key: bytes) -> None:
+    before = rounds_of(chain)
+    open_all(before, chain)
+    before.publish(proposal(chain, key), NOW)
+    before.judge((key, 0), chain.people[0].public, ACCEPT, None, NOW)
+    said = before.due(NOW + 1_000)
+    records = [record for record in said.records if isinstance(record, RoundVoted)]
+    spoken = {"proposal": before.own()[0], **{record.tag: record.signed for record in records}}
+    after = rounds_of(chain)
+    again = open_all(after, chain, spoken=spoken)
+    assert again.sends == list(spoken.values()) and again.records == []
+    assert after.publish(proposal(chain, key, variant=1), NOW) == Outcome()
+    after.judge((key, 0), chain.people[0].public, Verdict.REPLAY, None, NOW)
+    assert after.due(NOW + 2_000) == Outcome()
+
+
+def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain, key: bytes) -> None:
+    """Two processes with one key, say: the second record is refused, so the second message is never sent."""
+    first, second = rounds_of(chain), rounds_of(chain)
+    open_all(first, chain)
+    open_all(second, chain)
+    store: Store = chain.store
+    store.append(first.publish(proposal(chain, key), NOW).records)
+    with pytest.raises(LocalProtocolError, match="a second, different vote"):
+        store.append(second.publish(proposal(chain, key, variant=1), NOW).records)
+
+
+def test_messages_that_come_early_count_when_the_round_opens(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    message = proposal(chain, key)
+    assert hear(rounds, chain, chain.people[1], message) is None
+    wrong = Ballot(key, 0, bytes(32), ())
+    assert hear(rounds, chain, chain.people[2], wrong) is None
+    outcome = open_all(rounds, chain)
+    assert outcome.heard == [(chain.people[1].public, message)], "what does not belong is not told to people"
+    assert set(rounds.books[key].proposals) == {chain.people[1].public}
+
+
+def test_messages_of_rounds_that_are_over_are_ignored_and_wrong_ones_are_refused(chain: Chain, key: bytes) -> None:
+    old = proposal(chain, key)
+    chain.play(key)
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    assert hear(rounds, chain, chain.people[1], old) is None
+    open_all(rounds, chain)
+    assert rounds.books[key].proposals == {}
+    stranger = Identity(bytes(31) + b"s")
+    with pytest.raises(RemoteProtocolError, match="not-a-trainer"):
+        hear(rounds, chain, stranger, proposal(chain, key, round=1))
+
+
+def test_early_messages_are_bounded_in_all_and_per_signer(chain: Chain, key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "EARLY_MAX", 5)
+    monkeypatch.setattr(rounds_module, "EARLY_PER_SIGNER_MAX", 2)
+    rounds = rounds_of(chain)
+    for number in range(4):
+        hear(rounds, chain, chain.people[1], CutOff(bytes([number]) * 32, 0, ()))
+    assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
+    assert set(open_all(rounds, chain) and rounds.books[key].proposals) == {chain.people[2].public}, "a flood keeps nobody out"
+    for place in range(9):
+        hear(rounds, chain, Identity(bytes([place + 50]) * 32), CutOff(b"x" * 32, 0, ()))
+    assert sum(map(len, rounds._early.values())) == 5
+
+
+def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
+    rounds, liar = rounds_of(chain), chain.people[3]
+    open_all(rounds, chain)
+    pair = [sign(liar, chain.id, proposal(chain, key, variant=v)) for v in (0, 1)]
+    hear(rounds, chain, liar, proposal(chain, key))
+    outcome = hear(rounds, chain, liar, proposal(chain, key, variant=1))
+    assert outcome is not None and outcome.records == [Evidence(*pair)] and outcome.sends[-1] == pair[1]
+    assert rounds.books[key].verdict(liar.public) is Verdict.EQUIVOCATION
+    assert hear(rounds, chain, liar, proposal(chain, key, variant=2)) == Outcome(), "once is enough"
+
+
+def test_what_was_heard_is_told_once(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    message = proposal(chain, key)
+    told = [hear(rounds, chain, chain.people[1], message) for _ in range(2)]
+    assert [outcome.heard for outcome in told if outcome] == [[(chain.people[1].public, message)], []]
+
+
+def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_between(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    now, asked = NOW, []
+    for _ in range(12):
+        assert list(rounds.seeking(now)) == []
+        deadline = rounds.deadline(now)
+        assert deadline is not None and deadline > now, "no busy loop"
+        now = deadline
+        asked += [now - NOW for found in rounds.seeking(now) if found == (key, 0)]
+    assert asked[:3] == pytest.approx([SEEK_SECONDS, 2 * SEEK_SECONDS, 3 * SEEK_SECONDS])
+
+
+def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain, me=3)
+    open_all(rounds, chain)
+    hear(rounds, chain, chain.people[0], proposal(chain, key))
+    signed = rounds.books[key].proposals[chain.people[0].public]
+    for person in chain.people[:3]:
+        hear(rounds, chain, person, ballot_on(chain, key, signed))
+    assert rounds.books[key].closing() is not None and list(rounds.seeking(NOW + 100)) == []
+
+
+def test_whoever_asks_gets_all_that_is_held_of_an_open_round_and_nothing_of_others(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    hear(rounds, chain, chain.people[1], proposal(chain, key))
+    signed = rounds.books[key].proposals[chain.people[1].public]
+    hear(rounds, chain, chain.people[2], ballot_on(chain, key, signed))
+    hear(rounds, chain, chain.people[2], CutOff(key, 0, ()))
+    held = [codec.decode_message(item.body, (Proposal, Ballot, CutOff)) for item in rounds.held((key, 0))]
+    assert [type(message) for message in held] == [Proposal, Ballot, CutOff]
+    assert rounds.held((key, 1)) == rounds.held((bytes(32), 0)) == []
+
+
+def test_the_time_for_re_execution_doubles_with_the_patience_of_the_job_and_has_a_floor(chain: Chain, key: bytes) -> None:
+    job = chain.ledger.state.jobs.jobs[key]
+
+    def replays(seconds: float, patience: int) -> float:
+        rounds = rounds_of(chain)
+        rounds.judge((key, 0), bytes(32), ACCEPT, seconds, NOW)
+        rounds.open(key, replace(job, patience=patience), NOW, {})
+        return rounds.books[key].timers.replays
+
+    assert replays(2.0, 0) == rounds_module.REPLAY_FACTOR * 4 * 2.0
+    assert replays(2.0, 3) == 8 * replays(2.0, 0)
+    assert replays(0.0, 0) == rounds_module.REPLAYS_SECONDS_MIN
+
+
+def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    keys = frozenset(person.public for person in chain.people)
+    root = chain.ledger.state.jobs.jobs[key].model_root
+    assert rounds.books[key].terms == RoundTerms(key, 0, root, keys, keys, keys, keys)
+    assert rounds.books[key].me == chain.people[0].public
+    assert Rounds(Identity(bytes(32)), chain.id, {}).follow(chain.ledger.state)[0] == [(key, 0)]

@@ -1,0 +1,117 @@
+"""Jobs on people's own text, asked for at the console of one real peer that trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol.api import JobView
+from tests.peer.processes import Daemon, daemons, peer, poll
+
+TINY = [
+    word
+    for setting in (
+        "local_steps=1",
+        "batch=2",
+        "micro_batch=2",
+        "model.layers=1",
+        "model.width=32",
+        "model.hidden=64",
+        "model.context=32",
+    )
+    for word in ("--set", setting)
+]
+SENTENCE = "Nobody is above the others, and what is decided is decided by two thirds of them.\n"
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("service")
+    (folder / "own.txt").write_text(SENTENCE * 40)
+    assert peer("init", "--network", "lab", "--data-dir", str(folder / "peer"))[0] == 0
+    with daemons([folder / "peer"]) as (made,):
+        made.start("run", "--listen", "127.0.0.1:0", "--threads", "1", "--local-data", str(folder / "own.txt"))
+        trio.run(made.answers)
+        yield made
+
+
+def train(daemon: Daemon, *arguments: str) -> tuple[int, str, str]:
+    return peer("console", "--data-dir", str(daemon.directory), "train", "--rounds", "1", *arguments)
+
+
+async def finished(daemon: Daemon) -> JobView:
+    """The newest job, when it is over."""
+
+    async def is_over() -> bool:
+        return (await daemon.client.jobs())[-1].state == "finished"
+
+    await poll(is_over)
+    return (await daemon.client.jobs())[-1]
+
+
+async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon) -> None:
+    status, out, error = train(trainer, "--data", "local", *TINY)
+    assert (status, error) == (0, "")
+    assert "audits are off" in out
+    job = await finished(trainer)
+    assert (job.audit, job.data, list(job.accepted.values())) == ("off", "local", [1])
+    shown = peer("console", "--data-dir", str(trainer.directory), "jobs")[1]
+    assert [line.split()[4:6] for line in shown.splitlines() if job.job[:8] in line] == [["off", "local"]]
+    copied = [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")]
+    assert copied == [SENTENCE * 40]
+
+
+async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(SENTENCE * 30)
+    (tmp_path / "b.md").write_text("# A heading\n\n" + SENTENCE * 30)
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": SENTENCE}) + "\n" for _ in range(30)))
+    (tmp_path / "d.bin").write_bytes(bytes(100))
+    status, out, error = train(trainer, "--data", str(tmp_path), "--vocabulary", "300", *TINY)
+    assert (status, error) == (0, "")
+    assert "audits are off" not in out
+    job = await finished(trainer)
+    assert (job.audit, list(job.accepted.values())) == ("full", [1])
+    (view,) = [view for view in await trainer.client.rounds(20) if view.job == job.job]
+    assert view.stepped
+
+
+async def test_a_file_of_three_kilobytes_trains(trainer: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_bytes((SENTENCE * 40).encode()[:3_000])
+    assert train(trainer, "--data", str(tmp_path / "small.txt"), *TINY)[0] == 0
+    assert list((await finished(trainer)).accepted.values()) == [1]
+
+
+def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "folder").mkdir()
+    for arguments, words in (
+        (("--data", str(tmp_path / "empty.txt")), "empty.txt holds no text"),
+        (("--data", str(tmp_path / "binary.txt")), "binary.txt is not a text file"),
+        (("--data", str(tmp_path / "missing.txt")), "no such file or folder"),
+        (("--data", str(tmp_path / "folder")), "folder"),
+        (("--set", "local_stops=3"), "'local_stops' is not a job field"),
+        (("--set", "batch=many"), "batch = 'many' is not a number"),
+        (("--set", "batch=0"), "batch"),
+        (("--set", "inner_rate=nan"), "inner_rate"),
+        (("--set", "model.width=31"), "width 31"),
+    ):
+        status, out, error = train(trainer, *arguments)
+        assert (status, out) == (2, ""), arguments
+        assert error.startswith("peer: error: ")
+        assert error.count("\n") == 1
+        assert words in error
+
+
+async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(tmp_path: Path) -> None:
+    assert peer("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
+    with daemons([tmp_path / "peer"]) as (daemon,):
+        await daemon.start("run", "--listen", "127.0.0.1:0", "--threads", "1").answers()
+        status, _, error = train(daemon, "--data", "local", *TINY)
+        assert (status, error.count("\n")) == (2, 1)
+        assert "--local-data PATH" in error
+        assert await daemon.client.jobs() == ()
