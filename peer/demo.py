@@ -40,7 +40,8 @@ STOP_SECONDS_MAX = 10.0
 ROUNDS_MAX = 10_000  # asked for at once
 MEASURE_SECONDS = 5.0  # between looks at every peer's memory and traffic
 DEFAULT_ROUNDS = JobSpec(name="demo").rounds
-AVX = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR AVX2 FMA3"
+# All of numpy's dispatched instructions beyond its baseline; since 2.4 it calls AVX2 with FMA X86_V3, and AVX-512 X86_V4.
+WIDE = "X86_V3 X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR AVX2 FMA3"
 
 
 @dataclass
@@ -191,7 +192,7 @@ def launch(demo: Demo, peer: DemoPeer, bootstrap: str) -> None:
     settings += ["--bootstrap", bootstrap] if bootstrap else []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")}
     if peer.restricted:
-        environment |= {"NPY_DISABLE_CPU_FEATURES": AVX, "ATEN_CPU_CAPABILITY": "avx2"}
+        environment |= {"NPY_DISABLE_CPU_FEATURES": WIDE, "ATEN_CPU_CAPABILITY": "avx2"}
     with (peer.directory / "peer.log").open("ab") as log:
         # A session of its own: Ctrl-C reaches this process, which then stops its peers in good order.
         peer.process = subprocess.Popen(

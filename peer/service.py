@@ -185,7 +185,7 @@ class Service:
         spec = replace(base, **overrides)
         if request.data == LOCAL:
             if self.worker is not None and not self.config.local_data:
-                raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`, or give --data PATH")
+                raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
             return replace(spec, data=None, audit=Audit.OFF).checked()
         keep = self.driver.blobs.add
         pieces = _pieces(request.data)

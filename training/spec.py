@@ -20,6 +20,7 @@ BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
 Positive = Annotated[int, Between(1, 2**31)]
 
 PARAMETERS_MAX: Final = BLOB_BYTES_MAX // 4  # a committed buffer of float32 must fit a blob
+NORM_START_MAX: Final = 1e9  # its square is computed exactly by every voter; no float may overflow on the way
 LAYERS_MAX: Final = 1_024  # bounds the number of tensors, whatever their size
 
 
@@ -106,6 +107,8 @@ class JobSpec:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 return f"{name} must be at least 0 and below 1, is {getattr(self, name)}"
+        if self.norm_start > NORM_START_MAX:
+            return f"norm_start must be at most {NORM_START_MAX:g}, not {self.norm_start}"
         if self.weight_decay < 0:
             return f"weight_decay must not be negative, is {self.weight_decay}"
         if self.objective is Objective.LANGUAGE and (self.data is None) != (self.audit is Audit.OFF):

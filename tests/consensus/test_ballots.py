@@ -478,6 +478,16 @@ def test_a_leader_that_leaves_out_a_ballot_of_our_cut_off_is_refused() -> None:
     assert "leaves out 1 ballots" in (mine.refuses(closing) or "")
 
 
+def test_a_ballot_that_came_after_our_cut_off_may_be_left_out() -> None:
+    """Otherwise one ballot that trickles in would make each of us refuse whatever the leader has sent already."""
+    mine = voted({0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}})
+    hear_cut_off(mine, 0, tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values())))
+    hear_cut_off(mine, 1)
+    closing = mine.closing()
+    hear_ballot(mine, 3, ballot({0: ACCEPT, 1: REPLAY}))
+    assert closing is not None and mine.refuses(closing) is None
+
+
 def test_a_liar_that_gives_each_voter_another_ballot_does_not_keep_the_round_open() -> None:
     honest = {0: {0: ACCEPT}, 1: {0: ACCEPT}}
     left, right = voted(honest | {2: {0: REPLAY}}, me=0), voted(honest | {2: {0: NORM}}, me=1)

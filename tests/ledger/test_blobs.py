@@ -152,6 +152,7 @@ def test_what_passes_is_deleted_when_its_owner_has_let_go_and_nobody_keeps_it(bl
 def test_what_is_kept_already_does_not_pass(blobs: Blobs) -> None:
     blobs.add(DATA)
     blobs.expect_to_pass(DIGEST, "round 1")
+    assert blobs.size(DIGEST) == len(DATA)
     blobs.release("round 1")
     blobs.delete_passed(set())
     assert blobs.read(DIGEST) == DATA

@@ -21,6 +21,7 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, UNAUDITED, World
+from training.spec import JobSpec, Objective
 
 ACCEPT, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED
 
@@ -294,3 +295,9 @@ def test_an_unknown_field_or_foreign_bytes_are_no_body(world: World) -> None:
     for body in (b"", b"\x90", codec.encode(((), (), ())), EMPTY_BODY + b"\x00"):
         assert world.rules.problem(world.state, body) is not None
     assert decode_body(EMPTY_BODY) == Body((), ())
+
+
+@pytest.mark.parametrize("norm, fine", [(1e9, True), (1e200, False)])
+def test_a_specification_that_would_overflow_in_every_voter_is_refused(norm: float, fine: bool) -> None:
+    spec = JobSpec(name="x", objective=Objective.SCRATCH, norm_start=norm)
+    assert (spec.problem() is None) == fine

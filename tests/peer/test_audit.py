@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from consensus.block import block_digest, decode_block, encode_block
+from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.voters import VoterSet
 from ledger.state import EMPTY_BODY
 from peer import export as export_module
@@ -106,7 +106,11 @@ def test_a_run_without_a_job_is_exported_and_audited(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing has been decided yet"):
         exported(chain, tmp_path / "export")
     chain.decide(EMPTY_BODY)
-    assert audit(exported(chain, tmp_path / "export")).models == {}
+    chain.decide(EMPTY_BODY)
+    folder = exported(chain, tmp_path / "export")
+    assert audit(folder).models == {}
+    (folder / block_path(2)).unlink()
+    assert blame(folder) == block_path(2), "what is left is a sound run, but not the one that the manifest is of"
     chain.close()
 
 
@@ -141,7 +145,7 @@ def test_one_flipped_byte_anywhere_in_any_file_is_found_and_the_file_named(whole
     missed = []
     for name in listed_files(whole):
         original = (whole / name).read_bytes()
-        for number, at in enumerate(positions(len(original), 5, name)):
+        for number, at in enumerate(positions(len(original), 3, name)):
             flip(copy / name, at, number % 8)
             named = blame(copy)
             if named != name:
@@ -169,7 +173,7 @@ def test_each_signature_counts_also_those_beyond_the_quorum_and_of_the_parent(wh
 def test_every_byte_of_the_manifest_counts(whole: Path, copy: Path) -> None:
     """Its hashes say whom to blame, so it must not make an innocent file suspect."""
     original = (whole / MANIFEST).read_bytes()
-    for at in range(0, len(original), 97):
+    for at in range(0, len(original), 197):
         flip(copy / MANIFEST, at)
         assert blame(copy) == MANIFEST, at
         (copy / MANIFEST).write_bytes(original)
@@ -249,16 +253,41 @@ def test_too_few_signatures_are_not_a_quorum(copy: Path) -> None:
         audit(copy)
 
 
-def test_a_block_that_a_quorum_signed_for_another_place_is_not_taken(chain: Chain, copy: Path, whole: Path) -> None:
-    """All four voters sign a second block 2 with another state root: the replay knows better than any certificate."""
+def other_parent(block: Block, change: str) -> Block:
+    """What no honest voter prepares: the parent's certificate is missing, has a foreign signature or is of another block."""
+    certificate = block.parent_certificate
+    assert certificate is not None
+    first = min(certificate.signatures)
+    match change:
+        case "missing":
+            return replace(block, parent_certificate=None)
+        case "forged":
+            forged = Certificate(certificate.vote, certificate.signatures | {first: bytes(64)})
+            return replace(block, parent_certificate=forged)
+        case "few":
+            return replace(block, parent_certificate=Certificate(certificate.vote, {first: certificate.signatures[first]}))
+    return replace(block, state_root=bytes(32))
+
+
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        ("missing", "it carries no certificate of its parent"),
+        ("forged", "bad-signature"),
+        ("few", "no-quorum"),
+        ("root", "it does not follow the block before it"),
+    ],
+)
+def test_the_replay_knows_better_than_any_quorum(chain: Chain, copy: Path, whole: Path, change: str, complaint: str) -> None:
+    """All four voters sign a second block 2, which does not follow from what was decided before it."""
     original = codec.decode(Decision, (whole / block_path(2)).read_bytes())
-    block = encode_block(replace(decode_block(original.block), state_root=bytes(32)))
+    block = encode_block(other_parent(decode_block(original.block), change))
     voters = VoterSet(chain.ledger.state.members.voters)
-    certificate = chain.certificate(2, voters, block, chain.people)
     assert block_digest(block) != block_digest(original.block)
-    (copy / block_path(2)).write_bytes(codec.encode(Decision(block, certificate)))
+    decision = Decision(block, chain.certificate(2, voters, block, chain.people))
+    (copy / block_path(2)).write_bytes(codec.encode(decision))
     forge_manifest(copy)
-    with pytest.raises(UserError, match=rf"{block_path(2)}: it does not follow"):
+    with pytest.raises(UserError, match=rf"{block_path(2)}: {complaint}"):
         audit(copy)
 
 

@@ -49,7 +49,7 @@ async def stands(daemon: Daemon, candidate: str) -> bool:
 
 
 async def is_trained(*daemons: Daemon) -> bool:
-    return all((await daemon.client.jobs())[-1].state == "finished" for daemon in daemons)
+    return all([(await daemon.client.jobs())[-1].state == "finished" for daemon in daemons])
 
 
 async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_from_disk(three: list[Daemon]) -> None:
@@ -127,7 +127,7 @@ async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list
 
 async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_needs_no_admission(three: list[Daemon]) -> None:
     anna, ben, _ = three
-    status, key, _ = peer("identity", "--data-dir", str(ben.directory))
+    _, key, _ = peer("identity", "--data-dir", str(ben.directory))
     assert "voters      2" in init(anna, key.strip())
     await anna.start("run", "--role", "voter", *LOOPBACK).answers()
     ben.start("join", ask(anna, "invite").strip(), "--role", "voter", *LOOPBACK)

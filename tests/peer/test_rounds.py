@@ -158,7 +158,7 @@ def test_early_messages_are_bounded_in_all_and_per_signer(chain: Chain, key: byt
     monkeypatch.setattr(rounds_module, "EARLY_MAX", 5)
     monkeypatch.setattr(rounds_module, "EARLY_PER_SIGNER_MAX", 2)
     rounds = rounds_of(chain)
-    for number in range(4):
+    for number in range(9):
         hear(rounds, chain, chain.people[1], CutOff(bytes([number]) * 32, 0, ()))
     assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
     assert set(open_all(rounds, chain) and rounds.books[key].proposals) == {chain.people[2].public}, "a flood keeps nobody out"
