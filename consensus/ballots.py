@@ -36,6 +36,7 @@ class RoundTerms:
     auditors: frozenset[bytes]  # voters with a worker; empty when nobody re-executes
     trainers: frozenset[bytes]
     awaited: frozenset[bytes]
+    audited: bool  # re-executed before the ballot: then whoever is not an auditor accepts nothing by itself
 
     @property
     def quorum(self) -> int:
@@ -236,7 +237,7 @@ class RoundBook:
 
     @property
     def is_auditor(self) -> bool:
-        return not self.terms.auditors or self.me in self.terms.auditors
+        return not self.terms.audited or self.me in self.terms.auditors
 
     @property
     def spoken(self) -> set[bytes]:

@@ -58,10 +58,12 @@ class Job:
     round: Count  # the open round; after the last one, `rounds`
     opened: Count  # height of the block that opened it
     model_root: Digest
+    audited: bool
     voters: Keys  # of the open round, as all of the following
     auditors: Keys
     trainers: Keys
     awaited: Keys
+    stops: Keys = ()  # voters that want it to end
     patience: Annotated[int, Between(0, PATIENCE_MAX)] = 0
     # Over all rounds more may train than in one.
     accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
@@ -69,7 +71,8 @@ class Job:
 
     def terms(self, job: bytes) -> RoundTerms:
         sets = (frozenset(keys) for keys in (self.voters, self.auditors, self.trainers, self.awaited))
-        return RoundTerms(job, self.round, self.model_root, *sets)
+        voters, auditors, trainers, awaited = sets
+        return RoundTerms(job, self.round, self.model_root, voters, auditors, trainers, awaited, self.audited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """`job/stop`, by the author: the open round is its last."""
+    """`job/stop`: ends a job, whose open round is given up. Its author can do that alone, voters by a quorum."""
 
     job: Digest
 
@@ -121,7 +124,7 @@ class JobsModule:
             start = codec.decode(Start, transaction.content)
             return self._start(state, members, job_id(author, transaction), start.spec, author, context.height)
         assert transaction.kind == "job/stop", transaction.kind
-        return _stop(state, codec.decode(Stop, transaction.content).job, author)
+        return _stop(state, members, codec.decode(Stop, transaction.content).job, author)
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         terms = self.rules.terms(spec)
@@ -133,7 +136,7 @@ class JobsModule:
         )
         if clash is not None:
             raise Refused(f"job {clash!r} is training; one job trains at a time")
-        job = Job(spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, (), (), (), ())
+        job = Job(spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, terms.audited, (), (), (), ())
         job = self.open_round(job, members, height, None)
         if not job.trainers:
             raise Refused("no member is registered as a trainer")
@@ -177,13 +180,16 @@ class JobsModule:
         return self.open_round(job, members, height, closed)
 
 
-def _stop(state: JobsState, key: bytes, author: bytes) -> JobsState:
+def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
     job = state.jobs.get(key)
     if job is None or job.phase is not Phase.RUNNING:
         raise Refused("no such job is running")
-    if job.author != author:
-        raise Refused("only its author can stop a job")
-    return JobsState({**state.jobs, key: replace(job, rounds=job.round + 1)})
+    if author != job.author and author not in members.voters:
+        raise Refused("only its author or a voter can stop a job")
+    stops = tuple(sorted({*job.stops, author}))
+    enough = len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
+    phase = Phase.FINISHED if author == job.author or enough else Phase.RUNNING
+    return JobsState({**state.jobs, key: replace(job, stops=stops, phase=phase)})
 
 
 def _bounded(jobs: dict[bytes, Job]) -> dict[bytes, Job]:

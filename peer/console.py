@@ -119,6 +119,10 @@ async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
     show(await api.invite())
 
 
+async def _cancel(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await api.cancel(options.job))
+
+
 async def _approve(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     show(await api.approve(await _find_peer(api, options.peer)))
 
@@ -166,6 +170,7 @@ ACTIONS: dict[str, Action] = {
     "rounds": _rounds,
     "log": _log,
     "invite": _invite,
+    "cancel": _cancel,
     "approve": _approve,
     "leave": _leave,
     "sample": _sample,

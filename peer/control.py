@@ -301,6 +301,9 @@ class ControlClient:
     async def invite(self) -> str:
         return str(await self._call("invite"))
 
+    async def cancel(self, job: str) -> str:
+        return str(await self._call("cancel", job))
+
     async def approve(self, peer: str) -> str:
         return str(await self._call("approve", peer))
 

@@ -100,7 +100,7 @@ def main(options: argparse.Namespace) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--report {folder} is not empty: name a new folder")
     demo = Demo(options, folder, cast_roles(options, folder))
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # whoever ends this process ends its peers too
+    end_like_ctrl_c()
     try:
         return trio.run(_run, demo)
     except BaseException as error:
@@ -118,6 +118,15 @@ def _is_interrupt(error: BaseException) -> bool:
     """Ctrl-C comes out of whatever was running, perhaps of several things at once."""
     group = isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None
     return group or isinstance(error, KeyboardInterrupt)
+
+
+def end_like_ctrl_c() -> None:
+    """Whoever ends this process ends its peers too. Trio raises KeyboardInterrupt only where that is safe, and for SIGINT only.
+
+    A shell lets its background jobs ignore SIGINT, and Trio would leave it at that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:

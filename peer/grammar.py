@@ -20,6 +20,7 @@ COMMANDS = {
     "peers": "who takes part, and the links to them",
     "train": "start a job: --rounds N --data PATH --name NAME --vocabulary N --set FIELD=VALUE",
     "test": "a scratch round on the live network, phase by phase",
+    "cancel": "end a job: cancel JOB (its author alone, voters by a quorum)",
     "jobs": "what is and was trained",
     "rounds": "the last closed rounds: verdicts, loss, time",
     "log": "what happened last",
@@ -46,6 +47,8 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
     """The arguments of one command of the prompt."""
     if name in ("rounds", "log"):
         command.add_argument("last", nargs="?", type=whole_number(1), default=LINES_SHOWN, metavar="N", help="how many")
+    elif name == "cancel":
+        command.add_argument("job", metavar="JOB", help="a running job's id; its first characters are enough")
     elif name == "approve":
         command.add_argument("peer", metavar="PEER", help="a member's peer id; its first characters are enough")
     elif name == "export":

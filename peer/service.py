@@ -14,7 +14,7 @@ import trio
 
 from consensus.voters import VoterSet
 from ledger.genesis import TRAINER, Genesis
-from ledger.jobs import Job, Start, job_id
+from ledger.jobs import Job, Phase, Start, Stop, job_id
 from ledger.members import Approve, Leave, warning_for_removal
 from peer.author import Author
 from peer.config import Config
@@ -206,6 +206,19 @@ class Service:
         spec = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
         transaction = await self.author.submit("job/start", Start(spec.encode()))
         return job_id(self.driver.signer.public, transaction).hex()
+
+    async def cancel(self, job: str) -> str:
+        running = self.driver.state.jobs.running()
+        found = [key for key in running if job and key.hex().startswith(job.strip().lower())]
+        if len(found) != 1:
+            names = ", ".join(key.hex()[:8] for key in running) or "none"
+            raise UserError(f"{job!r} fits {len(found)} running jobs (running: {names})")
+        await self.author.submit("job/stop", Stop(found[0]))
+        after = self.driver.state.jobs.jobs[found[0]]
+        if after.phase is Phase.FINISHED:
+            return f"job {after.name!r} is ended"
+        voters = VoterSet(self.driver.state.members.voters)
+        return f"{len(after.stops)} voters of the {voters.quorum} needed want job {after.name!r} to end"
 
     async def invite(self) -> str:
         if self.driver.signer.public not in self.driver.state.members.voters:

@@ -168,6 +168,10 @@ class PeerApi(Protocol):
 
     async def invite(self) -> str: ...
 
+    async def cancel(self, job: str) -> str:
+        """Asks for the end of a job, by its id or the beginning of it: its author alone ends it, voters by a quorum."""
+        ...
+
     async def approve(self, peer: str) -> str:
         """Approves a member as a voter; says how many approvals it has and needs."""
         ...

@@ -227,9 +227,9 @@ def report(
     for column in (*facts, "later", "decided after", "answers", "caught up", "back", "ok"):
         table.add_column(column, justify="right")
     for t in trials:
-        seconds = (t.normal_seconds, t.proposals_timer_seconds, t.view_timer_seconds, t.killed_round_seconds)
-        seconds += (t.next_round_seconds, t.later_seconds, t.decided_after_seconds)
-        seconds += (t.answers_seconds, t.caught_up_seconds, t.back_seconds)
+        seconds = [t.normal_seconds, t.proposals_timer_seconds, t.view_timer_seconds, t.killed_round_seconds]
+        seconds += [t.next_round_seconds, t.later_seconds, t.decided_after_seconds]
+        seconds += [t.answers_seconds, t.caught_up_seconds, t.back_seconds]
         marks = ["yes" if mark else "" for mark in (t.led, t.proposed)]
         ok = "no" if t.problems else "yes"
         table.add_row(str(t.number), t.victim, *marks, str(t.round), *(f"{value:.2f}" for value in seconds), ok)

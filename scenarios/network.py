@@ -208,8 +208,8 @@ async def running(
 
 
 def main(scenario: Callable[[], Awaitable[int]]) -> int:
-    """Runs a scenario; its exit status. SIGTERM ends it like Ctrl-C: with everything it has started."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # Trio knows where that one is safe
+    """Runs a scenario; its exit status. Ctrl-C and SIGTERM end it with everything it has started."""
+    demo.end_like_ctrl_c()
     try:
         return trio.run(scenario)
     except (KeyboardInterrupt, BaseExceptionGroup) as error:

@@ -32,7 +32,7 @@ def terms(n: int = 4, auditors: int | None = None, trainers: int = 3, awaited: i
     """Voters are the first n keys, auditors and trainers the first of them."""
     workers = n if auditors is None else auditors
     waited = trainers if awaited is None else awaited
-    return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in (n, workers, trainers, waited)))
+    return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in (n, workers, trainers, waited)), workers > 0)
 
 
 def proposal(trainer: int, variant: int = 0, round: int = 0) -> tuple[Signed, Proposal]:

@@ -248,15 +248,22 @@ def test_rounds_that_could_not_be_judged_in_time_double_the_patience_up_to_a_bou
     assert world.job(key).patience == 6
 
 
-def test_only_its_author_stops_a_job_and_the_open_round_is_its_last(world: World) -> None:
+def test_its_author_stops_a_job_at_once(world: World) -> None:
     key = world.start(PEOPLE[0], LANGUAGE + b":99")
-    assert "only its author" in (world.problem(world.tx(PEOPLE[1], "job/stop", Stop(key))) or "")
     assert "no such job" in (world.problem(world.tx(PEOPLE[0], "job/stop", Stop(bytes(32)))) or "")
     world.decide(world.tx(PEOPLE[0], "job/stop", Stop(key)))
-    assert world.job(key).phase is Phase.RUNNING
-    world.decide(closings=(world.closing(key),))
-    assert (world.job(key).phase, world.job(key).round) == (Phase.FINISHED, 1)
+    assert (world.job(key).phase, world.job(key).round) == (Phase.FINISHED, 0)
     assert "no such job" in (world.problem(world.tx(PEOPLE[0], "job/stop", Stop(key))) or "")
+
+
+def test_a_quorum_of_voters_stops_a_job_against_its_author_and_fewer_do_not(world: World) -> None:
+    key = world.start(PEOPLE[0], LANGUAGE + b":99")
+    for voter in PEOPLE[1:3]:
+        world.decide(world.tx(voter, "job/stop", Stop(key)))
+        world.decide(world.tx(voter, "job/stop", Stop(key)))  # asking twice does not count twice
+        assert world.job(key).phase is Phase.RUNNING
+    world.decide(world.tx(PEOPLE[3], "job/stop", Stop(key)))
+    assert world.job(key).phase is Phase.FINISHED
 
 
 def test_a_job_may_be_stopped_in_the_block_that_closes_its_round(world: World) -> None:

@@ -79,6 +79,10 @@ class FakeApi:
     async def invite(self) -> str:
         return "invitation-string"
 
+    async def cancel(self, job: str) -> str:
+        self.asked.append(job)
+        return "1 of 3 voters want it to end"
+
     async def approve(self, peer: str) -> str:
         self.asked.append(peer)
         return "1 of 3 approvals"

@@ -36,7 +36,7 @@ class World:
         keys = frozenset({ME.public})
         self.round = OpenRound(
             me=ME.public,
-            terms=RoundTerms(JOB, 0, root, keys, keys, keys, keys),
+            terms=RoundTerms(JOB, 0, root, keys, keys, keys, keys, True),
             spec=SCRATCH,
             model=host.model(JOB, 0),
             model_directory=host.directory(JOB, 0),
