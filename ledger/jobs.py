@@ -136,7 +136,9 @@ class JobsModule:
         )
         if clash is not None:
             raise Refused(f"job {clash!r} is training; one job trains at a time")
-        job = Job(spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, terms.audited, (), (), (), ())
+        job = Job(
+            spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, terms.audited, (), (), (), ()
+        )
         job = self.open_round(job, members, height, None)
         if not job.trainers:
             raise Refused("no member is registered as a trainer")

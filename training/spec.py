@@ -77,7 +77,9 @@ class JobSpec:
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = 60
     local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = 10  # H, inner steps per round
     batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
-    micro_batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per forward pass: bounds memory, not the result beyond rounding
+    micro_batch: Annotated[int, Between(1, BATCH_MAX)] = (
+        8  # sequences per forward pass: bounds memory, not the result beyond rounding
+    )
     inner_rate: float = 3e-3  # peak learning rate of the inner AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round; linear decay
     warmup_rounds: Annotated[int, Between(0, 2**31)] = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 
@@ -408,6 +409,17 @@ def test_a_light_voter_rejects_by_its_own_checks_whatever_the_re_executors_say()
     mine = light([{0: ACCEPT}] * 3)
     mine.judge(KEYS[0], NORM, OPENED)
     assert mine.verdict(KEYS[0]) is NORM
+
+
+def test_an_audited_round_without_any_re_executor_left_accepts_nothing() -> None:
+    held = book(3, dataclasses.replace(terms(auditors=0), audited=True))
+    hear_proposal(held, 0)
+    held.judge(KEYS[0], ACCEPT, OPENED)
+    assert held.verdict(KEYS[0]) is not ACCEPT
+    unaudited = book(3, terms(auditors=0))
+    hear_proposal(unaudited, 0)
+    unaudited.judge(KEYS[0], ACCEPT, OPENED)
+    assert unaudited.verdict(KEYS[0]) is ACCEPT
 
 
 def test_a_light_voter_does_not_follow_re_executors_that_may_be_mostly_liars() -> None:

@@ -209,6 +209,20 @@ def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -
     assert rounds.books[key].closing() is not None and list(rounds.seeking(NOW + 100)) == []
 
 
+def test_a_round_that_only_cut_offs_close_still_asks_for_ballots_that_liars_showed_to_others(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain, me=3)
+    open_all(rounds, chain)
+    hear(rounds, chain, chain.people[0], proposal(chain, key))
+    signed = rounds.books[key].proposals[chain.people[0].public]
+    for person, verdict in zip(chain.people[:3], (ACCEPT, ACCEPT, Verdict.UNJUDGED), strict=True):
+        hear(rounds, chain, person, ballot_on(chain, key, signed, verdict))
+    for person in chain.people[:2]:
+        hear(rounds, chain, person, CutOff(key, 0, ()))
+    closing = rounds.books[key].closing()
+    assert closing is not None and closing.cut_offs
+    assert list(rounds.seeking(NOW + 100)) == [(key, 0)]
+
+
 def test_whoever_asks_gets_all_that_is_held_of_an_open_round_and_nothing_of_others(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
