@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ledger.durable import sync_directory
 from protocol.errors import RemoteProtocolError, StorageError
 
 
@@ -62,7 +63,7 @@ class Blobs:
             with file.open("rb+") as handle:
                 os.fsync(handle.fileno())
             os.replace(file, path)
-            _sync_folder(path.parent)
+            sync_directory(path.parent)
 
     # Passing blobs
 
@@ -78,7 +79,7 @@ class Blobs:
         with _explained(kept):
             if passing.exists():
                 os.replace(passing, kept)
-                _sync_folder(self._kept)
+                sync_directory(self._kept)
 
     def release(self, owner: object) -> None:
         self._expected_to_pass = {digest: who for digest, who in self._expected_to_pass.items() if who != owner}
@@ -119,7 +120,7 @@ class Writer:
                 os.fsync(self._file.fileno())
                 self._file.close()
                 os.replace(self._part, self._path)
-                _sync_folder(self._path.parent)
+                sync_directory(self._path.parent)
         except StorageError:
             self.abort()
             raise
@@ -138,11 +139,3 @@ def _explained(path: Path, verb: str = "write") -> Iterator[None]:
     except OSError as error:
         way_out = "free some space and start again" if error.errno == errno.ENOSPC else "check the disk and its permissions"
         raise StorageError(f"cannot {verb} {path}: {error.strerror}; {way_out}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

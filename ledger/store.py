@@ -6,7 +6,6 @@ Write-ahead log with `synchronous=FULL`: a commit that returned is on disk. One 
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 from consensus.block import block_digest
 from consensus.evidence import Evidence
 from consensus.turn import Decided, Record, Restart, StoredBlock, StoredCertificate, Voted
+from ledger.durable import sync_directory
 from protocol import codec
 from protocol.codec import Count, Digest, Key
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
@@ -118,9 +118,7 @@ class Store:
             return
         try:
             self._marker.touch()
-            folder = os.open(self._marker.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+            sync_directory(self._marker.parent)
         except OSError as error:
             raise StorageError(f"cannot write {self._marker}: {error.strerror}") from error
 

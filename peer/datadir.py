@@ -16,6 +16,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from ledger.durable import sync_directory
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity
 
@@ -168,12 +169,3 @@ class DataDirectory:
             yield
         finally:
             os.close(descriptor)
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

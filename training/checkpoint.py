@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
+from ledger import durable
 from protocol.errors import RemoteProtocolError, UserError
-from training.data import replace_durably
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 
@@ -40,12 +39,8 @@ def export(path: Path, spec: JobSpec, parameters: Float32Array, origin: Origin) 
     }
     # One metadata entry: the library writes several in random order, and one model must have one file.
     metadata = {METADATA: json.dumps(about)}
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
+    with durable.writing(path) as stream:
         stream.write(safetensors.save(tensors, metadata))
-        stream.flush()
-        os.fsync(stream.fileno())
-    replace_durably(part, path)
 
 
 def read(path: Path) -> tuple[JobSpec, Float32Array, Origin]:

@@ -19,6 +19,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
+from ledger import durable
 from protocol import codec
 from protocol.codec import Between, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
@@ -197,31 +198,14 @@ def assemble(manifest: Manifest, read: Callable[[bytes], bytes], path: Path) -> 
     `read` gives a shard's bytes by digest. Raises `RemoteProtocolError` if they are not the text that was named.
     """
     whole, size = hashlib.sha256(), 0
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as stream:
-            for digest in manifest.shards:
-                shard = read(digest)
-                whole.update(shard)
-                size += len(shard)
-                stream.write(shard)
-            stream.flush()
-            os.fsync(stream.fileno())
+    with durable.writing(path) as stream:
+        for digest in manifest.shards:
+            shard = read(digest)
+            whole.update(shard)
+            size += len(shard)
+            stream.write(shard)
         if (size, whole.digest()) != (manifest.size, manifest.text):
             raise RemoteProtocolError("bad-manifest", f"shards make {size} bytes with another hash, {manifest.size} were named")
-        replace_durably(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def replace_durably(part: Path, path: Path) -> None:
-    """Renames a written and synced file over `path`, so that a crash leaves the old or the new one."""
-    os.replace(part, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 # From the text file to tokens ----------------------------------------------------------------------------------------
@@ -279,14 +263,10 @@ def _tokenized(
 ) -> npt.NDArray[np.unsignedinteger]:
     path = text.with_name(f"{text.name}.{tokenizer.digest.hex()[:16]}.{start}-{stop}.tokens")
     if not path.exists():
-        part = path.with_name(path.name + ".part")
-        with part.open("wb") as stream:
+        with durable.writing(path) as stream:
             for block in _blocks(text, start, stop):
                 stream.write(tokenizer.encode(block).tobytes())
                 on_block()
-            stream.flush()
-            os.fsync(stream.fileno())
-        replace_durably(part, path)
     if not path.stat().st_size:
         return np.zeros(0, dtype=np.uint16)
     return np.memmap(path, dtype=np.uint16, mode="r")

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from ledger import durable
 from protocol.errors import LocalProtocolError
 from protocol.reasons import Verdict
-from training.data import replace_durably
 from training.replicated import codec, feedback
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
@@ -38,7 +37,8 @@ def propose(request: Propose, update: Update) -> Proposed:
     delta, loss = update(np.array(model.parameters), request.job, request.round, request.trainer)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay)
     payload = codec.encode(model.header(request.trainer), m, model.layout)
-    _write_durably(Path(request.buffer_out), np.ascontiguousarray(m, dtype="<f4").tobytes())
+    with durable.writing(Path(request.buffer_out)) as stream:
+        stream.write(np.ascontiguousarray(m, dtype="<f4").tobytes())
     digest = hashlib.sha256(payload).digest()
     return Proposed(payload, digest, feedback.buffer_digest(m), loss, time.perf_counter() - started)
 
@@ -92,12 +92,3 @@ def _feedback(request: Propose | Audit, model: ReplicatedModel) -> Float32Array:
 
 def _float32(data: bytes) -> Float32Array:
     return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    replace_durably(part, path)

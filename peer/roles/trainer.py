@@ -9,6 +9,7 @@ from typing import ClassVar, TypeVar
 
 import trio
 
+from ledger import durable
 from ledger.genesis import TRAINER
 from peer.roles.base import Judged, OpenRound
 from peer.roles.voter import Voter, audit_request, propose_request, publish
@@ -125,8 +126,6 @@ class Trainer(Voter):
 
 
 def _copy_text(source: Path, path: Path) -> None:
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with durable.writing(path) as file:
         for piece in data.read_text(source):
             file.write(piece)
-    data.replace_durably(part, path)

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import numpy as np
 
+from ledger.durable import sync_directory
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
@@ -45,7 +46,7 @@ def write(directory: Path, saved: Saved, parameters: Float32Array, momentum: Flo
         _write_file(fresh / PARAMETERS, np.ascontiguousarray(parameters, dtype="<f4").data)
         _write_file(fresh / MOMENTUM, np.ascontiguousarray(momentum, dtype="<f4").data)
         _write_file(fresh / STATE, memoryview(codec.encode(saved)))
-        _sync(fresh)
+        sync_directory(fresh)
         _exchange(fresh, directory)
     except OSError as error:
         raise StorageError(f"cannot write {directory}: {error.strerror}; free some space and start again") from error
@@ -96,7 +97,7 @@ def _exchange(fresh: Path, directory: Path) -> None:
     if directory.exists():
         directory.rename(aside)
     fresh.rename(directory)
-    _sync(directory.parent)
+    sync_directory(directory.parent)
     _remove(aside)
 
 
@@ -109,7 +110,7 @@ def _finish_exchange(directory: Path) -> None:
         _remove(aside)
     else:
         aside.rename(directory)
-        _sync(directory.parent)
+        sync_directory(directory.parent)
 
 
 def _aside(directory: Path) -> Path:
@@ -126,12 +127,3 @@ def _write_file(path: Path, data: memoryview) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    """A name is durable once its directory is."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,33 @@
+"""Files that are there whole or not at all, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def sync_directory(path: Path) -> None:
+    """A name is durable once its directory is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose bytes stand durably at `path` once the block ends well; otherwise what was there stays. Raises `OSError`."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, path)
+        sync_directory(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
