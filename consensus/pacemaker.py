@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 VIEW_SECONDS_MIN = 1.0  # machines that vote also train: a busy processor must not look like a dead leader
 VIEW_SECONDS_MAX = 60.0  # a healed network goes on within a minute
 VIEW_GROWTH = 1.5  # per failed view, until all honest voters are in one view long enough
+LOST_SECONDS = 0.25  # patience with a leader whose link has broken: a restarted link is back by then, a dead process is not
 TAIL_FACTOR = 3.0  # above the slowest of the last decisions
 DECISIONS_MEASURED = 32
 REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is greeted with everything: repeats are a last resort
@@ -39,11 +40,19 @@ class Pacemaker:
 
     def view_seconds(self) -> float:
         base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(self.durations, default=0.0))
-        # The exponent is bounded only to keep the power a finite number; the cap is reached long before.
-        return min(VIEW_SECONDS_MAX, base * VIEW_GROWTH ** min(self._view, 64))
+        return min(VIEW_SECONDS_MAX, base * self._growth)
 
-    def view_deadline(self) -> float | None:
-        return None if self._started is None else self._started + self.view_seconds()
+    @property
+    def _growth(self) -> float:
+        # The exponent is bounded only to keep the power a finite number; the cap is reached long before.
+        return float(VIEW_GROWTH ** min(self._view, 64))
+
+    def view_deadline(self, leader_lost: float | None) -> float | None:
+        """`leader_lost`: when the link to the leader broke; None if it did not, or if there never was one."""
+        if self._started is None:
+            return None
+        deadline = self._started + self.view_seconds()
+        return deadline if leader_lost is None else min(deadline, max(self._started, leader_lost) + LOST_SECONDS * self._growth)
 
     def repeat_deadline(self) -> float | None:
         return None if self._repeat_from is None else self._repeat_from + min(REPEAT_SECONDS_MAX, self.view_seconds())

@@ -96,6 +96,7 @@ class Replica:
         self._pacemaker = Pacemaker()
         self._catch_up, self._fetch, self._future = CatchUp(), BlockFetch(), Future()
         self._links: set[bytes] = set()
+        self._lost: dict[bytes, float] = {}  # peers whose link broke, and when; those that we never had are not among them
         self._recovered = restart.prepared  # adopted when the book of its height opens
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict((stored.digest, stored.block) for stored in restart.blocks)
         self._stored = set(self._blocks)
@@ -148,9 +149,11 @@ class Replica:
                 self._receive(peer, message)
             case Connected(peer):
                 self._links.add(peer)
+                self._lost.pop(peer, None)
                 self._greet(peer)
             case Disconnected(peer):
                 self._links.discard(peer)
+                self._lost[peer] = self._now
                 self._catch_up.forget(peer)
                 self._future.forget(peer)
             case Applied():
@@ -424,6 +427,7 @@ class Replica:
         if voters is None or self._book is not None:
             return
         self._book = book = Book(self.height, voters)
+        self._lost = {peer: at for peer, at in self._lost.items() if peer in voters}
         self.view = self._own.view(self.height)
         self._pacemaker.enter_view(self.view)
         self._ask_application, self.refusal = True, None
@@ -610,7 +614,10 @@ class Replica:
         self._ask_for_decisions()
 
     def _view_deadline(self) -> float | None:
-        return None if self._own.timed_out(self.height) >= self.view else self._pacemaker.view_deadline()
+        """(L) A leader that is known to be gone is not waited for as long as a silent one."""
+        if self._own.timed_out(self.height) >= self.view:
+            return None
+        return self._pacemaker.view_deadline(self._lost.get(self.leader or b""))
 
     def _ask_for_decisions(self) -> None:
         if self.height - self._chain.applied <= DECIDED_AHEAD_MAX and _is_due(self._catch_up.deadline(self._now), self._now):

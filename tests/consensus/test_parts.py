@@ -136,13 +136,24 @@ def test_view_timers_grow_up_to_the_cap_and_follow_slow_decisions() -> None:
     assert pacemaker.view_seconds() == pytest.approx(6.0)
 
 
+def test_a_leader_whose_link_broke_is_waited_for_less_long_but_longer_with_every_view() -> None:
+    pacemaker = Pacemaker()
+    pacemaker.run(True, 100.0)
+    assert pacemaker.view_deadline(90.0) == pytest.approx(100.25), "it was gone when the work turned up"
+    assert pacemaker.view_deadline(100.5) == pytest.approx(100.75), "a link that flaps has time to come back"
+    assert pacemaker.view_deadline(100.9) == 101.0, "never longer than a silent leader"
+    pacemaker.enter_view(4)
+    pacemaker.run(True, 200.0)
+    assert pacemaker.view_deadline(90.0) == pytest.approx(200 + 0.25 * 1.5**4)
+
+
 def test_a_timer_starts_with_the_work_and_stops_with_it() -> None:
     pacemaker = Pacemaker()
     pacemaker.run(True, 100.0)
     pacemaker.run(True, 100.5)
-    assert pacemaker.view_deadline() == 101.0
+    assert pacemaker.view_deadline(None) == 101.0
     pacemaker.run(False, 100.6)
-    assert pacemaker.view_deadline() is None
+    assert pacemaker.view_deadline(None) is None
 
 
 # Evidence ------------------------------------------------------------------------------------------------------------
