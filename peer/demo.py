@@ -357,7 +357,7 @@ async def keep(demo: Demo) -> None:
 # The rival -----------------------------------------------------------------------------------------------------------
 
 
-BASELINE_RATES = (4e-3, 8e-3, 1.2e-2)  # each is tried and the best counts: a rival that nobody tuned proves nothing
+BASELINE_RATES = (8e-3, 1.2e-2, 2e-2)  # each is tried and the best counts: a rival that nobody tuned proves nothing
 
 
 async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) -> dict[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,26 +17,27 @@ import trio
 
 from consensus import events
 from consensus.block import decode_block
+from consensus.evidence import Evidence
 from consensus.replica import Replica
-from consensus.turn import Decided, Send, StoredBlock, Turn, merge, persist
+from consensus.turn import Decided, Send, Turn, merge, persist
 from consensus.voters import CachingVerifier, VoterSet
 from ledger.blobs import Blobs
 from ledger.genesis import Genesis
-from ledger.jobs import ClosedRound, Job, Phase
+from ledger.jobs import ClosedRound, Phase
 from ledger.ledger import Ledger
 from ledger.state import Rules, State, Transition
 from ledger.store import Store, StoredRound
 from ledger.transactions import Refused
-from peer.datadir import storage_errors
 from peer.eventlog import EventLog
-from peer.roles.base import Judged, OpenRound, Role
+from peer.roles.base import Role
 from peer.rounds import Outcome as Said
-from peer.rounds import RoundKey, RoundMessage, Rounds
+from peer.rounds import RoundKey, Rounds
+from peer.witness import Witness
+from peer.workshop import Workshop
 from protocol import codec
-from protocol.errors import FolkmootError, RemoteProtocolError, StorageError
+from protocol.errors import RemoteProtocolError
 from protocol.identity import Ed25519Verifier, Signed, Signer, open_signed, short_id
 from protocol.messages import AGREEMENT, ROUNDS, Ballot, CutOff, GetRound, Proposal, Relay, Transaction
-from protocol.reasons import Verdict
 from training.host import ModelHost
 from training.spec import JobSpec
 from transport.network import Connected, Disconnected, Network, Priority, Received
@@ -46,7 +47,6 @@ log = logging.getLogger("peer")
 INBOX_MAX = 512  # items that wait for the driver; then the network is not read, which slows the senders down
 BATCH_MAX = 64  # items in one turn: bounds how long a vote waits for the fsync
 SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
-DECISION_TIMES_KEPT = 10_000  # for percentiles
 
 RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction)
 
@@ -84,7 +84,7 @@ class Driver:
         event_log: EventLog,
     ) -> None:
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
-        self.network, self.role, self.events = network, role, event_log
+        self.network, self.events = network, event_log
         self.chain_id = genesis.chain_id
         self.verifier = CachingVerifier(Ed25519Verifier())
         self.rules = Rules(genesis, self.verifier, host)
@@ -93,20 +93,14 @@ class Driver:
         self.rounds = Rounds(signer, self.chain_id, self.ledger.books)
         applied = _applied_event(self.state)
         self.replica = Replica(signer, self.chain_id, Ed25519Verifier(), self.ledger, applied, store.load())
+        self.witness = Witness(event_log, self.now)
+        self.workshop = Workshop(
+            signer.public, role, self.rounds, store, blobs, host, network, event_log, call=self.call, now=self.now
+        )
         self._inbox_send, self._inbox = trio.open_memory_channel[Item](INBOX_MAX)
         self._decided = trio.Event()  # set and replaced when there is more to apply
-        self._open_rounds: dict[RoundKey, OpenRound] = {}
-        self._working: dict[RoundKey, trio.Nursery] = {}  # what the role does in each open round
-        self._judging: set[tuple[RoundKey, bytes]] = set()
         self._deadline: float | None = None
-        self._refusal: str | None = None
         self._answered: dict[bytes, float] = {}
-        self._first_seen: dict[int, float] = {}
-        self._decided_in: dict[int, float] = {}
-        self.decisions = 0
-        self.started_at = self._started_wall
-        self.decision_seconds: list[float] = []
-        self.first_decision_at: float | None = None
         self.refused: dict[str, int] = {}
         self.applied = trio.Event()  # set and replaced when a block was applied
 
@@ -130,6 +124,7 @@ class Driver:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._listen)
             self._nursery.start_soon(self._apply_decided)
+            await self._nursery.start(self.workshop.run)
             said = Said()
             self._follow_rounds(said)
             await self._perform(said, [])
@@ -184,8 +179,8 @@ class Driver:
         for item in items:
             if isinstance(item, Call):
                 item.done.set()
-        self._note_refusal()
-        self._judge_new_proposals()
+        self.witness.refusal(self.replica.height, self.replica.refusal)
+        self.workshop.judge_new_proposals()
 
     def _handle(self, item: Item, said: Said, turns: list[Turn]) -> None:
         match item:
@@ -256,7 +251,7 @@ class Driver:
             said.answers += [(peer, signed) for signed in self.rounds.held(key)]
 
     def _misbehaved(self, peer: bytes, error: RemoteProtocolError) -> None:
-        self.events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)
+        self.witness.misbehaved(peer, error)
         self.network.drop(peer, error)
 
     async def _perform(self, said: Said, turns: list[Turn]) -> None:
@@ -264,7 +259,6 @@ class Driver:
         turn = merge(turns)
         for fault in turn.faults:
             self._misbehaved(fault.peer, fault.error)
-        self._note_first_sight(turn)
         if said.records or turn.records or turn.sends:
             self._send(await trio.to_thread.run_sync(self._persist, said, turn))
         for signed in said.sends:
@@ -272,13 +266,14 @@ class Driver:
         for peer, signed in said.answers:
             self.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
         for signer, message in said.heard:
-            self._note_message(signer, message)
-        for evidence in turn.evidence:
-            self.events.add(
-                "evidence", f"{short_id(evidence.culprit)} signed two things that exclude each other", peer=evidence.culprit
-            )
-        for decided in turn.decided:
-            self._note_decision(decided)
+            self.witness.message(signer, message)
+        for record in (*said.records, *turn.evidence):
+            if isinstance(record, Evidence):
+                self.witness.evidence(record)
+        self.witness.turn(turn)
+        if turn.decided:
+            decided, self._decided = self._decided, trio.Event()
+            decided.set()
         times = (turn.deadline if turns else self._deadline, self.rounds.deadline(self.now()))
         self._deadline = min((time for time in times if time is not None), default=None)
 
@@ -296,25 +291,6 @@ class Driver:
                 self.network.send(peer, data, Priority.VOTE)
 
     # Decisions
-
-    def _note_first_sight(self, turn: Turn) -> None:
-        for record in turn.records:
-            if isinstance(record, StoredBlock):
-                self._first_seen.setdefault(record.height, self.now())
-
-    def _note_decision(self, decided: Decided) -> None:
-        self.first_decision_at = self.first_decision_at or self.now()
-        self.decisions += 1
-        signers = sorted(decided.certificate.signatures)
-        text = f"height {decided.height} decided by {len(signers)} signatures"
-        self.events.add("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
-        seen = self._first_seen.pop(decided.height, None)
-        if seen is not None:
-            self._decided_in[decided.height] = self.now() - seen
-            self.decision_seconds = [*self.decision_seconds[-DECISION_TIMES_KEPT:], self.now() - seen]
-        self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
-        decided_event, self._decided = self._decided, trio.Event()
-        decided_event.set()
 
     async def _apply_decided(self) -> None:
         """Applies blocks in order, also those that were decided but not applied when the process ended."""
@@ -351,16 +327,10 @@ class Driver:
             if signed.signer == self.signer.public:
                 log.debug("our transaction left the pool: %s", reason)
         for closed in item.transition.closed:
-            self._note_closed(closed, item)
-            job = item.state.jobs.jobs[closed.job]
-            if job.phase is Phase.FINISHED:  # no round opens any more in which its last model would be measured
-                self.host.prune(closed.job, job.round)
-                opened = self.open_round((closed.job, job.round), job)
-                self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
+            self._note_closed(closed, item.state)
         self._follow_rounds(said)  # before the replica asks for a block: a closed round must not be closed again
         turns.append(self.replica.step(_applied_event(item.state), self.now()))
-        text = f"height {item.state.height} applied, state root {item.state.root.hex()[:16]}"
-        self.events.add("applied", text, height=item.state.height, root=item.state.root)
+        self.witness.applied(item.state)
         applied, self.applied = self.applied, trio.Event()
         applied.set()
 
@@ -369,125 +339,20 @@ class Driver:
     def _follow_rounds(self, said: Said) -> None:
         opened, closed = self.rounds.follow(self.state)
         for key in closed:
-            self._open_rounds.pop(key)
-            if key in self._working:
-                self._working.pop(key).cancel_scope.cancel()
-            self.blobs.release(key)
-            self._judging = {entry for entry in self._judging if entry[0] != key}
+            self.workshop.close(key)
         for key in opened:
             job = self.state.jobs.jobs[key[0]]
             spoken = self.store.round_votes(*key)
             said.add(self.rounds.open(key[0], job, self.now(), spoken))
-            self._open_rounds[key] = self.open_round(key, job)
-            self._nursery.start_soon(self._work_on, key, self._open_rounds[key], Proposal.TAG in spoken)
+            self.workshop.open(key, job, Proposal.TAG in spoken)
 
-    def open_round(self, key: RoundKey, job: Job) -> OpenRound:
-        """What a role sees of the job's open round, or of a finished job."""
-
-        async def publish(proposal: Proposal) -> None:
-            await self.call(lambda: self.rounds.publish(proposal, self.now()))
-
-        async def delivered(trainer: bytes) -> None:
-            await self.call(lambda: self.rounds.deliver(key, trainer, self.now()))
-
-        async def measured(name: str, value: float) -> None:
-            await trio.to_thread.run_sync(self.store.measure, *key, {name: value})
-            self.events.add("measured", f"round {key[1]}: {name} {value:.4f}", job=key[0], round=key[1], name=name, value=value)
-
-        return OpenRound(
-            me=self.signer.public,
-            terms=job.terms(key[0]),
-            spec=JobSpec.decode(job.spec),
-            model=self.host.model(*key),
-            model_directory=self.host.directory(*key),
-            blobs=self.blobs,
-            fetch=self.network.fetch,
-            publish=publish,
-            delivered=delivered,
-            measured=measured,
-        )
-
-    async def _work_on(self, key: RoundKey, opened: OpenRound, spoken: bool) -> None:
-        """Everything this peer's role does in one round, cancelled when the round closes, which may be before this starts."""
-        await trio.to_thread.run_sync(self._tidy, key)
-        if key not in self._open_rounds:
-            return  # closed meanwhile
-        self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
-        async with trio.open_nursery() as self._working[key]:
-            self._judge_new_proposals()
-            if opened.me in opened.terms.trainers and not spoken:
-                self._working[key].start_soon(self._guarded, "training", self.role.propose, opened)
-            await trio.sleep_forever()
-
-    async def _guarded(self, what: str, work: Callable[[OpenRound], Awaitable[None]], opened: OpenRound) -> None:
-        """A role may fail in a round; the peer goes on, unless its disk fails."""
-        try:
-            with storage_errors(self.store.path.parent):
-                await work(opened)
-        except StorageError:
-            raise
-        except FolkmootError as error:
-            self.events.add("warning", f"{what} in round {opened.number} failed: {error}", job=opened.job, round=opened.number)
-
-    def _tidy(self, key: RoundKey) -> None:
-        """Deletes what nobody needs any more: old models, and error-feedback buffers behind the last accepted ones."""
-        self.host.prune(*key)
-        self.store.forget_round_votes(*key)
-        keep = {record.buffer for opened in list(self._open_rounds.values()) for record in opened.model.records.values()}
-        for book in list(self.rounds.books.values()):
-            for signed in list(book.proposals.values()):
-                keep.add(codec.decode_message(signed.body, (Proposal,)).buffer)
-        self.blobs.delete_passed(keep)
-
-    def _judge_new_proposals(self) -> None:
-        for job, book in self.rounds.books.items():
-            key = (job, book.terms.round)
-            if book.me is None or key not in self._working:
-                continue
-            for trainer, signed in book.proposals.items():
-                if trainer not in book.verdicts and (key, trainer) not in self._judging:
-                    self._judging.add((key, trainer))
-                    self._working[key].start_soon(self._judge, key, self._open_rounds[key], signed)
-
-    async def _judge(self, key: RoundKey, opened: OpenRound, signed: Signed) -> None:
-        proposal = codec.decode_message(signed.body, (Proposal,))
-        judged = Judged(Verdict.UNJUDGED)
-
-        async def judge(opened: OpenRound) -> None:
-            nonlocal judged
-            judged = await self.role.judge(opened, signed, proposal)
-
-        await self._guarded("judging", judge, opened)
-        await self.call(lambda: self.rounds.judge(key, signed.signer, judged.verdict, judged.seconds, self.now()))
-
-    # For people
-
-    def _note_refusal(self) -> None:
-        refusal = self.replica.refusal
-        if refusal is not None and refusal != self._refusal:
-            self.events.add("warning", f"not preparing the block proposed for height {self.replica.height}: {refusal}")
-        self._refusal = refusal
-
-    def _note_message(self, signer: bytes, message: RoundMessage) -> None:
-        text = {Proposal: "proposes", CutOff: "wants to close"}.get(type(message), "votes")
-        if isinstance(message, Ballot):
-            text += " " + ", ".join(f"{short_id(j.trainer)}: {j.verdict.label}" for j in message.judgements)
-        fields = {"peer": signer, "job": message.job, "round": message.round}
-        self.events.add(message.TAG, f"round {message.round}: {short_id(signer)} {text}", **fields)
-
-    def _note_closed(self, closed: ClosedRound, item: AppliedBlock) -> None:
-        outcome, state = closed.outcome, item.state
-        book = self.rounds.books.get(closed.job)
-        figures = {"decision_ms": 1_000 * self._decided_in.pop(item.decided.height, 0.0)}
-        if book is not None and book.terms.round == closed.round:
-            figures["seconds"] = self.now() - book.opened
+    def _note_closed(self, closed: ClosedRound, state: State) -> None:
+        book, job = self.rounds.books.get(closed.job), state.jobs.jobs[closed.job]
+        opened = book.opened if book is not None and book.terms.round == closed.round else None
+        figures = self.witness.closed(closed, state, opened)
         self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
-        parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
-        parts += [f"rejected {short_id(trainer)} ({verdict.label})" for trainer, verdict in outcome.rejected.items()]
-        parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
-        root = state.jobs.jobs[closed.job].model_root
-        fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
-        self.events.add("round", f"round {closed.round}: {', '.join(parts)}", **fields)
+        if job.phase is Phase.FINISHED:
+            self.workshop.finish((closed.job, job.round), job)
 
 
 def _applied_event(state: State) -> events.Applied:

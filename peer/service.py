@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -86,7 +86,7 @@ class Service:
 
     async def stats(self) -> StatsView:
         driver, traffic = self.driver, self.network.traffic()
-        first = driver.first_decision_at
+        first = driver.witness.first_decision_at
         refused = dict(self.network.refused())
         for reason, count in driver.refused.items():
             refused[reason] = refused.get(reason, 0) + count
@@ -94,10 +94,10 @@ class Service:
         processes = [os.getpid(), self.worker.pid if self.worker else None]
         return StatsView(
             status=await self.status(),
-            decisions=driver.decisions,
-            decision_ms_p50=_percentile(driver.decision_seconds, 50),
-            decision_ms_p99=_percentile(driver.decision_seconds, 99),
-            seconds_to_first_decision=None if first is None else first - driver.started_at,
+            decisions=driver.witness.decisions,
+            decision_ms_p50=_percentile(tuple(driver.witness.decision_seconds), 50),
+            decision_ms_p99=_percentile(tuple(driver.witness.decision_seconds), 99),
+            seconds_to_first_decision=None if first is None else first - driver.witness.started_at,
             bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent),
             bytes_received=_by_kind(traffic.received, traffic.blobs_received),
             refused=refused,
@@ -249,11 +249,11 @@ class Service:
         return text + (f"; {warning}" if warning else "")
 
     async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        role = self.driver.role
+        role = self.driver.workshop.role
         if not isinstance(role, Trainer):
             raise UserError("this peer has no worker to generate with: ask one with --role trainer")
         key, job = self._latest_job()
-        opened = self.driver.open_round((key, job.round), job)
+        opened = self.driver.workshop.view((key, job.round), job)
         directory = str(self.driver.host.directory(key, job.round))
         done = await role.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
         return done.text.decode(errors="replace")
@@ -363,7 +363,7 @@ def _by_kind(counts: tuple[int, int, int], blobs: int) -> dict[str, int]:
     return {priority.name.lower(): counts[priority] for priority in Priority} | {"blobs": blobs}
 
 
-def _percentile(seconds: list[float], percent: int) -> float | None:
+def _percentile(seconds: Sequence[float], percent: int) -> float | None:
     """In milliseconds; the nearest rank."""
     if not seconds:
         return None

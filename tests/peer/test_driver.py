@@ -60,7 +60,7 @@ async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path
         observer = made.seats[-1]
         assert observer.public not in observer.driver.state.members.members
         assert observer.store.load().votes == ()
-        assert observer.driver.decisions == made.seats[0].driver.state.height
+        assert observer.driver.witness.decisions == made.seats[0].driver.state.height
 
 
 async def test_a_peer_started_again_from_its_disk_has_its_root_and_goes_on_voting(tmp_path: Path) -> None:

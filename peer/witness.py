@@ -1,0 +1,85 @@
+"""What the driver saw, for people: the event log's lines, and how long decisions took. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from consensus.evidence import Evidence
+from consensus.turn import Decided, StoredBlock, Turn
+from ledger.jobs import ClosedRound
+from ledger.state import State
+from peer.eventlog import EventLog
+from peer.rounds import RoundMessage
+from protocol.errors import RemoteProtocolError
+from protocol.identity import short_id
+from protocol.messages import Ballot, CutOff, Proposal
+
+DECISION_TIMES_KEPT = 10_000  # for percentiles
+
+
+class Witness:
+    def __init__(self, event_log: EventLog, now: Callable[[], float]) -> None:
+        self.events, self._now = event_log, now
+        self.started_at = now()
+        self.decisions = 0
+        self.first_decision_at: float | None = None
+        self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
+        self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
+        self._decided_in: dict[int, float] = {}
+        self._refusal: str | None = None
+
+    def turn(self, turn: Turn) -> None:
+        for record in turn.records:
+            if isinstance(record, StoredBlock):
+                self._first_seen.setdefault(record.height, self._now())
+        for decided in turn.decided:
+            self._decided(decided)
+
+    def _decided(self, decided: Decided) -> None:
+        self.first_decision_at = self.first_decision_at or self._now()
+        self.decisions += 1
+        signers = sorted(decided.certificate.signatures)
+        text = f"height {decided.height} decided by {len(signers)} signatures"
+        self.events.add("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
+        seen = self._first_seen.pop(decided.height, None)
+        if seen is not None:
+            self._decided_in[decided.height] = self._now() - seen
+            self.decision_seconds.append(self._now() - seen)
+        self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
+
+    def misbehaved(self, peer: bytes, error: RemoteProtocolError) -> None:
+        self.events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)
+
+    def evidence(self, evidence: Evidence) -> None:
+        text = f"{short_id(evidence.culprit)} signed two things that exclude each other"
+        self.events.add("evidence", text, peer=evidence.culprit)
+
+    def refusal(self, height: int, refusal: str | None) -> None:
+        if refusal is not None and refusal != self._refusal:
+            self.events.add("warning", f"not preparing the block proposed for height {height}: {refusal}")
+        self._refusal = refusal
+
+    def message(self, signer: bytes, message: RoundMessage) -> None:
+        text = {Proposal: "proposes", CutOff: "wants to close"}.get(type(message), "votes")
+        if isinstance(message, Ballot):
+            text += " " + ", ".join(f"{short_id(j.trainer)}: {j.verdict.label}" for j in message.judgements)
+        fields = {"peer": signer, "job": message.job, "round": message.round}
+        self.events.add(message.TAG, f"round {message.round}: {short_id(signer)} {text}", **fields)
+
+    def closed(self, closed: ClosedRound, state: State, opened: float | None) -> dict[str, float]:
+        """A closed round's figures; `opened`: when it was opened here."""
+        outcome = closed.outcome
+        parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
+        parts += [f"rejected {short_id(trainer)} ({verdict.label})" for trainer, verdict in outcome.rejected.items()]
+        parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
+        root = state.jobs.jobs[closed.job].model_root
+        fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
+        self.events.add("round", f"round {closed.round}: {', '.join(parts)}", **fields)
+        figures = {"decision_ms": 1_000 * self._decided_in.pop(state.height, 0.0)}
+        return figures if opened is None else figures | {"seconds": self._now() - opened}
+
+    def applied(self, state: State) -> None:
+        text = f"height {state.height} applied, state root {state.root.hex()[:16]}"
+        self.events.add("applied", text, height=state.height, root=state.root)
+        self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
