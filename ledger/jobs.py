@@ -124,7 +124,7 @@ class JobsModule:
             start = codec.decode(Start, transaction.content)
             return self._start(state, members, job_id(author, transaction), start.spec, author, context.height)
         assert transaction.kind == "job/stop", transaction.kind
-        return _stop(state, members, codec.decode(Stop, transaction.content).job, author)
+        return _stop(state, members, codec.decode(Stop, transaction.content).job, author, context.height)
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         terms = self.rules.terms(spec)
@@ -145,7 +145,7 @@ class JobsModule:
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
         if terms.audited and len(job.auditors) < needed:
             raise Refused(f"audit 'full' needs {needed} voters with a worker, there are {len(job.auditors)}")
-        return JobsState(_bounded({**state.jobs, key: job}))
+        return JobsState({**state.jobs, key: job})
 
     def open_round(self, job: Job, members: MembersState, height: int, closed: Outcome | None) -> Job:
         """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
@@ -182,7 +182,7 @@ class JobsModule:
         return self.open_round(job, members, height, closed)
 
 
-def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes) -> JobsState:
+def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
     job = state.jobs.get(key)
     if job is None or job.phase is not Phase.RUNNING:
         raise Refused("no such job is running")
@@ -191,11 +191,12 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes) ->
     stops = tuple(sorted({*job.stops, author}))
     enough = len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
     phase = Phase.FINISHED if author == job.author or enough else Phase.RUNNING
-    return JobsState({**state.jobs, key: replace(job, stops=stops, phase=phase)})
+    opened = height if phase is Phase.FINISHED else job.opened
+    return JobsState({**state.jobs, key: replace(job, stops=stops, phase=phase, opened=opened)})
 
 
-def _bounded(jobs: dict[bytes, Job]) -> dict[bytes, Job]:
-    """Forgets the jobs that finished first when there are too many."""
+def bounded(jobs: dict[bytes, Job]) -> dict[bytes, Job]:
+    """Forgets the jobs that finished first when there are too many; once a block, after everything in it."""
     finished = sorted((job.opened, key) for key, job in jobs.items() if job.phase is Phase.FINISHED)
     forgotten = {key for _, key in finished[: max(0, len(finished) - FINISHED_KEPT_MAX)]}
     return {key: job for key, job in jobs.items() if key not in forgotten}

@@ -11,7 +11,7 @@ from consensus.ballots import Closing, check_closing, outcome
 from consensus.block import BODY_BYTES_MAX, Block
 from ledger import members as membership
 from ledger.genesis import Genesis
-from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState
+from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState, bounded
 from ledger.members import MembersModule, MembersState
 from ledger.transactions import Context, Module, Refused
 from protocol import codec, merkle
@@ -183,7 +183,7 @@ class Rules:
             jobs[key] = self.jobs.open_round(jobs[key], after.members, height, None)
         roots = {h: root for h, root in state.certified_roots.items() if h >= height - CERTIFIED_ROOTS_KEPT}
         roots[height - 1] = certified_root
-        after = replace(after, height=height, time_ms=time_ms, certified_roots=roots).with_modules(jobs=JobsState(jobs))
+        after = replace(after, height=height, time_ms=time_ms, certified_roots=roots).with_modules(jobs=JobsState(bounded(jobs)))
         return Transition(after, started, tuple(closed))
 
     def apply(self, state: State, block: Block) -> Transition:

@@ -195,6 +195,7 @@ class Driver:
                 said.answers += [(peer, signed) for signed in (*self.rounds.own(), *self.ledger.pool)]
             case Disconnected(peer=peer):
                 self.events.add("peer", f"lost the link to {short_id(peer)}", peer=peer)
+                self._answered.pop(peer, None)
                 turns.append(self.replica.step(events.Disconnected(peer), self.now()))
             case Call(do=do):
                 said.add(do() or Said())
@@ -233,8 +234,11 @@ class Driver:
             return
         try:
             self.rules.apply_transaction(self.state, signed, self.state.height + 1)
-        except Refused:
-            pass  # it may follow something that is not applied here yet
+        except Refused as refusal:
+            # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
+            if member is None:
+                self._count_refused(RemoteProtocolError("not-a-member", str(refusal)))
+                return
         except RemoteProtocolError as error:
             self._count_refused(error)
             return

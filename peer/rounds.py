@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -52,6 +52,7 @@ class Rounds:
     def __init__(self, signer: Signer, chain_id: bytes, books: dict[bytes, RoundBook]) -> None:
         self._signer, self._chain_id = signer, chain_id
         self.books = books
+        self._finished: Set[bytes] = frozenset()  # jobs for which nothing can come any more
         self._early: dict[RoundKey, list[tuple[Signed, RoundMessage]]] = {}
         self._replays: list[float] = []  # seconds of recent re-executions
         self._audits: list[float] = []  # seconds that the re-executors' ballots took in recent rounds
@@ -69,7 +70,12 @@ class Rounds:
             if audited:  # zero: the ballots were there before the round opened here
                 self._audits = [*self._audits, audited][-MEASURED_MAX:]
             self._sought.pop(key, None)
-        self._early = {k: v for k, v in self._early.items() if k[0] not in running or k[1] >= running[k[0]].round}
+        self._finished = state.jobs.jobs.keys() - running.keys()
+        self._early = {
+            k: v
+            for k, v in self._early.items()
+            if k[0] not in self._finished and (k[0] not in running or k[1] >= running[k[0]].round)
+        }
         return sorted(now - before), sorted(before - now)
 
     def open(self, key: bytes, job: Job, now: float, spoken: dict[str, Signed]) -> Outcome:
@@ -101,6 +107,8 @@ class Rounds:
     def receive(self, signed: Signed, message: RoundMessage, now: float) -> Outcome | None:
         """None: it is for no round that is open here, and kept if that may still come. The signature was verified."""
         book = self.books.get(message.job)
+        if message.job in self._finished:
+            return None
         if book is None or message.round > book.terms.round:
             signers = [other.signer for kept in self._early.values() for other, _ in kept]
             if len(signers) < EARLY_MAX and signers.count(signed.signer) < EARLY_PER_SIGNER_MAX:

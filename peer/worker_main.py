@@ -152,15 +152,14 @@ def serve(pipes: Pipes, jobs: Jobs) -> None:
     while True:
         request = pipes.next()
         try:
-            reply = jobs.answer(request)
+            pipes.send(jobs.answer(request))  # an answer that is no number has no encoding: that fails here too
         except Cancelled:
-            reply = tasks.Failed("cancelled")
+            pipes.send(tasks.Failed("cancelled"))
         except FolkmootError as error:
-            reply = tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX])
+            pipes.send(tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX]))
         except Exception as error:  # the boundary of the process: the daemon is told, and the next request may well succeed
             what = "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
-            reply = tasks.Failed(what[: tasks.ERROR_CHARACTERS_MAX])
-        pipes.send(reply)
+            pipes.send(tasks.Failed(what[: tasks.ERROR_CHARACTERS_MAX]))
 
 
 def _be_modest() -> None:

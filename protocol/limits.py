@@ -26,7 +26,6 @@ DATA_BYTES_MAX: Final = 64 << 30  # all shards of a job; the manifest then stays
 
 FRAME_BYTES_MAX: Final = 64 << 10  # Noise messages are at most 65535 bytes
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers
-TEXT_CHARACTERS_MAX: Final = 4_096  # free text in evidence, logs and job descriptions
 ADDRESSES_MAX: Final = 64  # one peer-exchange message
 
 assert BLOCK_BYTES_MAX + VOTERS_MAX * 200 < MESSAGE_BYTES_MAX

@@ -57,8 +57,9 @@ class ModelHost:
     def _save(self, model: ReplicatedModel) -> bytes:
         directory = self.directory(model.job, model.round)
         model.save(directory)
-        self._models[model.job] = ReplicatedModel.open(directory)  # memory-mapped: the pages can be given back
-        assert self._models[model.job].root == model.root
+        mapped = ReplicatedModel.open(directory)  # the pages of a memory-mapped model can be given back
+        assert mapped.root == model.root
+        self._models[model.job] = mapped
         return model.root
 
     def prune(self, job: bytes, number: int) -> None:

@@ -24,6 +24,17 @@ NORM_START_MAX: Final = 1e9  # its square is computed exactly by every voter; no
 LAYERS_MAX: Final = 1_024  # bounds the number of tensors, whatever their size
 
 
+# Far above anything useful; beyond them float32 parameters overflow, and what is decided would be no model.
+FLOATS_MAX: Final = {
+    "inner_rate": 10.0,
+    "outer_rate": 10.0,
+    "weight_decay": 100.0,
+    "clip": 1e6,
+    "norm_start": NORM_START_MAX,
+    "proposal_seconds": 86_400.0,
+}
+
+
 class Objective(enum.StrEnum):
     LANGUAGE = "language"  # next-token prediction on text
     SCRATCH = "scratch"  # a known update on one small tensor: tests a live network
@@ -99,6 +110,9 @@ class JobSpec:
     def problem(self) -> str | None:
         """What is wrong with it, naming the value; None if nothing is."""
         positive = ("inner_rate", "clip", "outer_rate", "norm_start", "proposal_seconds")
+        for name, value in FLOATS_MAX.items():
+            if not getattr(self, name) <= value:  # also if it is not a number
+                return f"{name} must be at most {value:g}, is {getattr(self, name)}"
         fractions = ("inner_rate_floor", "outer_momentum", "feedback_decay")
         for name in positive:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
@@ -109,9 +123,7 @@ class JobSpec:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 return f"{name} must be at least 0 and below 1, is {getattr(self, name)}"
-        if self.norm_start > NORM_START_MAX:
-            return f"norm_start must be at most {NORM_START_MAX:g}, not {self.norm_start}"
-        if self.weight_decay < 0:
+        if not self.weight_decay >= 0:
             return f"weight_decay must not be negative, is {self.weight_decay}"
         if self.objective is Objective.LANGUAGE and (self.data is None) != (self.audit is Audit.OFF):
             return "audit 'full' needs shared data, and local data needs audit 'off'"

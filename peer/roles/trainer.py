@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,20 @@ R = TypeVar("R")
 TOKENIZER_BYTES_MAX = 16 << 20  # a byte-level BPE of 65536 tokens is about 4 MB of JSON
 
 
+OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
+DEATHS_MAX = 3  # of the worker, by one request
+
+
+@dataclass
+class _Job:
+    """What this peer has done for one job."""
+
+    opening: trio.Lock = field(default_factory=trio.Lock)
+    opened: bool = False
+    observed: bool = False  # somebody opens or measures right now
+    to_evaluate: OpenRound | None = None  # the newest model that waits for being measured
+
+
 @dataclass
 class Trainer(Voter):
     """`local_data` is the text for jobs whose data is local; `evaluates` measures the held-out loss of every model it can."""
@@ -35,10 +50,7 @@ class Trainer(Voter):
     local_data: Path | None = None
     evaluates: bool = False
     registered: ClassVar[tuple[str, ...]] = (TRAINER,)
-    _opening: trio.Lock = field(default_factory=trio.Lock)
-    _opened: set[bytes] = field(default_factory=set)
-    _evaluating: bool = False
-    _to_evaluate: OpenRound | None = None
+    _jobs: dict[bytes, _Job] = field(default_factory=dict)
 
     async def propose(self, round: OpenRound) -> None:
         if round.spec.objective is Objective.SCRATCH:
@@ -61,51 +73,61 @@ class Trainer(Voter):
         return Judged(audited.verdict, audited.seconds)
 
     async def observe(self, round: OpenRound) -> None:
-        """Measures the newest model; those that come while one is being measured are skipped but for the last."""
-        if not self.evaluates or round.spec.objective is Objective.SCRATCH:
+        """Opens the job, however many rounds close meanwhile, and measures the newest model; those in between are skipped."""
+        if round.spec.objective is Objective.SCRATCH:
             return
-        waiting, self._to_evaluate = self._to_evaluate, round
-        if waiting is not None or self._evaluating:
+        job = self._job(round)
+        waiting, job.to_evaluate = job.to_evaluate, round
+        if waiting is not None or job.observed:
             return
-        self._evaluating = True
+        job.observed = True
         try:
-            while (newest := self._to_evaluate) is not None:
-                self._to_evaluate = None
-                try:
-                    done = await self.ask(newest, tasks.Evaluate(newest.job, str(newest.model_directory)))
-                except WorkerFailed:
-                    if newest.model_directory.exists():
-                        raise
-                    continue  # rounds go by faster than they are measured: this model was pruned meanwhile
-                if done.bits_per_byte is not None:
-                    await newest.measured("held_out_bits_per_byte", done.bits_per_byte)
+            with trio.move_on_after(OBSERVE_SECONDS_MAX):
+                await self._open(round)
+                while self.evaluates and (newest := job.to_evaluate) is not None:
+                    job.to_evaluate = None
+                    await self._evaluate(newest)
         finally:
-            self._evaluating = False
+            job.observed, job.to_evaluate = False, None
+
+    async def _evaluate(self, round: OpenRound) -> None:
+        try:
+            done = await self._until_alive(tasks.Evaluate(round.job, str(round.model_directory)))
+        except WorkerFailed:
+            if round.model_directory.exists():
+                raise
+            return  # rounds go by faster than they are measured: this model was pruned meanwhile
+        if done.bits_per_byte is not None:
+            await round.measured("held_out_bits_per_byte", done.bits_per_byte)
 
     async def ask(self, round: OpenRound, request: tasks.Request[R]) -> R:
-        """The worker's reply, however often it has to be started again. Cancelled with the round."""
+        """The worker's reply. Cancelled with the round. Raises `WorkerFailed`."""
         await self._open(round)
         return await self._until_alive(request)
 
+    def _job(self, round: OpenRound) -> _Job:
+        return self._jobs.setdefault(round.job, _Job())
+
     async def _open(self, round: OpenRound) -> None:
         """Gets a job's text once and hands it to the worker; the others that come meanwhile wait."""
-        async with self._opening:
-            if round.job in self._opened:
+        job = self._job(round)
+        async with job.opening:
+            if job.opened:
                 return
             text = await self._local_text() if round.spec.data is None else await self._shared_text(round, round.spec.data)
             tokenizer = None
             if round.spec.tokenizer is not None:
-                await round.fetch(round.spec.tokenizer, TOKENIZER_BYTES_MAX, ())
+                await _fetch(round, round.spec.tokenizer, TOKENIZER_BYTES_MAX)
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
             await self._until_alive(tasks.OpenJob(round.job, round.spec.encode(), str(text), tokenizer))
-            self._opened.add(round.job)
+            job.opened = True
 
     async def _until_alive(self, request: tasks.Request[R]) -> R:
-        while True:
-            try:
+        """Asks again when the worker died, which is started again after a pause that grows, but not what kills it each time."""
+        for _ in range(DEATHS_MAX):
+            with contextlib.suppress(WorkerDied):
                 return await self.worker.ask(request)
-            except WorkerDied:
-                continue  # it is being started again, after a pause that grows
+        raise WorkerFailed(f"the worker died {DEATHS_MAX} times of {type(request).__name__}")
 
     async def _local_text(self) -> Path:
         if self.local_data is None:
@@ -115,14 +137,20 @@ class Trainer(Voter):
         return path
 
     async def _shared_text(self, round: OpenRound, digest: bytes) -> Path:
-        await round.fetch(digest, MESSAGE_BYTES_MAX, ())
+        await _fetch(round, digest, MESSAGE_BYTES_MAX)
         manifest = data.Manifest.decode(round.blobs.read(digest))
         path = self.texts / f"{manifest.text.hex()[:32]}.txt"
         if not path.exists():
             for shard in manifest.shards:
-                await round.fetch(shard, DATA_SHARD_BYTES, ())
+                await _fetch(round, shard, DATA_SHARD_BYTES)
             await trio.to_thread.run_sync(data.assemble, manifest, round.blobs.read, path)
         return path
+
+
+async def _fetch(round: OpenRound, digest: bytes, size_max: int) -> None:
+    """A blob that stays, whatever a liar names it as."""
+    await round.fetch(digest, size_max, ())
+    round.blobs.keep(digest)
 
 
 def _copy_text(source: Path, path: Path) -> None:

@@ -164,9 +164,19 @@ def test_the_jobs_that_finished_first_are_forgotten_and_running_ones_never(world
     for _ in range(5):
         keys.append(world.start(PEOPLE[0], SCRATCH + b":1"))
         world.decide(closings=(world.closing(keys[-1]),))
-    assert set(world.state.jobs.jobs) == {lasting, *keys[-3:]}
-    world.start(PEOPLE[1], SCRATCH)
-    assert {lasting, *keys[-2:]} <= set(world.state.jobs.jobs) and keys[-3] not in world.state.jobs.jobs
+    assert set(world.state.jobs.jobs) == {lasting, *keys[-2:]}
+
+
+def test_a_job_that_its_own_block_closes_and_stops_is_not_forgotten_in_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "FINISHED_KEPT_MAX", 1)
+    old = world.start(PEOPLE[0], LANGUAGE + b":99")
+    for _ in range(3):
+        key = world.start(PEOPLE[1], SCRATCH + b":1")
+        world.decide(closings=(world.closing(key),))
+    stop = world.tx(PEOPLE[0], "job/stop", Stop(old))
+    start = world.tx(PEOPLE[0], "job/start", Start(LANGUAGE), ahead=2)
+    world.decide(stop, start, closings=(world.closing(old),))
+    assert world.job(old).phase is Phase.FINISHED and len(world.state.jobs.running()) == 1
 
 
 def test_rounds_close_one_after_the_other_until_the_job_is_finished(world: World) -> None:

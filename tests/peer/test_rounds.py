@@ -199,6 +199,19 @@ def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_b
     assert asked[:3] == pytest.approx([SEEK_SECONDS, 2 * SEEK_SECONDS, 3 * SEEK_SECONDS])
 
 
+def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    chain.play(key)
+    chain.play(key)
+    open_all(rounds, chain)
+    assert chain.ledger.state.jobs.jobs[key].phase is Phase.FINISHED
+    for number in range(100):
+        late = Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)
+        assert hear(rounds, chain, chain.people[0], late) is None
+    assert rounds._early == {}
+
+
 def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain, me=3)
     open_all(rounds, chain)

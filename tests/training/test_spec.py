@@ -29,6 +29,9 @@ def test_a_specification_survives_the_wire() -> None:
         {"beta2": 1.5},
         {"outer_momentum": 1.01},
         {"weight_decay": -0.1},
+        {"outer_rate": 1e300},
+        {"inner_rate": 11.0},
+        {"proposal_seconds": 1e9},
         {"held_out_permille": 501},
         {"data": None},
         {"audit": Audit.OFF},
@@ -46,6 +49,13 @@ def test_a_foreign_specification_that_no_peer_could_carry_out_is_refused(change:
 def test_a_person_is_told_which_value_is_wrong() -> None:
     with pytest.raises(UserError, match="beta1 must be at least 0 and below 1"):
         replace(JOB, beta1=1.0).checked()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["weight_decay", "outer_rate", "beta1", "feedback_decay", "norm_start"])
+def test_what_is_no_number_is_told_to_a_person(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=name):
+        replace(JOB, **{name: value}).checked()  # type: ignore[arg-type]
 
 
 def test_the_number_of_parameters_is_that_of_the_layout() -> None:
