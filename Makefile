@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 		echo "set-up: creating .venv with $$("$$found" --version)"; "$$found" -m venv --clear .venv; \
 	fi
+	@echo "set-up: installing the pinned packages into .venv (1.3 GB; a minute or two, once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[web,dev]'
 	@touch $@

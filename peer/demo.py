@@ -30,6 +30,7 @@ from protocol import codec
 from protocol.api import JobView, RoundView, StatsView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id, short_id
+from training import data
 from training.spec import JobSpec
 
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
@@ -96,6 +97,8 @@ def main(options: argparse.Namespace) -> int:
     """The exit status: 0 only if everything that the demo promises was seen."""
     if options.data:
         options.data = str(Path(options.data).expanduser().absolute())
+        size = sum(map(len, data.read_text(Path(options.data))))  # text that cannot be used is told before anything starts
+        data.require_enough(JobSpec(name="demo"), size, options.data)
     folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--report {folder} is not empty: name a new folder")

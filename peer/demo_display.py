@@ -19,6 +19,7 @@ from rich.text import Text
 
 from protocol.api import JobView, RoundView
 from protocol.identity import peer_id
+from protocol.reasons import MEANINGS
 
 if TYPE_CHECKING:
     from peer.demo import Demo
@@ -43,7 +44,7 @@ class Display:
         options = self._demo.options
         liars = f"{options.malicious} of them lying ({options.attack})" if options.malicious else "all honest"
         text = options.data or "the language reference inside Python"
-        self._console.print(f"[bold]folkmoot demo[/bold]: {options.peers} peers, {liars}, training on {text}")
+        self._console.print(f"[bold]folkmoot demo[/bold]: {options.peers} peers, {liars}, training on {text}", soft_wrap=True)
         if self._live:
             self._live.start()
         return self
@@ -147,9 +148,8 @@ class Display:
         for name, count in report.accepted.items():
             table.add_row(f"{name}", f"{count} proposals accepted")
         for name, reasons in report.rejected.items():
-            table.add_row(
-                f"{name}", Text("rejected: " + ", ".join(f"{reason} {count} ×" for reason, count in reasons.items()), "red")
-            )
+            told = ", ".join(f"{reason} {count} × ({MEANINGS.get(reason, reason)})" for reason, count in reasons.items())
+            table.add_row(name, Text(f"rejected: {told}", "red"))
         heights = sorted(set(report.heights.values()))
         table.add_row("blocks decided", ", ".join(map(str, heights)) + f" (quorum {report.quorum} of {report.voters})")
         if report.decision_ms_p50 is not None and report.decision_ms_p99 is not None:

@@ -65,7 +65,10 @@ class Worker:
     """`run` in a nursery keeps a worker process alive; `ask` may be called from any number of tasks meanwhile."""
 
     def __init__(self, threads: int = 1, command: Sequence[str] | None = None, backoff_seconds: float = 1.0) -> None:
-        """`command` stands for `python -m peer.worker_main`; the worker's own arguments are appended to it."""
+        """`threads` of 0 leaves their number to torch.
+
+        `command` stands for `python -m peer.worker_main`; the worker's own arguments are appended to it.
+        """
         self.ready: tasks.Ready | None = None  # what the present process said when it was ready; None while there is none
         self.pid: int | None = None
         self.restarts = 0
@@ -158,12 +161,14 @@ class Worker:
         return None
 
     def arguments(self) -> list[str]:
+        threads = ["--threads", str(self._threads)] if self._threads else []
         limit = [] if self._micro_batch_max is None else ["--micro-batch-max", str(self._micro_batch_max)]
-        return [*self.command, "--threads", str(self._threads), *limit]
+        return [*self.command, *threads, *limit]
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)
-        return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
+        threads = {"OMP_NUM_THREADS": str(self._threads)} if self._threads else {}
+        return {**os.environ, **threads, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
 
 
 class _Session:

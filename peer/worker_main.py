@@ -187,13 +187,14 @@ def _end() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="peer.worker_main", description="computes for one peer; started by its daemon")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--threads", type=int, help="of torch; default: what torch chooses")
     parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")
     arguments = parser.parse_args()
     _be_modest()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the daemon stops us in its own order
     pipes = _own_pipes()
-    torch.set_num_threads(arguments.threads)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     pipes.send(tasks.Ready(f"torch {torch.__version__}", torch.get_num_threads()))
     pipes.start()
     serve(pipes, Jobs(pipes.beat, arguments.micro_batch_max))

@@ -18,3 +18,15 @@ class Verdict(enum.IntEnum):
     @property
     def label(self) -> str:
         return self.name.lower()
+
+
+MEANINGS = {  # for people, by label; `absent` is no verdict: no ballot named a proposal of that trainer
+    "unjudged": "too few could judge it in time",
+    "malformed": "not the encoding of any update",
+    "stale": "computed on another model",
+    "norm": "far too large",
+    "commitment": "its error feedback does not follow from what was decided",
+    "replay": "re-executing it gave another update",
+    "equivocation": "two different proposals for one round",
+    "absent": "no proposal came",
+}

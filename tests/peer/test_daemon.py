@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from protocol.api import TrainRequest
 from tests.peer.processes import SECONDS_MAX, Daemon, children, daemons, has_torch, peer
 
 
@@ -32,6 +33,19 @@ async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Da
     assert "Traceback" not in daemon.log
     after = await daemon.start(*RUN).answers()
     assert (after.height, after.state_root) == (before.height, before.state_root)
+
+
+async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
+    await daemon.start("run", "--listen", "127.0.0.1:0").answers()
+    tiny = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "local_steps": "1", "batch": "1"}
+    await daemon.client.train(TrainRequest("tiny", "", 1, 0, tiny))
+    with trio.fail_after(SECONDS_MAX):
+        while not (rounds := await daemon.client.rounds(1)):
+            await daemon.client.events(-1, 0.1)
+            await trio.sleep(0.05)
+    assert list(rounds[0].verdicts.values()) == ["accept"]
+    assert (await daemon.client.stats()).worker.startswith("torch")
+    assert daemon.terminate() == 0
 
 
 async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon) -> None:
