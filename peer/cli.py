@@ -99,6 +99,7 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     _add_place(init)
     init.add_argument("--network", required=True, metavar="NAME", help="what the network is called")
     init.add_argument("--name", help="what people see beside this peer's id")
+    init.add_argument("--listen", metavar="ADDRESS", help="where this peer accepts connections; later runs keep to it")
     init.add_argument(
         "--voter", action="append", default=[], metavar="KEY", help="peer id of a further founding voter; may be repeated"
     )

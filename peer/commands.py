@@ -54,10 +54,12 @@ def init(options: argparse.Namespace) -> None:
     founders[me.public] = Founder(config.name or short_id(me.public), ())
     genesis = Genesis(network, int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())))
     directory.write_genesis(codec.encode(genesis))
+    _keep_settings(options, directory, ())
     print(f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}")
     print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
     print(f"data in     {directory.path}")
-    print("next        peer run, then peer invite for everybody else")
+    place = f" --data-dir {options.data_directory}" if options.data_directory else ""
+    print(f"next        peer run{place}, then peer invite{place} for everybody else")
 
 
 def join(options: argparse.Namespace) -> int:
@@ -73,8 +75,7 @@ def join(options: argparse.Namespace) -> int:
         file = directory.path / "invitation"
         file.touch(mode=0o600)
         file.write_text(options.invite.strip() + "\n")
-        if not directory.settings_file.exists():
-            directory.settings_file.write_text(_first_settings(options, invitation))
+    _keep_settings(options, directory, _addresses(config, invitation))
     options.bootstrap = ",".join(_addresses(config, invitation))
     print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}", flush=True)
     return run(options)
@@ -84,15 +85,18 @@ def _addresses(config: Config, invitation: InvitationString) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*config.bootstrap, *invitation.addresses)))
 
 
-def _first_settings(options: argparse.Namespace, invitation: InvitationString) -> str:
+def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootstrap: tuple[str, ...]) -> None:
     """What a later `peer run` needs to be the same peer: whom to dial, and what the command line said."""
     from peer.cli import settings_of
 
     settings = settings_of(options)
     said = {name: getattr(settings.config, name) for name, origin in settings.origins.items() if origin == "command line"}
     said.pop("data_directory", None)
-    said["bootstrap"] = _addresses(settings.config, invitation)
-    return "".join(f"{name} = {toml(value)}\n" for name, value in said.items())
+    if bootstrap:
+        said["bootstrap"] = bootstrap
+    with storage_errors(directory.settings_file):
+        if said and not directory.settings_file.exists():
+            directory.settings_file.write_text("".join(f"{name} = {toml(value)}\n" for name, value in said.items()))
 
 
 def run(options: argparse.Namespace) -> int:

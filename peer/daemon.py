@@ -22,7 +22,7 @@ import trio
 from ledger.blobs import Blobs
 from ledger.genesis import Genesis
 from ledger.store import Store
-from peer import control
+from peer import addressbook, control
 from peer.author import Author
 from peer.config import Config
 from peer.datadir import DataDirectory
@@ -68,7 +68,8 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
         texts = directory.path / "texts"
         texts.mkdir(exist_ok=True)
         host, events = ModelHost(directory.models), EventLog()
-        network = Swarm(signer, genesis.chain_id, config.listen, config.bootstrap, blobs)
+        book = directory.path / "addresses"
+        network = Swarm(signer, genesis.chain_id, config.listen, (*config.bootstrap, *addressbook.load(book)), blobs)
         worker = None if config.role == "voter" else Worker(config.threads)
         role = (make_role or configured_role)(config, worker, texts, lambda: driver)
         driver = Driver(signer, genesis, store, blobs, host, network, role, events)
@@ -98,6 +99,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
                     async with trio.open_nursery() as agreeing:
                         await agreeing.start(driver.run)
                         agreeing.start_soon(membership.run)
+                        agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
                         async with trio.open_nursery() as talking:
                             await talking.start(control.serve, service, directory.path, config.control_socket)
                             yield Daemon(service, driver, stopped)
@@ -107,6 +109,10 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
                 outer.cancel_scope.cancel()
         finally:
             store.close()
+
+
+def _of_members(network: Swarm, driver: Driver) -> dict[bytes, str]:
+    return {peer: address for peer, address in network.claims().items() if peer in driver.state.members.members}
 
 
 def configured_role(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Role:

@@ -326,6 +326,10 @@ class Swarm(Hub):
     def _is_named(self, address: str) -> bool:
         return address in self._book and self._book[address].named
 
+    def claims(self) -> dict[bytes, str]:
+        """Where connected peers said that they are reached."""
+        return dict(self._claims)
+
     def _addresses(self) -> tuple[PeerAddress, ...]:
         """Where I am reached, and what other peers said of themselves."""
         known = {self.me: self.address, **self._claims}

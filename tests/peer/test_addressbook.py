@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from peer import addressbook
+from peer.addressbook import ADDRESSES_KEPT, SAVE_SECONDS
+from protocol.identity import peer_id
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def entry(number: int, port: int) -> str:
+    return f"{peer_id(key(number))}@127.0.0.1:{port}"
+
+
+async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(function: Callable[..., None], *arguments: object) -> None:
+        function(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # virtual time does not wait for threads
+    file, known = tmp_path / "addresses", {key(1): "127.0.0.1:1"}
+    assert addressbook.load(file) == ()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(addressbook.keep, file, lambda: known)
+        await trio.sleep(SAVE_SECONDS / 2)
+        assert addressbook.load(file) == (entry(1, 1),)
+        known.clear()
+        known |= {key(2): "127.0.0.1:2"}
+        await trio.sleep(SAVE_SECONDS)
+        assert set(addressbook.load(file)) == {entry(1, 1), entry(2, 2)}, "who is away now may be the one to dial later"
+        known[key(1)] = "127.0.0.1:9"
+        await trio.sleep(SAVE_SECONDS)
+        assert set(addressbook.load(file)) == {entry(1, 9), entry(2, 2)}, "one address a peer, the last one"
+        known |= {key(number): f"127.0.0.1:{number}" for number in range(3, 3 + 2 * ADDRESSES_KEPT)}
+        await trio.sleep(SAVE_SECONDS)
+        assert len(addressbook.load(file)) == ADDRESSES_KEPT
+        nursery.cancel_scope.cancel()
