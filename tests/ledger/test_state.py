@@ -263,6 +263,7 @@ def test_its_author_stops_a_job_at_once(world: World) -> None:
     assert "no such job" in (world.problem(world.tx(PEOPLE[0], "job/stop", Stop(bytes(32)))) or "")
     world.decide(world.tx(PEOPLE[0], "job/stop", Stop(key)))
     assert (world.job(key).phase, world.job(key).round) == (Phase.FINISHED, 0)
+    assert world.job(key).opened == world.state.height, "it finished now, so it is not the first to be forgotten"
     assert "no such job" in (world.problem(world.tx(PEOPLE[0], "job/stop", Stop(key))) or "")
 
 
