@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench
+.PHONY: help setup demo test lint bench model
 
 PYTHON ?=
 BIN := .venv/bin
@@ -13,6 +13,7 @@ help:
 	@echo "make test    the test suite"
 	@echo "make lint    style, types and import layers"
 	@echo "make bench   the benchmarks behind the figures in the documents"
+	@echo "make model   the model of the agreement, checked by spin (needs spin and gcc)"
 
 setup: $(STAMP)
 
@@ -48,3 +49,6 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+model:
+	python3 docs/model/check.py

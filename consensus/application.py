@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from protocol.identity import Signed
+
 
 class Application(Protocol):
     """Answers must be quick (they run inside a step) and refer to the state after the last `Applied` event."""
@@ -19,3 +21,15 @@ class Application(Protocol):
 
     def participants(self, body: bytes) -> frozenset[bytes] | None:
         """The voters that cast a ballot in a decided body, a pure function of it; None if it closes no round."""
+
+    def condense(self, body: bytes) -> bytes:
+        """The body with whatever others should hold already replaced by its digest: a pure function of the body."""
+
+    def expand(self, short: bytes) -> bytes | None:
+        """The body that was condensed to `short`; None: some part is not here. Asked again after `WorkChanged`.
+
+        Raises `RemoteProtocolError` if this is no valid short form. Whether it is the right body is checked by its digest.
+        """
+
+    def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
+        """What this peer has signed in rounds that are open here: it may have forgotten that with its disk."""

@@ -1,14 +1,19 @@
-"""The block envelope: what consensus needs to see of a block. The body is opaque."""
+"""The block envelope: what consensus needs to see of a block. The body is opaque.
+
+A block is named by the digest of its header, which holds the body's digest in the body's place: so a header and a certificate
+prove height, voters and state root to somebody who has not the body.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
-from protocol.limits import BLOCK_BYTES_MAX, VOTERS_MAX
+from protocol.errors import RemoteProtocolError
+from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Certificate
 
 # What the envelope may need beside its body: VOTERS_MAX signatures, VOTERS_MAX failed leaders, the fixed fields.
@@ -17,6 +22,7 @@ BODY_BYTES_MAX = BLOCK_BYTES_MAX - ENVELOPE_BYTES_MAX
 FIRST_HEIGHT = 1  # height 0 is the genesis, which is agreed on by having the same chain id
 
 assert BODY_BYTES_MAX > BLOCK_BYTES_MAX // 2
+assert ENVELOPE_BYTES_MAX <= HEADER_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,27 @@ class Block:
     body: Annotated[bytes, Length(0, BODY_BYTES_MAX)]
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A `Block` with the SHA-256 of its body in place of the body."""
+
+    height: Count
+    parent: Digest
+    time_ms: Count
+    proposer: Key
+    voters: Digest
+    next_voters: Digest
+    state_root: Digest
+    parent_certificate: Certificate | None
+    failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]
+    body: Digest
+
+
+_SHARED = tuple(field.name for field in fields(Header) if field.name != "body")
+
+assert [field.name for field in fields(Block)] == [*_SHARED, "body"]
+
+
 def encode_block(block: Block) -> bytes:
     return codec.encode(block)
 
@@ -42,5 +69,31 @@ def decode_block(data: bytes) -> Block:
     return codec.decode(Block, data, BLOCK_BYTES_MAX)
 
 
-def block_digest(data: bytes) -> bytes:
+def header_of(block: Block) -> Header:
+    return Header(**{name: getattr(block, name) for name in _SHARED}, body=hashlib.sha256(block.body).digest())
+
+
+def encode_header(header: Header) -> bytes:
+    return codec.encode(header)
+
+
+def decode_header(data: bytes) -> Header:
+    """Raises `RemoteProtocolError` for anything but the canonical bytes of a header."""
+    return codec.decode(Header, data, HEADER_BYTES_MAX)
+
+
+def header_digest(data: bytes) -> bytes:
     return hashlib.sha256(b"folkmoot/block\x00" + data).digest()
+
+
+def block_digest(data: bytes) -> bytes:
+    """Of the bytes of a block. Raises `RemoteProtocolError` if they are none."""
+    return header_digest(encode_header(header_of(decode_block(data))))
+
+
+def assemble(header: Header, body: bytes) -> bytes:
+    """The block of this header. Raises `RemoteProtocolError` if the body is not the one that the header names."""
+    if hashlib.sha256(body).digest() != header.body:
+        raise RemoteProtocolError("wrong-block", f"the body of a block at height {header.height}")
+    block = Block(**{name: getattr(header, name) for name in _SHARED}, body=body)
+    return encode_block(block)

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from consensus.evidence import Evidence, Statement, conflict
 from consensus.voters import VoterSet
 from protocol.identity import Signed
-from protocol.messages import Certificate, Commit, Prepare, Proposed, Timeout, TimeoutCertificate
+from protocol.messages import Certificate, Commit, Prepare, Timeout, TimeoutCertificate
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A leader's proposal whose signature and justification are verified."""
+    """A leader's proposal whose signature and justification are verified. Its block may not be here yet."""
 
-    message: Proposed
+    propose: Signed
+    header: bytes
+    justification: TimeoutCertificate | None
     digest: bytes
     obligation: Prepare | None  # the prepared block that the justification obliges to; None: the block is fresh
+    short: bytes | None  # nobody signs it; None: it was wrong, and the block must be fetched
+    sender: bytes  # who answers for `short`
+
+    def spelled(self, short: bytes | None, sender: bytes) -> Offer:
+        return replace(self, short=short, sender=sender)
 
 
 @dataclass(slots=True)
 class Book:
-    """Only verified statements come in here. The first statement of a voter in a slot counts, a second one is evidence."""
+    """Only verified statements come in here. The first statement of a voter in a slot counts, a second one is evidence.
+
+    It holds at most four statements a voter and view, in the views around the current one that the replica lets in.
+    """
 
     height: int
     voters: VoterSet
@@ -31,6 +41,7 @@ class Book:
     commit: Certificate | None = None  # a commit certificate: the height is decided
     commit_vote: Commit | None = None
     timed_out_view: int = -1  # the highest view with a quorum of timeouts
+    closed_in: int | None = None  # the view in which it was decided; from then on nothing counts, it only remembers
     _prepared: list[tuple[Certificate, Prepare]] = field(default_factory=list)
     _statements: dict[bytes, dict[tuple[str, int], tuple[Signed, Statement]]] = field(default_factory=dict)
     _tallies: dict[tuple[str, int, bytes], dict[bytes, Signed]] = field(default_factory=dict)
@@ -58,6 +69,8 @@ class Book:
         return None
 
     def _count(self, signed: Signed, statement: Statement) -> None:
+        if self.closed_in is not None:
+            return
         # Timeouts of one view count together whatever certificate they name; votes only with equal votes.
         group = b"" if isinstance(statement, Timeout) else signed.body
         tally = self._tallies.setdefault((statement.TAG, statement.view, group), {})
@@ -106,9 +119,31 @@ class Book:
         """The voters from which nothing came for this view or a later one."""
         return tuple(key for key in self.voters.keys if not any(of_view >= view for _, of_view in self._statements.get(key, ())))
 
-    def forget_offers_below(self, view: int) -> None:
-        for earlier in [known for known in self.offers if known < view]:
+    def supporters(self, view: int, digest: bytes) -> tuple[bytes, ...]:
+        """The voters that prepared this block in this view, and so hold its bytes."""
+        said = ((key, statements.get((Prepare.TAG, view))) for key, statements in self._statements.items())
+        return tuple(key for key, entry in said if entry and isinstance(entry[1], Prepare) and entry[1].block == digest)
+
+    def said_by(self, voter: bytes) -> list[Signed]:
+        """Everything held of this voter, the latest views first."""
+        said = self._statements.get(voter, {})
+        return [said[slot][0] for slot in sorted(said, key=lambda slot: slot[1], reverse=True)]
+
+    def forget_below(self, view: int, offers_below: int) -> None:
+        for earlier in [known for known in self.offers if known < offers_below]:
             del self.offers[earlier]
+        for voter, said in self._statements.items():
+            if any(of_view < view for _, of_view in said):
+                self._statements[voter] = {slot: entry for slot, entry in said.items() if slot[1] >= view}
+        for slot in [slot for slot in self._tallies if slot[1] < view]:
+            del self._tallies[slot]
+
+    def close(self, view: int) -> None:
+        """The height is decided: what a replica needs of it for voting goes, so that old books stay small."""
+        self.closed_in = view
+        self.offers.clear()
+        self._prepared.clear()
+        self._tallies.clear()
 
 
 def _timed_out(said: dict[tuple[str, int], tuple[Signed, Statement]]) -> list[int]:

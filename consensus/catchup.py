@@ -11,17 +11,30 @@ from protocol.messages import Decision, GetBlock, GetDecisions, Proposed
 
 PATIENCE_SECONDS = 0.1  # a peer one step ahead is normal: its votes or the block are probably on their way
 RETRY_SECONDS = 0.5  # then another peer is asked
+RETRY_SECONDS_MAX = 60.0  # for a peer that has never delivered: it claims what nobody has, or its answers do not get through
+ANSWERS_AT_ONCE = 32.0  # catching up a thousand heights needs no waiting
+ANSWERS_PER_SECOND = 4.0  # then 128 heights a second: more than a network decides, and little disk
 CLAIMS_MAX = 1_024  # peers whose height is remembered
 FUTURE_MESSAGES_MAX = 16  # per peer, votes of a leader's change and its votes of two heights; large proposals: one per peer
 DECISIONS_BYTES_MAX = 8 << 20  # decisions that came before the ones below them, from all peers together
+PROPOSALS_BYTES_MAX = 32 << 20  # of later heights, from all peers together; what does not fit is sent again when it is due
 FUTURE_HEIGHTS_MAX = 2  # messages for the next two heights are kept until they are reached, others are asked for again
 
 
 @dataclass(slots=True)
-class CatchUp:
-    """Asks one peer at a time for the next decisions. Claims are not trusted: whoever does not deliver is passed over."""
+class Claim:
+    """What a peer says of itself, and how patient we are with it."""
 
-    _claims: OrderedDict[bytes, int] = field(default_factory=OrderedDict)  # peer -> the height it works on
+    height: int
+    wait: float = RETRY_SECONDS  # grows with every request that it leaves unanswered
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class CatchUp:
+    """Asks one peer at a time for the next decisions. Claims are not trusted: who delivers nothing is asked ever more rarely."""
+
+    _claims: OrderedDict[bytes, Claim] = field(default_factory=OrderedDict)
     _height: int = 0
     _asked_below: int = 0  # decisions under this height have been asked for
     _behind_since: float | None = None
@@ -29,40 +42,59 @@ class CatchUp:
     _turn: int = 0
 
     def claim(self, peer: bytes, height: int) -> None:
-        self._claims[peer] = max(height, self._claims.pop(peer, 0))
+        claim = self._claims.pop(peer, None) or Claim(height)
+        claim.height = max(height, claim.height)
+        self._claims[peer] = claim
         if len(self._claims) > CLAIMS_MAX:
             self._claims.popitem(last=False)
 
     def forget(self, peer: bytes) -> None:
         self._claims.pop(peer, None)
 
+    @property
+    def claimed(self) -> int:
+        return max((claim.height for claim in self._claims.values()), default=0)
+
     def reached(self, height: int, now: float) -> None:
         """Notes progress: the peer that is being asked delivers."""
         if height > self._height:
             self._height, self._behind_since, self._next = height, None, now + RETRY_SECONDS
 
+    def delivered(self, peer: bytes) -> None:
+        """This peer sent a decision that was needed: it may be asked again at once."""
+        claim = self._claims.get(peer)
+        if claim is not None:
+            claim.wait, claim.not_before = RETRY_SECONDS, 0.0
+
+    def _ahead(self) -> list[tuple[bytes, Claim]]:
+        return [(peer, claim) for peer, claim in self._claims.items() if claim.height > self._height]
+
     def deadline(self, now: float) -> float | None:
-        ahead = max(self._claims.values(), default=0) - self._height
-        if ahead <= 0:
+        ahead = self._ahead()
+        if not ahead:
             return None
         if self._behind_since is None:
             self._behind_since = now
+        one_step = max(claim.height for _, claim in ahead) == self._height + 1
+        due = self._behind_since + PATIENCE_SECONDS if one_step else now
         if self._height < self._asked_below:
-            return self._next
-        return self._behind_since + PATIENCE_SECONDS if ahead == 1 else now
+            due = self._next
+        return max(due, min(claim.not_before for _, claim in ahead))
 
     def ask(self, now: float) -> tuple[bytes, GetDecisions]:
         """The next request. Call it when the deadline has come."""
-        ahead = [peer for peer, height in self._claims.items() if height > self._height]
+        patient = [(peer, claim) for peer, claim in self._ahead() if claim.not_before <= now]
         self._turn += 1
+        peer, claim = patient[self._turn % len(patient)]
+        claim.not_before, claim.wait = now + claim.wait, min(RETRY_SECONDS_MAX, 2 * claim.wait)
         self._next = now + RETRY_SECONDS
         self._asked_below = self._height + DECISIONS_PER_REPLY_MAX
-        return ahead[self._turn % len(ahead)], GetDecisions(self._height, DECISIONS_PER_REPLY_MAX)
+        return peer, GetDecisions(self._height, DECISIONS_PER_REPLY_MAX)
 
 
 @dataclass(slots=True)
 class BlockFetch:
-    """Asks the signers of a certificate, one after another, for the block it names."""
+    """Asks those that should have a block that is missing here, one after another."""
 
     _digest: bytes | None = None
     _next: float = 0.0
@@ -70,16 +102,35 @@ class BlockFetch:
 
     def want(self, digest: bytes | None, now: float) -> None:
         if digest != self._digest:
-            self._digest, self._next = digest, now + PATIENCE_SECONDS
+            self._digest, self._next, self._turn = digest, now + PATIENCE_SECONDS, 0
 
     def deadline(self) -> float | None:
         return None if self._digest is None else self._next
 
     def ask(self, height: int, holders: tuple[bytes, ...], now: float) -> tuple[bytes, GetBlock]:
+        """The first of `holders` is asked first. Call it when the deadline has come."""
         assert self._digest is not None
+        peer = holders[self._turn % len(holders)]
         self._turn += 1
         self._next = now + RETRY_SECONDS
-        return holders[self._turn % len(holders)], GetBlock(height, self._digest)
+        return peer, GetBlock(height, self._digest)
+
+
+@dataclass(slots=True)
+class AnswerRate:
+    """How many requests of each peer are answered: an answer is up to `turn.REPLY_BYTES_MAX` read from disk."""
+
+    _left: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # peer with a link -> answers left, at what time
+
+    def allows(self, peer: bytes, now: float) -> bool:
+        left, since = self._left.get(peer, (ANSWERS_AT_ONCE, now))
+        left = min(ANSWERS_AT_ONCE, left + (now - since) * ANSWERS_PER_SECOND)
+        allowed = left >= 1.0
+        self._left[peer] = (left - 1.0 if allowed else left, now)
+        return allowed
+
+    def forget(self, peer: bytes) -> None:
+        self._left.pop(peer, None)
 
 
 @dataclass(slots=True)
@@ -87,8 +138,7 @@ class Future:
     """Messages for heights that are not reached yet, unverified, so bounded for each peer they came from."""
 
     _small: dict[bytes, deque[tuple[int, Message]]] = field(default_factory=dict)
-    _proposals: dict[bytes, tuple[int, Message]] = field(default_factory=dict)
-
+    _proposals: dict[bytes, tuple[int, Proposed]] = field(default_factory=dict)
     _decisions: dict[int, tuple[bytes, Decision]] = field(default_factory=dict)
 
     def keep_decision(self, peer: bytes, height: int, decision: Decision) -> None:
@@ -98,7 +148,9 @@ class Future:
 
     def keep(self, peer: bytes, height: int, message: Message) -> None:
         if isinstance(message, Proposed):
-            self._proposals[peer] = (height, message)
+            held = sum(len(kept.short) for of, (_, kept) in self._proposals.items() if of != peer)
+            if held + len(message.short) <= PROPOSALS_BYTES_MAX:
+                self._proposals[peer] = (height, message)
         else:
             self._small.setdefault(peer, deque(maxlen=FUTURE_MESSAGES_MAX)).append((height, message))
 

@@ -14,7 +14,7 @@ from consensus.turn import Decided, Restart
 from consensus.voters import VoterSet, verify_certificate
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.identity import Verifier
+from protocol.identity import Signed, Verifier
 from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Certificate, Commit
 
@@ -37,12 +37,23 @@ class Past:
         self.certificate = Certificate(self.certificate.vote, dict(sorted(signatures.items())))
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a block is not prepared, and until when that is certain if the clock alone can change it."""
+
+    reason: str
+    until: float | None = None
+
+
 class Chain:
+    """The last two decided heights and those not applied yet, `DECIDED_AHEAD_MAX` at most, each with its voters."""
+
     def __init__(self, chain_id: bytes, application: Application, applied: Applied, restart: Restart) -> None:
         self._chain_id = chain_id
         self._application = application
         self._past: dict[int, Past] = {}
         self._voters: dict[int, VoterSet] = {}
+        self._schedules: dict[int, Schedule] = {}  # asked for several times a step
         self.applied = applied.height
         self._state_root = applied.state_root
         self.divergence: str | None = None
@@ -71,10 +82,13 @@ class Chain:
 
     def schedule(self, height: int) -> Schedule | None:
         """The leaders of `height`; None while what decides about them is not known."""
+        known = self._schedules.get(height)
         voters, parent = self._voters.get(height), self._past.get(height - 1)
-        if voters is None or (parent is None and height > FIRST_HEIGHT):
-            return None
-        return schedule(height, voters, parent.block if parent else None, parent.participants if parent else None)
+        if known is not None or voters is None or (parent is None and height > FIRST_HEIGHT):
+            return known
+        made = schedule(height, voters, parent.block if parent else None, parent.participants if parent else None)
+        self._schedules[height] = made
+        return made
 
     def add_decided(self, decided: Decided) -> None:
         assert decided.height == self.height
@@ -100,6 +114,7 @@ class Chain:
     def _learn(self, applied: Applied) -> None:
         for height, voters in enumerate(applied.voters, applied.height):
             self._voters[height] = voters
+        self._schedules.clear()
         self._compare()
         self._forget()
 
@@ -121,6 +136,13 @@ class Chain:
         needed = min(self.applied, self.height - 2)
         self._past = {height: past for height, past in self._past.items() if height >= needed}
         self._voters = {height: voters for height, voters in self._voters.items() if height >= needed}
+        self._schedules = {height: made for height, made in self._schedules.items() if height >= needed}
+
+    def commits_of(self, voter: bytes) -> list[Signed]:
+        """What this voter committed in the heights that are held, the latest first."""
+        pasts = [self._past[height] for height in sorted(self._past, reverse=True)]
+        certificates = [past.certificate for past in pasts if voter in past.certificate.signatures]
+        return [Signed(certificate.vote, voter, certificate.signatures[voter]) for certificate in certificates]
 
     # Blocks ----------------------------------------------------------------------------------------------------------
 
@@ -153,21 +175,23 @@ class Chain:
         view = codec.decode_message(certificate.vote, (Commit,)).view
         return failed_leaders(self.height, self._voters[self.height], parent.block, leaders, view)
 
-    def problem(self, data: bytes, proposer: bytes, now_ms: int, verifier: Verifier) -> str | None:
+    def problem(self, data: bytes, proposer: bytes, now_ms: int, verifier: Verifier) -> Problem | None:
         """Why a fresh block must not be prepared; None: nothing is wrong. The parent must be applied."""
         assert self.is_applied
         try:
             block = decode_block(data)
             self._check_parent_certificate(block.parent_certificate, verifier)
         except RemoteProtocolError as error:
-            return str(error)
+            return Problem(str(error))
         if block != self._envelope(proposer, block.time_ms, block.parent_certificate, block.body):
-            return "the envelope is not the one that follows from the parent"
+            return Problem("the envelope is not the one that follows from the parent")
         if self.parent is not None and block.time_ms <= self.parent.block.time_ms:
-            return f"time {block.time_ms} ms is not after its parent's"
+            return Problem(f"time {block.time_ms} ms is not after its parent's")
         if block.time_ms > now_ms + CLOCK_AHEAD_SECONDS * 1_000:
-            return f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock"
-        return self._application.check(block.height, block.body, proposer)
+            reason = f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock"
+            return Problem(reason, until=block.time_ms / 1_000 - CLOCK_AHEAD_SECONDS)
+        refusal = self._application.check(block.height, block.body, proposer)
+        return None if refusal is None else Problem(refusal)
 
     def _check_parent_certificate(self, certificate: Certificate | None, verifier: Verifier) -> None:
         parent = self.parent

@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from consensus.voters import VoterSet
-from protocol.messages import BlockBytes, Decision, GetBlock, GetDecisions, Prepared, Proposed, Status, TimedOut, ViewEnded, Vote
+from protocol.messages import (
+    BlockBytes,
+    Decision,
+    GetBlock,
+    GetDecisions,
+    GetHeard,
+    Heard,
+    Prepared,
+    Proposed,
+    Status,
+    TimedOut,
+    ViewEnded,
+    Vote,
+)
 
-Message = Proposed | Vote | TimedOut | Decision | Prepared | ViewEnded | Status | GetDecisions | GetBlock | BlockBytes
+OfHeight = Proposed | Vote | TimedOut | Prepared | ViewEnded  # means something only at its height
+Message = OfHeight | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetHeard | Heard
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,18 @@
-"""Two messages that one honest voter never signs."""
+"""Two messages that one honest peer never signs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed, short_id
-from protocol.messages import Commit, Prepare, Propose, Timeout
+from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout
 
-Statement = Propose | Prepare | Commit | Timeout
-KINDS = (Propose, Prepare, Commit, Timeout)
+Statement = Propose | Prepare | Commit | Timeout  # of the agreement: once per height and view
+RoundStatement = Proposal | Ballot | CutOff  # once per round of a job
+STATEMENTS = (Propose, Prepare, Commit, Timeout)
+KINDS = (*STATEMENTS, Proposal, Ballot, CutOff)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,10 @@ class Evidence:
         return self.first.signer
 
 
-def conflict(first: Statement, second: Statement) -> bool:
-    """Whether no honest voter signs both, in whatever order."""
+def conflict(first: Statement | RoundStatement, second: Statement | RoundStatement) -> bool:
+    """Whether no honest peer signs both, in whatever order."""
+    if isinstance(first, RoundStatement) or isinstance(second, RoundStatement):
+        return type(first) is type(second) and _doubled(first, second)  # type: ignore[arg-type]
     if first.height != second.height or first.voters != second.voters:
         return False
     if type(first) is type(second):
@@ -37,10 +41,14 @@ def conflict(first: Statement, second: Statement) -> bool:
     return isinstance(second, Commit) and isinstance(first, Timeout) and conflict(second, first)
 
 
+def _doubled(first: RoundStatement, second: RoundStatement) -> bool:
+    return (first.job, first.round) == (second.job, second.round) and first != second
+
+
 def verify_evidence(evidence: Evidence, chain_id: bytes, verifier: Verifier) -> bytes:
-    """The key of the voter that is proven to lie; `RemoteProtocolError` if nothing is proven."""
-    first = cast(Statement, open_signed(evidence.first, chain_id, verifier, KINDS))
-    second = cast(Statement, open_signed(evidence.second, chain_id, verifier, KINDS))
+    """The key of the peer that is proven to lie; `RemoteProtocolError` if nothing is proven."""
+    first: Any = open_signed(evidence.first, chain_id, verifier, KINDS)
+    second: Any = open_signed(evidence.second, chain_id, verifier, KINDS)
     if evidence.first.signer != evidence.second.signer or not conflict(first, second):
         raise RemoteProtocolError("no-evidence", f"against {short_id(evidence.first.signer)}")
     return evidence.culprit

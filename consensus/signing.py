@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from consensus.evidence import KINDS, Statement
+from consensus.evidence import STATEMENTS, Statement
 from consensus.turn import Slot, Voted
 from protocol import codec
 from protocol.errors import LocalProtocolError
@@ -23,9 +23,14 @@ class OwnVotes:
     def get(self, tag: str, height: int, view: int) -> Signed | None:
         return self._signed.get((tag, height, view))
 
+    def knows(self, statement: Statement) -> bool:
+        """Whether this very statement was signed here."""
+        signed = self.get(statement.TAG, statement.height, statement.view)
+        return signed is not None and signed.body == codec.encode(statement)
+
     def statements(self, height: int) -> list[tuple[Signed, Statement]]:
         return [
-            (signed, codec.decode_message(signed.body, KINDS))  # type: ignore[misc]
+            (signed, codec.decode_message(signed.body, STATEMENTS))  # type: ignore[misc]
             for (_, of_height, _), signed in self._signed.items()
             if of_height == height
         ]

@@ -12,7 +12,7 @@ from consensus.evidence import Evidence
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.limits import MESSAGE_BYTES_MAX
-from protocol.messages import BlockBytes, Certificate, Decision
+from protocol.messages import Accusation, BlockBytes, Certificate, Decision, GetRound, Relay
 
 REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # decisions sent at one request; whoever lags asks again
 
@@ -22,6 +22,16 @@ Slot = tuple[str, int, int]  # message tag, height, view: what may be signed onc
 @dataclass(frozen=True, slots=True)
 class Voted:
     slot: Slot
+    signed: Signed
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVoted:
+    """This peer's one Proposal, Ballot or CutOff of a round."""
+
+    tag: str
+    job: bytes
+    round: int
     signed: Signed
 
 
@@ -55,13 +65,16 @@ class Decided:
         return decode_block(self.block)
 
 
-Record = Voted | StoredBlock | StoredCertificate | Decided | Evidence
+Record = Voted | RoundVoted | StoredBlock | StoredCertificate | Decided | Evidence
+
+
+Outgoing = Message | Relay | GetRound | Accusation
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    to: tuple[bytes, ...]  # those without a link miss it
-    message: Message
+    to: tuple[bytes, ...] | None  # None: every link; those without a link miss it
+    message: Outgoing
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,7 @@ class Turn:
     sends: tuple[Send | SendDecisions | SendBlock, ...] = ()
     deadline: float | None = None  # call again with `Tick` at this time; replaces the one of the turn before
     faults: tuple[Fault, ...] = ()
+    heard: tuple[Signed, ...] = ()  # own round messages as others remember them; one that the journal lacks mutes its round
 
     @property
     def decided(self) -> tuple[Decided, ...]:
@@ -111,7 +125,8 @@ def merge(turns: Sequence[Turn]) -> Turn:
     records = tuple(record for turn in turns for record in turn.records)
     sends = tuple(send for turn in turns for send in turn.sends)
     faults = tuple(fault for turn in turns for fault in turn.faults)
-    return Turn(records, sends, turns[-1].deadline if turns else None, faults)
+    heard = tuple(signed for turn in turns for signed in turn.heard)
+    return Turn(records, sends, turns[-1].deadline if turns else None, faults, heard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,7 @@ class Restart:
     votes: tuple[Voted, ...] = ()  # every vote above the last decided height
     blocks: tuple[StoredBlock, ...] = ()  # every stored block above the last decided height
     prepared: Certificate | None = None  # the highest prepare certificate above the last decided height
+    evidence: tuple[Evidence, ...] = ()  # all of it
 
 
 NEVER_VOTED = Restart()
@@ -142,8 +158,8 @@ class Journal(Protocol):
 
 
 class Outlet(Protocol):
-    def send(self, to: tuple[bytes, ...], message: Message) -> None:
-        """Queue for every peer that has a link; never blocks."""
+    def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:
+        """Queue for each of `to` that has a link, None for every link; never blocks."""
 
 
 def persist(turn: Turn, journal: Journal) -> tuple[Send, ...]:

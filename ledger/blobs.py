@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ledger.durable import sync_directory
+from ledger.crash_points import crash_points
+from ledger.durable import make_directory, sync_directory
 from protocol.errors import RemoteProtocolError, StorageError
 
 
@@ -23,7 +24,7 @@ class Blobs:
         self._numbers = itertools.count()
         for folder in (kept, passing):
             with _explained(folder):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_directory(folder)
                 for leftover in folder.glob("*.part"):
                     leftover.unlink()
 
@@ -59,7 +60,7 @@ class Blobs:
     def adopt(self, file: Path, digest: bytes) -> None:
         """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest."""
         path = self.path(digest)
-        with _explained(path):
+        with _explained(path), crash_points("blob"):
             with file.open("rb+") as handle:
                 os.fsync(handle.fileno())
             os.replace(file, path)
@@ -78,8 +79,9 @@ class Blobs:
         passing, kept = self._passing / digest.hex(), self._kept / digest.hex()
         with _explained(kept):
             if passing.exists():
-                os.replace(passing, kept)
-                sync_directory(self._kept)
+                with crash_points("blob-keep"):
+                    os.replace(passing, kept)
+                    sync_directory(self._kept)
 
     def release(self, owner: object) -> None:
         self._expected_to_pass = {digest: who for digest, who in self._expected_to_pass.items() if who != owner}
@@ -115,7 +117,7 @@ class Writer:
             self.abort()
             raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
         try:
-            with _explained(self._path):
+            with _explained(self._path), crash_points("blob"):
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()

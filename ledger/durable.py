@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ledger.crash_points import crash_points
+
 
 def sync_directory(path: Path) -> None:
     """A name is durable once its directory is."""
@@ -16,6 +18,14 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Makes `path` and what is missing above it, durably. Raises `OSError`."""
+    if not path.exists():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
 
 
 @contextmanager
@@ -27,7 +37,8 @@ def writing(path: Path) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(part, path)
-        sync_directory(path.parent)
+        with crash_points(f"file-{path.suffix.lstrip('.') or path.name}"):
+            os.replace(part, path)
+            sync_directory(path.parent)
     finally:
         part.unlink(missing_ok=True)

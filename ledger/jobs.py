@@ -32,6 +32,7 @@ class JobTerms:
     rounds: int
     audited: bool  # re-executed before the ballot
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
+    proposal_seconds: float  # how long a round waits for proposals
 
 
 class JobRules(Protocol):
@@ -150,9 +151,9 @@ class JobsModule:
     def open_round(self, job: Job, members: MembersState, height: int, closed: Outcome | None) -> Job:
         """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
         terms = self.rules.terms(job.spec)
-        voters = members.voters
+        voters, author = members.round_voters, members.current(job.author)
         workers = {key for key, member in members.members.items() if TRAINER in member.roles}
-        trainers = tuple(sorted(workers)[:TRAINERS_MAX]) if terms.needs_worker else (job.author,)
+        trainers = tuple(sorted(workers)[:TRAINERS_MAX]) if terms.needs_worker else (author,) * members.speaks(author)
         auditors: tuple[bytes, ...] = ()
         if terms.audited:
             auditors = tuple(sorted(workers & set(voters))) if terms.needs_worker else voters
@@ -186,13 +187,24 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
     job = state.jobs.get(key)
     if job is None or job.phase is not Phase.RUNNING:
         raise Refused("no such job is running")
-    if author != job.author and author not in members.voters:
+    is_author = author == members.current(job.author)
+    if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop a job")
     stops = tuple(sorted({*job.stops, author}))
     enough = len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
-    phase = Phase.FINISHED if author == job.author or enough else Phase.RUNNING
+    phase = Phase.FINISHED if is_author or enough else Phase.RUNNING
     opened = height if phase is Phase.FINISHED else job.opened
     return JobsState({**state.jobs, key: replace(job, stops=stops, phase=phase, opened=opened)})
+
+
+def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
+    """Ends the jobs that nobody trains any more, or only the expelled: their open rounds might never be closed."""
+    ended = {
+        key: replace(job, phase=Phase.FINISHED, opened=height)
+        for key, job in jobs.items()
+        if job.phase is Phase.RUNNING and all(members.is_expelled(trainer) for trainer in job.trainers)
+    }
+    return {**jobs, **ended}
 
 
 def bounded(jobs: dict[bytes, Job]) -> dict[bytes, Job]:

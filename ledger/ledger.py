@@ -1,112 +1,26 @@
-"""What consensus decides about, seen from one peer: the state, the open rounds, and transactions that wait for a block."""
+"""What consensus decides about, seen from one peer: the state, the open rounds, and what waits for a block."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from consensus.ballots import Closing, RoundBook
 from consensus.block import BODY_BYTES_MAX
+from consensus.evidence import Evidence
 from ledger import members as membership
+from ledger.pool import TRANSACTIONS_BYTES_MAX, Notices, Pool, Selection, Waiting, transaction_digest
+from ledger.short import Expander, condense
 from ledger.state import Body, Rules, State, decode_body
 from ledger.transactions import Refused
 from protocol import codec
-from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed
-from protocol.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_PENDING_MAX, TRANSACTIONS_PER_BLOCK_MAX
-from protocol.messages import Transaction
+from protocol.identity import Signed, short_id
+from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
+from protocol.messages import Notice
 
-TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: applying them stays quick
-SIGNED_BYTES = 128  # what a signed message takes in a body beside its own bytes
-BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings and transactions
-PASSES_MAX = 4  # over waiting transactions: in order of their nonces, only those that follow another author's need a second one
-PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: no member's flood keeps out what the others want decided
-PENDING_STRANGERS_MAX = 64  # of all who are not members here; nothing makes room for more, or it would be passed round for ever
+BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings, evidence and transactions
+ACCUSATIONS_MAX = 16 * EVIDENCE_PER_BLOCK_MAX  # held until a block carries them: 30 kB each at most; more liars wait their turn
 
-assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` may ask without looking
-
-
-class Waiting(NamedTuple):
-    nonce: int
-    signed: Signed
-
-
-class Pool:
-    """Transactions that are not decided yet. Only those that could still be decided stay."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[bytes, Waiting] = {}
-        self._strangers: set[bytes] = set()  # keys of `_waiting`
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[Signed]:
-        return iter([waiting.signed for waiting in self._waiting.values()])
-
-    def add(self, signed: Signed, member: bool = True) -> bool:
-        """False if it was here already or there is no room. Keys cost nothing, so strangers share one small part."""
-        key = hashlib.sha256(signed.body + signed.signer).digest()
-        if key in self._waiting or len(self._waiting) >= TRANSACTIONS_PENDING_MAX:
-            return False
-        if not member and len(self._strangers) >= PENDING_STRANGERS_MAX:
-            return False
-        if member and sum(other.signer == signed.signer for other in self) >= PENDING_PER_MEMBER_MAX:
-            return False
-        self._waiting[key] = Waiting(codec.decode_message(signed.body, (Transaction,)).nonce, signed)
-        if not member:
-            self._strangers.add(key)
-        return True
-
-    def _forget(self, key: bytes) -> None:
-        del self._waiting[key]
-        self._strangers.discard(key)
-
-    def select(
-        self, rules: Rules, state: State, size_max: int = TRANSACTIONS_BYTES_MAX, count_max: int = TRANSACTIONS_PER_BLOCK_MAX
-    ) -> tuple[Signed, ...]:
-        """What fits into the next block, in an order in which all of it applies."""
-        chosen: list[Signed] = []
-        waiting = sorted(self._waiting.values(), key=lambda entry: entry.nonce)
-        for _ in range(PASSES_MAX):
-            left: list[Waiting] = []
-            for entry in waiting:
-                signed, member = entry.signed, state.members.members.get(entry.signed.signer)
-                if entry.nonce != (member.nonce if member else 0) + 1:
-                    left.append(entry)  # seen at once: a flood of these must not slow down every vote
-                    continue
-                size = len(signed.body) + SIGNED_BYTES
-                if len(chosen) >= count_max:
-                    return tuple(chosen)
-                try:
-                    after = rules.apply_transaction(state, signed, state.height + 1) if size <= size_max else None
-                except (Refused, RemoteProtocolError):
-                    after = None  # its predecessor may be among the later ones
-                if after is None:
-                    left.append(entry)
-                    continue
-                chosen.append(signed)
-                state, size_max = after, size_max - size
-            if len(left) == len(waiting):
-                break
-            waiting = left
-        return tuple(chosen)
-
-    def prune(self, rules: Rules, state: State) -> list[tuple[Signed, str]]:
-        """Forgets what was decided, expired or refused, with the reason; a nonce that is ahead may still come."""
-        gone: list[tuple[Signed, str]] = []
-        for key, (_, signed) in list(self._waiting.items()):
-            transaction = rules.open_transaction(signed)
-            member = state.members.members.get(signed.signer)
-            try:
-                rules.apply_transaction(state, signed, state.height + 1)
-            except (Refused, RemoteProtocolError) as error:
-                if transaction.nonce > (member.nonce if member else 0) + 1 and transaction.expires > state.height:
-                    continue
-                self._forget(key)
-                gone.append((signed, str(error)))
-        return gone
+Progress = tuple[int, int, int]
 
 
 class Ledger:
@@ -117,32 +31,98 @@ class Ledger:
         self.state = state
         self.certified_root = certified_root  # the root that the last decided block names
         self.books: dict[bytes, RoundBook] = {}
-        self.pool = Pool()
+        self.pool = Pool(state.height)
+        self.notices = Notices()
+        self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
+        self._expander = Expander(self.books, self.pool)
+        self._closable: dict[bytes, tuple[RoundBook, Progress, Closing | None]] = {}
+        self._selectable: tuple[State, int, bool] | None = None
 
     def advance(self, state: State, certified_root: bytes) -> None:
         assert state.height == self.state.height + 1
         self.state, self.certified_root = state, certified_root
+        self.pool.height = state.height
+        self.notices.prune(state.members, state.height)
+        self.accusations = {key: evidence for key, evidence in self.accusations.items() if self._would_expel(key)}
+
+    # Evidence and notices
+
+    def accuse(self, evidence: Evidence) -> bool:
+        """Keeps evidence until a block carries it: True if it is new and would expel somebody.
+
+        `RemoteProtocolError` if it proves nothing.
+        """
+        known = evidence.culprit in self.accusations or len(self.accusations) >= ACCUSATIONS_MAX
+        if known or not self._would_expel(evidence.culprit):
+            return False
+        self.rules.expel(self.state, evidence, self.state.height + 1)
+        self.accusations[evidence.culprit] = evidence
+        return True
+
+    def _would_expel(self, culprit: bytes) -> bool:
+        try:
+            membership.expel(self.state.members, culprit, self.state.height + 1)
+        except Refused:
+            return False
+        return True
+
+    def notice_due(self, signer: bytes) -> Notice | None:
+        """What this voter has to say after a block: which transactions have waited here too long."""
+        members = self.state.members
+        if signer not in members.voters or members.is_expelled(signer):
+            return None
+        neglected = self.pool.neglected(self.rules, self.state)
+        return Notice(self.state.height, neglected) if neglected else None
+
+    def add_notice(self, voter: bytes, notice: Notice) -> bool:
+        """Whether it is a voter's and says something new. `RemoteProtocolError` if it has not the form of a notice."""
+        members = self.state.members
+        return voter in members.voters and not members.is_expelled(voter) and self.notices.add(voter, notice)
 
     # Application
 
     def propose(self, height: int, now_ms: int) -> bytes | None:
         assert height == self.state.height + 1
-        closings, room = self._closings()
-        body = Body(closings, self.pool.select(self.rules, self.state, min(room, TRANSACTIONS_BYTES_MAX)))
-        if not closings and not body.transactions and not self._certification_due():
+        evidence, state = self._evidence()
+        closings, room = self._closings(BODY_BYTES_MAX - BODY_FIXED_BYTES - _size(evidence))
+        due = self.notices.due(self.state.members.voters, height)
+        transactions = self.pool.select(self.rules, state, min(room, TRANSACTIONS_BYTES_MAX), first=due)
+        if not closings and not evidence and not transactions and not self._certification_due():
             return None
-        return codec.encode(body)
+        return codec.encode(Body(closings, evidence, transactions))
 
-    def _closings(self) -> tuple[tuple[Closing, ...], int]:
-        """The rounds that can be closed now, as many as one block holds, and the bytes left beside them."""
+    def _evidence(self) -> tuple[tuple[Evidence, ...], State]:
+        """What one block holds of what is held here, and the state when it has acted."""
+        chosen: list[Evidence] = []
+        state = self.state
+        for _, evidence in sorted(self.accusations.items()):
+            try:
+                after = self.rules.expel(state, evidence, state.height + 1)
+            except Refused:
+                continue  # of the same member, by another of its keys; or nobody else would be left to vote
+            if len(chosen) < EVIDENCE_PER_BLOCK_MAX:
+                chosen.append(evidence)
+                state = after
+        return tuple(chosen), state
+
+    def _closings(self, room: int) -> tuple[tuple[Closing, ...], int]:
+        """The rounds that can be closed now, as many as fit, and the bytes left beside them."""
         closings: list[Closing] = []
-        room = BODY_BYTES_MAX - BODY_FIXED_BYTES
-        for _, book in sorted(self.books.items()):
-            closing = book.closing()
+        for key in sorted(self.books):
+            closing = self._closing(key)
             if closing is not None and (size := len(codec.encode(closing))) <= room:
                 closings.append(closing)
                 room -= size
         return tuple(closings), room
+
+    def _closing(self, key: bytes) -> Closing | None:
+        """`RoundBook.closing`, once for what the book holds: it only grows, and this is asked all the time."""
+        book = self.books[key]
+        progress = (len(book.signed_ballots), len(book.proposals), len(book.signed_cut_offs))
+        known = self._closable.get(key)
+        if known is None or known[0] is not book or known[1] != progress:
+            known = self._closable[key] = (book, progress, book.closing())
+        return known[2]
 
     def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
         if height != self.state.height + 1:
@@ -150,23 +130,64 @@ class Ledger:
         problem = self.rules.problem(self.state, body)
         if problem:
             return problem
-        for closing in decode_body(body).closings:
+        content = decode_body(body)
+        for closing in content.closings:
             book = self.books.get(closing.job)
             refusal = book.refuses(closing) if book else None
             if refusal:
                 return refusal
-        return None
+        return self._censors(content)
+
+    def _censors(self, body: Body) -> str | None:
+        """Whether a valid body leaves out what more voters than there can be liars have waited for; see `NOTICE_LAG`.
+
+        Only what is here, and could have stood behind the block's last transaction, counts: another transaction with the same
+        nonce, or a full block, is an excuse.
+        """
+        due = self.notices.due(self.state.members.voters, self.state.height + 1)
+        carried = {transaction_digest(signed) for signed in body.transactions} if due else set()
+        missing = [entry for digest in sorted(due - carried) if (entry := self.pool.get(digest)) is not None]
+        if not missing:
+            return None
+        room = BODY_BYTES_MAX - BODY_FIXED_BYTES - _size(body.evidence) - _size(body.closings)
+        state = self.rules.expel_all(self.state, body.evidence, self.state.height + 1)
+        selection = Selection(self.rules, state, min(room, TRANSACTIONS_BYTES_MAX), TRANSACTIONS_PER_BLOCK_MAX)
+        for signed in body.transactions:
+            selection.follow(signed)
+        left_out: Waiting | None = next((entry for entry in missing if selection.take(entry)), None)
+        return f"leaves out a transaction of {short_id(left_out.signed.signer)} that has waited too long" if left_out else None
 
     def has_work(self) -> bool:
-        closable = any(book.closing() is not None for book in self.books.values())
-        return closable or self._certification_due() or bool(self.pool.select(self.rules, self.state, count_max=1))
+        closable = any(self._closing(key) is not None for key in self.books)
+        return closable or bool(self.accusations) or self._certification_due() or self._is_selectable()
+
+    def _is_selectable(self) -> bool:
+        known = self._selectable
+        if known is None or known[0] is not self.state or known[1] != self.pool.version:
+            found = bool(self.pool.select(self.rules, self.state, count_max=1))
+            known = self._selectable = (self.state, self.pool.version, found)
+        return known[2]
 
     def participants(self, body: bytes) -> frozenset[bytes] | None:
         closings = decode_body(body).closings
         return frozenset(ballot.signer for closing in closings for ballot in closing.ballots) if closings else None
+
+    def condense(self, body: bytes) -> bytes:
+        return condense(body)
+
+    def expand(self, short: bytes) -> bytes | None:
+        return self._expander.expand(short)
+
+    def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
+        tables = ((book.proposals, book.signed_ballots, book.signed_cut_offs) for book in self.books.values())
+        return tuple(table[peer] for of_book in tables for table in of_book if peer in table)
 
     def _certification_due(self) -> bool:
         """An empty block: it certifies the last root, or moves the voter sets on."""
         if membership.change_due(self.state.members):
             return True
         return self.certified_root != self.state.root and not self.state.jobs.running()
+
+
+def _size(parts: Sequence[Evidence | Closing]) -> int:
+    return sum(len(codec.encode(part)) for part in parts)

@@ -1,20 +1,29 @@
-"""Who belongs: members, their roles and nonces, invitations, approvals, and the voter sets of the next two heights."""
+"""Who belongs: members, their roles and nonces, invitations, approvals, and the voter sets of the next two heights.
+
+What a key loses with its member's expulsion, or with its rotation to another key, it loses at once, except its vote: that follows
+the queue of changes of the voter set, max(1, f) a block in this order: expulsions, rotations, leaves, joins. A change made in
+block h acts at h+2. Open rounds keep the voters and trainers they were opened with, so such a key's ballots in them still count;
+the next rounds are opened without it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from consensus.quorum import faults_tolerated
 from consensus.voters import VoterSet
 from ledger.genesis import Founder, Genesis, Roles, check_roles
 from ledger.transactions import Context, Modules, Refused
 from protocol import codec
-from protocol.codec import Count, Digest, Key, Length, SignatureBytes
+from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, open_signed, short_id
 from protocol.limits import MEMBERS_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
+
+ROTATIONS_MAX = 16  # keys of one member: an old one stays in the table for ever, and nobody may fill that table alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +73,25 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Rotate:
+    """`member/rotate`, signed by the old key: the author goes on as `new_key`."""
+
+    new_key: Key
+    signature: SignatureBytes  # by the new key, over `rotation_preimage`
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
+    """One key of a member. It stays here for ever: a key that was expelled or rotated away is never admitted again."""
+
     name: Name
     roles: Roles
     admitted: Count  # height; 0 for founders
     invited_by: Key | None
     nonce: Count  # of its last decided transaction
+    rotations: Annotated[int, Between(0, ROTATIONS_MAX)] = 0  # how many keys this member had before
+    successor: Key | None = None  # the key that this one was rotated to
+    expelled: Count | None = None  # height of the block with the evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +106,49 @@ class MembersState:
     leaving: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()
     tokens: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # used invitations -> expiry
 
+    def speaks(self, key: bytes) -> bool:
+        """Whether a member has this key now."""
+        member = self.members.get(key)
+        return member is not None and member.expelled is None and member.successor is None
+
+    def current(self, key: bytes) -> bytes:
+        """The key that the member of this key has now; at most `ROTATIONS_MAX` steps away."""
+        member = self.members.get(key)
+        return key if member is None or member.successor is None else self.current(member.successor)
+
+    def is_expelled(self, key: bytes) -> bool:
+        member = self.members.get(key)
+        return member is not None and member.expelled is not None
+
+    @property
+    def round_voters(self) -> tuple[bytes, ...]:
+        """Who votes in a round that is opened now: the next height's voters, without the expelled, by the keys they have now.
+
+        Where none would be left, those after them: the last voter is never expelled.
+        """
+        for keys in (self.voters, self.upcoming):
+            left = sorted(self.current(key) for key in keys if not self.is_expelled(key))
+            if left:
+                return tuple(left)
+        raise AssertionError("a voter set without anybody")
+
 
 def token_preimage(chain_id: bytes, newcomer: bytes) -> bytes:
     return b"folkmoot/token\x00" + chain_id + newcomer
 
 
-Content = Admit | Register | Stand | Approve | Leave
+def rotation_preimage(chain_id: bytes, old_key: bytes) -> bytes:
+    return b"folkmoot/rotation\x00" + chain_id + old_key
+
+
+Content = Admit | Register | Stand | Approve | Leave | Rotate
 KINDS: dict[str, type[Content]] = {
     "member/admit": Admit,
     "member/register": Register,
     "member/stand": Stand,
     "member/approve": Approve,
     "member/leave": Leave,
+    "member/rotate": Rotate,
 }
 
 
@@ -128,11 +181,16 @@ class MembersModule:
                 return _approve(state, content.candidate, author)
             case Leave():
                 return _leave(state, author)
+            case Rotate():
+                return _rotate(state, content, author, context)
 
 
 def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> MembersState:
     """Every transaction of a member carries the next nonce: none is decided twice or out of order."""
     member = state.members.get(author)
+    if member is not None and not state.speaks(author):
+        # Not `Refused`: this never changes, so nobody keeps such a transaction or passes it on.
+        raise RemoteProtocolError("not-a-member", f"{short_id(author)} {'is expelled' if member.expelled else 'has another key'}")
     expected = member.nonce + 1 if member else 1
     if transaction.nonce != expected:
         raise Refused(f"nonce {transaction.nonce} of {short_id(author)}, expected {expected}")
@@ -143,40 +201,116 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
     return _with_member(state, author, replace(member, nonce=transaction.nonce))
 
 
+# Voter sets ----------------------------------------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """Of the voter set."""
+
+    goes: bytes | None
+    comes: bytes | None
+
+
 def end_block(state: MembersState, height: int) -> MembersState:
-    """Moves the voter sets on by one height: changes decided in block h act at h+2, one of them a block."""
-    voters = set(state.upcoming)
-    standing, leaving = dict(state.standing), state.leaving
-    joins = _joins(state)
-    if leaving:
-        voters.discard(leaving[0])
-        leaving = leaving[1:]
-    elif joins:
-        voters.add(min(joins))
-        del standing[min(joins)]
+    """Moves the voter sets on by one height: changes decided in block h act at h+2, at most max(1, f) of them a block."""
+    changes = _changes(state)[: max(1, faults_tolerated(len(state.upcoming)))]
+    gone, came = {change.goes for change in changes}, {change.comes for change in changes}
+    voters = {*state.upcoming, *came} - gone - {None}
     tokens = {token: expires for token, expires in state.tokens.items() if expires >= height}
     return replace(
         state,
         previous=state.voters,
         voters=state.upcoming,
-        upcoming=tuple(sorted(voters)),
-        standing=standing,
-        leaving=leaving,
+        upcoming=tuple(sorted(key for key in voters if key is not None)),
+        standing={key: approvals for key, approvals in state.standing.items() if key not in came},
+        leaving=tuple(key for key in state.leaving if key not in gone),
         tokens=tokens,
     )
 
 
 def change_due(state: MembersState) -> bool:
     """Whether an empty block would move the voter sets."""
-    return bool(state.leaving or _joins(state)) or not state.previous == state.voters == state.upcoming
+    return bool(_changes(state)) or not state.previous == state.voters == state.upcoming
+
+
+def _changes(state: MembersState) -> list[Change]:
+    """Every change that waits for its turn, in order; the oldest first where time tells them apart."""
+    members = state.members
+    expelled = sorted((members[key].expelled or 0, key) for key in state.upcoming if state.is_expelled(key))
+    rotated = [(members[key].successor, key) for key in state.upcoming if not state.is_expelled(key)]
+    in_order = sorted((members[new].admitted, old, new) for new, old in rotated if new is not None)
+    return [
+        *(Change(key, None) for _, key in expelled),
+        *(Change(old, new) for _, old, new in in_order),
+        *(Change(key, None) for key in state.leaving),
+        *(Change(None, key) for key in _joins(state)),
+    ]
 
 
 def _joins(state: MembersState) -> list[bytes]:
-    """Candidates with a quorum of approvals, as long as there is room for one."""
-    if len(state.upcoming) >= VOTERS_MAX:
-        return []
+    """Candidates with a quorum of approvals, as many as there is room for."""
     quorum, voters = VoterSet(state.voters).quorum, set(state.voters)
-    return [key for key, approvals in state.standing.items() if len(voters.intersection(approvals)) >= quorum]
+    joins = sorted(key for key, approvals in state.standing.items() if len(voters.intersection(approvals)) >= quorum)
+    return joins[: max(0, VOTERS_MAX - len(state.upcoming))]
+
+
+def _staying(state: MembersState) -> set[bytes]:
+    """The voters that will be left when all who leave or are expelled have gone. There is always one."""
+    return {key for key in state.upcoming if key not in state.leaving and not state.is_expelled(key)}
+
+
+# Expulsion and rotation ----------------------------------------------------------------------------------------------
+
+
+def expel(state: MembersState, culprit: bytes, height: int) -> MembersState:
+    """Whoever signed what no honest peer signs loses everything but the vote, which goes with the next change of the voters.
+
+    A key that was rotated away is held against its successor only while it still stands in a known voter set: nobody escapes by
+    rotating, and a stolen old key is harmless as soon as its turn is over.
+    """
+    known = {*state.previous, *state.voters, *state.upcoming}
+    if culprit not in state.members or (state.members[culprit].successor is not None and culprit not in known):
+        raise Refused(f"{short_id(culprit)} is no member's key")
+    person = state.current(culprit)
+    if state.is_expelled(culprit) or state.is_expelled(person):
+        raise Refused(f"{short_id(culprit)} is expelled already")
+    keys = {key for key in (culprit, person, *known) if state.current(key) == person}
+    if not _staying(state) - keys:
+        raise Refused(f"{short_id(culprit)} is the last voter")
+    changed = {key: replace(state.members[key], roles=(), expelled=height) for key in keys}
+    return replace(_without(state, keys), members={**state.members, **changed})
+
+
+def _rotate(state: MembersState, rotate: Rotate, author: bytes, context: Context) -> MembersState:
+    """The new key is the member at once; a vote follows in its turn. What the old key approved and stood for is withdrawn.
+
+    Keys are rotated because somebody else may have them: the owner says again what still holds.
+    """
+    member = state.members[author]
+    if rotate.new_key in state.members:
+        raise Refused(f"{short_id(rotate.new_key)} is or was a member's key")
+    if len(state.members) >= MEMBERS_MAX or member.rotations >= ROTATIONS_MAX:
+        raise Refused(f"{short_id(author)} cannot rotate its key any more")
+    if author in state.leaving or any(state.members[key].successor == author for key in state.upcoming):
+        raise Refused(f"{short_id(author)} leaves or waits for its vote: it rotates when that is over")
+    if not context.verifier.verify(rotate.new_key, rotation_preimage(context.chain_id, author), rotate.signature):
+        raise RemoteProtocolError("bad-signature", "rotation")
+    renewed = replace(member, admitted=context.height, nonce=0, rotations=member.rotations + 1)
+    retired = replace(member, roles=(), successor=rotate.new_key)
+    return replace(_without(state, {author}), members={**state.members, author: retired, rotate.new_key: renewed})
+
+
+def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
+    """No candidacy, no approvals and no wish to leave of these keys."""
+    standing = {
+        candidate: tuple(key for key in approvals if key not in keys)
+        for candidate, approvals in state.standing.items()
+        if candidate not in keys
+    }
+    return replace(state, standing=standing, leaving=tuple(key for key in state.leaving if key not in keys))
+
+
+# Transactions --------------------------------------------------------------------------------------------------------
 
 
 def _with_member(state: MembersState, key: bytes, member: Member) -> MembersState:
@@ -190,7 +324,7 @@ def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context
         raise Refused(f"the network has {MEMBERS_MAX} members, the most it can hold")
     check_roles(admit.roles)
     invitation = open_signed(admit.invitation, context.chain_id, context.verifier, (Invitation,))
-    if admit.invitation.signer not in state.voters:
+    if admit.invitation.signer not in state.voters or not state.speaks(admit.invitation.signer):
         raise Refused(f"the invitation is signed by {short_id(admit.invitation.signer)}, who does not vote")
     if invitation.expires < context.height or invitation.token in state.tokens:
         raise Refused("the invitation has expired or was used")
@@ -201,7 +335,7 @@ def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context
 
 
 def _stand(state: MembersState, stand: Stand, author: bytes, context: Context) -> MembersState:
-    if author in state.upcoming:
+    if any(state.current(key) == author for key in state.upcoming):
         raise Refused(f"{short_id(author)} votes already")
     if context.certified_roots.get(stand.height) != stand.state_root:
         raise Refused(f"{short_id(author)} shows no recent certified root")
@@ -220,7 +354,7 @@ def _approve(state: MembersState, candidate: bytes, author: bytes) -> MembersSta
 def _leave(state: MembersState, author: bytes) -> MembersState:
     if author not in state.upcoming or author in state.leaving:
         raise Refused(f"{short_id(author)} does not vote")
-    if len(state.upcoming) - len(state.leaving) <= 1:
+    if len(_staying(state)) <= 1:
         raise Refused("the last voter cannot leave")
     return replace(state, leaving=(*state.leaving, author))
 

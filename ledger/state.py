@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar
 
 from consensus.ballots import Closing, check_closing, outcome
 from consensus.block import BODY_BYTES_MAX, Block
+from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
 from ledger.genesis import Genesis
-from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState, bounded
+from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState, abandoned, bounded
 from ledger.members import MembersModule, MembersState
 from ledger.transactions import Context, Module, Refused
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed
-from protocol.limits import TRANSACTION_LIFETIME_HEIGHTS, TRANSACTIONS_PER_BLOCK_MAX
+from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTION_LIFETIME_HEIGHTS, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+OPENED_MAX = 512  # signed messages kept decoded: one round of VOTERS_MAX ballots and TRAINERS_MAX proposals; then about 20 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What this ledger puts into blocks."""
+    """What this ledger puts into blocks; it acts in the order of the fields."""
 
     closings: Annotated[tuple[Closing, ...], Length(0, RUNNING_MAX)]
+    evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]  # ascending by culprit, each once
     transactions: Annotated[tuple[Signed, ...], Length(0, TRANSACTIONS_PER_BLOCK_MAX)]
 
 
-EMPTY_BODY = codec.encode(Body((), ()))
+def module_leaf(name: str, encoded: bytes) -> bytes:
+    """The leaf hash of one module under the state root."""
+    return merkle.leaf_hash(name.encode() + b"\x00" + encoded)
+
+
+EMPTY_BODY = codec.encode(Body((), (), ()))
 
 
 def decode_body(data: bytes) -> Body:
@@ -45,11 +59,20 @@ class State:
     time_ms: int
     modules: Mapping[str, Any]
     certified_roots: Mapping[int, bytes]  # of the last heights, from the blocks; not under the root, which they contain
+    # What was encoded last for each module, handed on from state to state: most blocks leave most modules as they are.
+    _encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def root(self) -> bytes:
-        leaves = [merkle.leaf_hash(name.encode() + b"\x00" + codec.encode(value)) for name, value in sorted(self.modules.items())]
-        return merkle.root(leaves)
+        return merkle.root([module_leaf(name, self.encoded(name)) for name in sorted(self.modules)])
+
+    def encoded(self, name: str) -> bytes:
+        """The bytes of one module's state."""
+        value, data = self._encoded.get(name, (None, b""))
+        if value is not self.modules[name]:
+            value, data = self.modules[name], codec.encode(self.modules[name])
+            self._encoded[name] = (value, data)
+        return data
 
     @property
     def members(self) -> MembersState:
@@ -108,21 +131,35 @@ class Rules:
         modules: list[Module] = [MembersModule(), self.jobs, *features]
         self.modules = {module.name: module for module in modules}
         self._by_kind = {kind: module for module in self.modules.values() for kind in module.kinds}
+        self._opened: OrderedDict[Signed, Any] = OrderedDict()
+        self._judged: tuple[State, bytes, Transition | str] | None = None
 
     def first_state(self) -> State:
         modules = {name: module.genesis(self.genesis) for name, module in self.modules.items()}
         return State(0, self.genesis.created_ms, modules, {})
 
     def encode_state(self, state: State) -> bytes:
-        modules = {name: codec.encode(value) for name, value in state.modules.items()}
+        modules = {name: state.encoded(name) for name in state.modules}
         return codec.encode(StoredState(state.height, state.time_ms, modules, dict(state.certified_roots)))
 
     def decode_state(self, data: bytes) -> State:
         stored = codec.decode(StoredState, data, len(data))
+        if stored.modules.keys() != self.modules.keys():
+            raise RemoteProtocolError("bad-state", f"modules {sorted(stored.modules)}, expected {sorted(self.modules)}")
         values: dict[str, Any] = {
             name: codec.decode(self.modules[name].state_type(), value, len(value)) for name, value in stored.modules.items()
         }
         return State(stored.height, stored.time_ms, values, stored.certified_roots)
+
+    def open(self, signed: Signed, kinds: tuple[type[M], ...]) -> M:
+        """`open_signed`, once for each message: what came as a relayed message comes again in a block."""
+        known = self._opened.get(signed)
+        if known is not None and isinstance(known, kinds):
+            return known
+        message = self._opened[signed] = open_signed(signed, self.chain_id, self.verifier, kinds)
+        if len(self._opened) > OPENED_MAX:
+            self._opened.popitem(last=False)
+        return message
 
     # Transactions
 
@@ -139,7 +176,21 @@ class Rules:
         return state.with_modules(**{module.name: module.apply(state.modules, transaction, signed.signer, context)})
 
     def open_transaction(self, signed: Signed) -> Transaction:
-        return open_signed(signed, self.chain_id, self.verifier, (Transaction,))
+        return self.open(signed, (Transaction,))
+
+    # Evidence
+
+    def expel(self, state: State, evidence: Evidence, height: int) -> State:
+        """Raises `Refused` or `RemoteProtocolError` if the evidence proves nothing, or nothing that would change anything."""
+        culprit = verify_evidence(evidence, self.chain_id, self.verifier)
+        return state.with_modules(members=membership.expel(state.members, culprit, height))
+
+    def expel_all(self, state: State, evidence: Sequence[Evidence], height: int) -> State:
+        if any(left.culprit >= right.culprit for left, right in pairwise(evidence)):
+            raise Refused("evidence must ascend by culprit, each once")
+        for item in evidence:
+            state = self.expel(state, item, height)
+        return state
 
     # Rounds
 
@@ -147,7 +198,7 @@ class Rules:
         """The verified messages of a closing by signer; `RemoteProtocolError` if one is not what it should be."""
 
         def opened(parts: tuple[Signed, ...], kind: type) -> dict[bytes, Any]:
-            return {part.signer: open_signed(part, self.chain_id, self.verifier, (kind,)) for part in parts}
+            return {part.signer: self.open(part, (kind,)) for part in parts}
 
         return opened(closing.ballots, Ballot), opened(closing.cut_offs, CutOff), opened(closing.proposals, Proposal)
 
@@ -168,31 +219,64 @@ class Rules:
     def transition(self, state: State, height: int, time_ms: int, certified_root: bytes, body: Body) -> Transition:
         """What a block with this body does. Raises `Refused` or `RemoteProtocolError` if it may not follow `state`."""
         assert height == state.height + 1
-        closed = [self.close(state, closing) for closing in body.closings]
-        if len({(item.job) for item in closed}) < len(closed):
-            raise Refused("one round of a job a block")
-        after = state
-        for signed in body.transactions:
-            after = self.apply_transaction(after, signed, height)
-        after = after.with_modules(members=membership.end_block(after.members, height))
-        jobs: dict[bytes, Job] = dict(after.jobs.jobs)
-        for item in closed:
-            jobs[item.job] = self.jobs.close_round(jobs[item.job], after.members, height, item.outcome)
-        started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
-        for key in started:  # other transactions of this block may have changed who votes and trains
-            jobs[key] = self.jobs.open_round(jobs[key], after.members, height, None)
-        roots = {h: root for h, root in state.certified_roots.items() if h >= height - CERTIFIED_ROOTS_KEPT}
-        roots[height - 1] = certified_root
-        after = replace(after, height=height, time_ms=time_ms, certified_roots=roots).with_modules(jobs=JobsState(bounded(jobs)))
-        return Transition(after, started, tuple(closed))
+        return _dated(self._effect(state, body), time_ms, certified_root)
 
     def apply(self, state: State, block: Block) -> Transition:
-        return self.transition(state, block.height, block.time_ms, block.state_root, decode_body(block.body))
+        """Raises `Refused` if the block may not follow `state`."""
+        assert block.height == state.height + 1
+        judged = self._judge(state, block.body)
+        if isinstance(judged, str):
+            raise Refused(judged)
+        return _dated(judged, block.time_ms, block.state_root)
 
     def problem(self, state: State, body: bytes) -> str | None:
         """Why a body may not be decided after `state`; None if it may."""
-        try:
-            self.transition(state, state.height + 1, state.time_ms, state.root, decode_body(body))
-        except (Refused, RemoteProtocolError) as error:
-            return str(error)
-        return None
+        judged = self._judge(state, body)
+        return judged if isinstance(judged, str) else None
+
+    def _judge(self, state: State, body: bytes) -> Transition | str:
+        """The last answer is kept: a body is judged, perhaps more than once, and then applied."""
+        if self._judged is None or self._judged[0] is not state or self._judged[1] != body:
+            try:
+                self._judged = (state, body, self._effect(state, decode_body(body)))
+            except (Refused, RemoteProtocolError) as error:
+                self._judged = (state, body, str(error))
+        return self._judged[2]
+
+    def _effect(self, state: State, body: Body) -> Transition:
+        """What a body does, whatever the block around it says.
+
+        In this order: closings are judged by the state before the block; evidence expels; transactions apply one after the other
+        to what evidence left; the voter sets move on; closed rounds are counted and the next ones opened, also those of started
+        jobs, with the members after all of this; jobs that nobody can go on with end.
+        """
+        height = state.height + 1
+        closed = [self.close(state, closing) for closing in body.closings]
+        if len({(item.job) for item in closed}) < len(closed):
+            raise Refused("one round of a job a block")
+        after = self.expel_all(state, body.evidence, height)
+        for signed in body.transactions:
+            after = self.apply_transaction(after, signed, height)
+        members = membership.end_block(after.members, height)
+        jobs: dict[bytes, Job] = dict(after.jobs.jobs)
+        for item in closed:
+            jobs[item.job] = self.jobs.close_round(jobs[item.job], members, height, item.outcome)
+        started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
+        for key in started:  # other transactions of this block may have changed who votes and trains
+            jobs[key] = self.jobs.open_round(jobs[key], members, height, None)
+        jobs = bounded(abandoned(jobs, members, height))
+        changed = {"members": _unless_equal(state.members, members), "jobs": _unless_equal(state.jobs, JobsState(jobs))}
+        return Transition(replace(after, height=height).with_modules(**changed), started, tuple(closed))
+
+
+def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Transition:
+    """With what the block around the body says: its time, and the root of the state before it."""
+    state = transition.state
+    roots = {height: root for height, root in state.certified_roots.items() if height >= state.height - CERTIFIED_ROOTS_KEPT}
+    roots[state.height - 1] = certified_root
+    return replace(transition, state=replace(state, time_ms=time_ms, certified_roots=roots))
+
+
+def _unless_equal(old: T, new: T) -> T:
+    """The very same object where nothing changed: it need not be encoded again."""
+    return old if old == new else new

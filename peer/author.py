@@ -1,4 +1,4 @@
-"""Puts this peer's own transactions on the log, one at a time, and waits until they are decided."""
+"""Puts transactions of this peer, or of the key it had before, on the log, one at a time, and waits until they are decided."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from peer.driver import Driver
 from peer.rounds import Outcome as Said
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, Signer, sign
 from protocol.messages import Transaction
 
 LIFETIME_HEIGHTS = 200  # a transaction that was not decided by then is refused; rounds take seconds
@@ -17,13 +17,14 @@ DECISION_SECONDS_MAX = 120.0  # then the person who asked is told that there is 
 
 
 class Author:
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, signer: Signer | None = None) -> None:
         self._driver = driver
+        self.signer = signer or driver.signer
         self._lock = trio.Lock()
 
     @property
     def nonce(self) -> int:
-        member = self._driver.state.members.members.get(self._driver.signer.public)
+        member = self._driver.state.members.members.get(self.signer.public)
         return member.nonce if member else 0
 
     async def submit(self, kind: str, content: object) -> Transaction:
@@ -32,8 +33,8 @@ class Author:
             before = self.nonce
             with trio.move_on_after(DECISION_SECONDS_MAX):
                 while True:
-                    transaction = await self._put_on_log(kind, content)
-                    while self.nonce == before and self._driver.state.height < transaction.expires:
+                    signed, transaction = await self._put_on_log(kind, content)
+                    while self.nonce == before and signed in self._driver.ledger.pool:
                         await self._driver.applied.wait()
                     if self.nonce != before:
                         return transaction
@@ -41,14 +42,15 @@ class Author:
             f"{kind} was not decided within {DECISION_SECONDS_MAX:.0f} s: is a quorum of voters running? (`peers` shows)"
         )
 
-    async def _put_on_log(self, kind: str, content: object) -> Transaction:
-        """Counted from the height applied here; while this peer still catches up, that has long expired for the others."""
+    async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
+        """`UserError` if it is refused now. While this peer still catches up, what it puts there may expire or be refused later,
+        which takes it out of the pool."""
         expires = self._driver.state.height + LIFETIME_HEIGHTS
         transaction = Transaction(self.nonce + 1, expires, kind, codec.encode(content))
-        signed = sign(self._driver.signer, self._driver.chain_id, transaction)
+        signed = sign(self.signer, self._driver.chain_id, transaction)
         self._require_acceptable(signed)
         await self._driver.call(lambda: self._put(signed))
-        return transaction
+        return signed, transaction
 
     def _require_acceptable(self, signed: Signed) -> None:
         state = self._driver.state

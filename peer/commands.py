@@ -1,8 +1,9 @@
-"""What `peer identity`, `init`, `join`, `run` and `audit` do."""
+"""What `peer identity`, `rekey`, `init`, `join`, `run` and `audit` do."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import secrets
 import sys
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from consensus.voters import VoterSet
 from ledger.genesis import Founder, Genesis
 from peer.config import Config, toml
 from peer.datadir import DataDirectory, storage_errors
 from peer.invitation import InvitationString, parse_invitation
 from protocol import codec
-from protocol.errors import UserError
-from protocol.identity import Identity, parse_peer_id, peer_id, short_id
+from protocol.errors import StorageError, UserError
+from protocol.identity import Ed25519Verifier, Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
 
 if TYPE_CHECKING:
@@ -39,6 +41,39 @@ def _identity(directory: DataDirectory) -> Identity:
 def identity(options: argparse.Namespace) -> None:
     directory = DataDirectory.create(_config(options).data_directory)
     print(peer_id(_identity(directory).public))
+
+
+def rekey(options: argparse.Namespace) -> None:
+    """Gives a stopped peer a new key. Where its vote log is lost, it begins the log anew, as only a new key may."""
+    directory = DataDirectory.open(_config(options).data_directory)
+    with directory.lock():
+        genesis, old = Genesis.decode(directory.read_genesis()), directory.load_identity()
+        lost = None
+        try:
+            _require_not_needed(directory, genesis, old)
+        except StorageError as error:
+            print(error)
+            lost = directory.set_aside()
+        new = directory.replace_identity()
+    print(f"old key     {peer_id(old.public)}, kept in {directory.former_key.name} until the network has decided the change")
+    print(f"new key     {peer_id(new.public)}")
+    if lost is not None:
+        print(f"set aside   {lost}: the peer gets everything again from the others")
+    print("next        peer run: it asks for the change, and votes with the new key two heights after that is decided")
+
+
+def _require_not_needed(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
+    """`UserError` if nothing can be decided without the old key's vote, which it no longer gives; `StorageError`: log lost."""
+    from ledger.state import Rules
+    from ledger.store import Store
+    from training.host import ModelHost
+
+    with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
+        encoded = store.state()
+    rules = Rules(genesis, Ed25519Verifier(), ModelHost(directory.models))
+    voters = VoterSet((rules.decode_state(encoded) if encoded else rules.first_state()).members.voters)
+    if old.public in voters and voters.quorum == len(voters):
+        raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
 
 
 def init(options: argparse.Namespace) -> None:

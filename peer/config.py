@@ -132,7 +132,7 @@ def _convert(name: str, value: Any, origin: str, *, typed: bool) -> Any:
     kind = _HINTS[name]
     try:
         return _READERS[kind](value, typed)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RuntimeError):  # the last: `~somebody` who has no home here
         raise UserError(f"{name} = {value!r} ({origin}) is not {_KINDS[kind]}") from None
 
 

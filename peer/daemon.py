@@ -72,7 +72,9 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
         network = Swarm(signer, genesis.chain_id, config.listen, (*config.bootstrap, *addressbook.load(book)), blobs)
         worker = None if config.role == "voter" else Worker(config.threads)
         role = (make_role or configured_role)(config, worker, texts, lambda: driver)
-        driver = Driver(signer, genesis, store, blobs, host, network, role, events)
+        invitation = _invitation(directory)
+        anchor = invitation.anchor if invitation else None
+        driver = Driver(signer, genesis, store, blobs, host, network, role, events, anchor)
         author, stopped = Author(driver), trio.Event()
         service = Service(
             config=config,
@@ -87,8 +89,17 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             author=author,
             started=time.monotonic(),
         )
+        former = directory.load_former_identity()
         membership = Membership(
-            driver, author, config.name, role.registered, config.stand, config.approve_invited, _invitation(directory)
+            driver,
+            author,
+            config.name,
+            role.registered,
+            config.stand,
+            config.approve_invited,
+            invitation,
+            Author(driver, former) if former else None,
+            directory.forget_former_identity,
         )
         try:
             async with trio.open_nursery() as outer:

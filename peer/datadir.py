@@ -1,6 +1,7 @@
 """The data directory: everything of one peer, and the only place it writes to.
 
 identity.key    secret Ed25519 seed, mode 0600          ledger.sqlite   blocks, certificates, own votes
+identity.old    the seed before it, until the network knows the new one
 genesis         founding block of the network           blobs/          payloads and data, by digest
 peer.toml       settings                                models/         parameters, memory-mapped
 peer.lock       held by the running daemon              control.sock    where consoles attach
@@ -11,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from ledger.crash_points import crash_points
 from ledger.durable import sync_directory
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity
@@ -47,6 +50,7 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.identity_key = path / "identity.key"
+        self.former_key = path / "identity.old"
         self.genesis = path / "genesis"
         self.ledger = path / "ledger.sqlite"
         self.blobs = path / "blobs"
@@ -79,7 +83,7 @@ class DataDirectory:
         return directory
 
     def create_identity(self) -> Identity:
-        """Makes the peer's key. Raises `UserError` if there is one: a key is never replaced."""
+        """Makes the peer's key. Raises `UserError` if there is one."""
         identity = Identity.generate()
         self.write_identity(identity)
         return identity
@@ -90,28 +94,65 @@ class DataDirectory:
         except FileExistsError:
             raise UserError(f"{self.identity_key} exists; this peer has an identity already") from None
 
+    def replace_identity(self) -> Identity:
+        """Makes a new key and keeps the old one beside it. After a crash on the way, the same call goes on.
+
+        Raises `UserError` while the network has not decided about the replacement before.
+        """
+        old, former = self.load_identity(), self.load_former_identity()
+        if former is not None and former.seed != old.seed:
+            raise UserError(f"{self.former_key} is of a change that is not decided yet: run the peer until it is")
+        draft = self.path / "identity.next"
+        if not draft.exists():
+            self._create(draft, Identity.generate().seed.hex().encode() + b"\n", 0o600)
+        with storage_errors(self.identity_key):
+            if former is None:
+                os.link(self.identity_key, self.former_key)
+            os.replace(draft, self.identity_key)
+            sync_directory(self.path)
+        return self.load_identity()
+
+    def load_former_identity(self) -> Identity | None:
+        """The key before this one, as long as the network may not know the new one."""
+        return self._load_key(self.former_key) if self.former_key.exists() else None
+
+    def forget_former_identity(self) -> None:
+        with storage_errors(self.former_key):
+            self.former_key.unlink(missing_ok=True)
+
+    def set_aside(self) -> Path:
+        """Moves what the peer knew into a folder of its own, which is returned: it begins anew, with its key and blobs."""
+        number = next(n for n in itertools.count() if not (self.path / f"lost-{n}").exists())
+        folder = self.path / f"lost-{number}"
+        with storage_errors(folder):
+            folder.mkdir()
+            for file in (*self.path.glob(f"{self.ledger.name}*"), self.models):
+                file.rename(folder / file.name)
+            self.models.mkdir()
+            sync_directory(self.path)
+        return folder
+
     def load_identity(self) -> Identity:
         """The peer's key. Raises `UserError` if it is missing, damaged or readable by others."""
+        return self._load_key(self.identity_key)
+
+    def _load_key(self, path: Path) -> Identity:
         try:
-            with storage_errors(self.identity_key), open(self.identity_key, "rb") as file:
+            with storage_errors(path), open(path, "rb") as file:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 text = file.read(SEED_CHARACTERS + 2)
         except StorageError as error:
-            if not self.identity_key.exists():
-                raise UserError(f"{self.path} holds no identity.key: make one with `peer init` or `peer join`") from None
+            if not path.exists():
+                raise UserError(f"{self.path} holds no {path.name}: make one with `peer init` or `peer join`") from None
             raise error
         if mode & 0o077:
-            raise UserError(
-                f"{self.identity_key} has mode {mode:04o}, so others can use this key; mend it: chmod 600 {self.identity_key}"
-            )
+            raise UserError(f"{path} has mode {mode:04o}, so others can use this key; mend it: chmod 600 {path}")
         try:
             seed = bytes.fromhex(text.decode("ascii"))
         except ValueError:
             seed = b""
         if len(seed) != SEED_CHARACTERS // 2:
-            raise UserError(
-                f"{self.identity_key} is damaged: expected {SEED_CHARACTERS} hexadecimal digits; restore it from a copy"
-            )
+            raise UserError(f"{path} is damaged: expected {SEED_CHARACTERS} hexadecimal digits; restore it from a copy")
         return Identity(seed)
 
     def write_genesis(self, data: bytes) -> None:
@@ -130,7 +171,7 @@ class DataDirectory:
     def _create(self, path: Path, data: bytes, mode: int) -> None:
         """Writes a new file so that after a crash it is there whole or not at all. Raises `FileExistsError`."""
         draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-        with storage_errors(path):
+        with storage_errors(path), crash_points(path.name):
             draft.unlink(missing_ok=True)
             try:
                 descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +55,8 @@ class DemoPeer:
     lies: bool
     threads: int
     restricted: bool  # numpy without its wide instructions
+    module: tuple[str, ...] = ("peer.cli",)  # what runs, with its first arguments
+    environment: dict[str, str] = field(default_factory=dict)  # beside what this process has
     address: str = "127.0.0.1:0"  # the port that it got at its first start is the one it has for good
     process: subprocess.Popen[bytes] | None = None
     memory_mb: float = 0.0  # the most that was seen
@@ -195,20 +198,20 @@ async def start(demo: Demo) -> None:
             nursery.start_soon(answers, peer)
 
 
-def launch(demo: Demo, peer: DemoPeer, bootstrap: str) -> None:
+def launch(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[str] = ("run",)) -> None:
     accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
-    module = ["peer.liar", demo.options.attack, accomplices] if peer.lies else ["peer.cli"]
+    module = ("peer.liar", demo.options.attack, accomplices) if peer.lies else peer.module
     settings = ["--data-dir", str(peer.directory), "--role", "trainer" if peer.trains else "voter", "--name", peer.name]
     settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]
     settings += ["--evaluate" if peer is demo.watched else "--no-evaluate", "--no-console"]
     settings += ["--bootstrap", bootstrap] if bootstrap else []
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")} | peer.environment
     if peer.restricted:
         environment |= {"NPY_DISABLE_CPU_FEATURES": WIDE, "ATEN_CPU_CAPABILITY": "avx2"}
     with (peer.directory / "peer.log").open("ab") as log:
         # A session of its own: Ctrl-C reaches this process, which then stops its peers in good order.
         peer.process = subprocess.Popen(
-            [sys.executable, "-m", *module, "run", *settings],
+            [sys.executable, "-m", *module, *command, *settings],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -276,6 +279,7 @@ async def watch(demo: Demo, job: str, display: Display) -> tuple[tuple[RoundView
         if trio.current_time() - measured >= MEASURE_SECONDS or view.state == "finished":
             measured = trio.current_time()
             await measure_all(demo)
+            display.say_who_is_expelled()
         display.update(view, rounds)
         if view.state == "finished":
             return rounds, True

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from consensus.quorum import quorum
 from protocol.api import JobView, RoundView
 from protocol.identity import peer_id
 from protocol.reasons import MEANINGS
@@ -38,6 +39,7 @@ class Display:
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
         self._printed = 0
+        self._expelled: set[str] = set()
         self._last: tuple[JobView, tuple[RoundView, ...]] | None = None
 
     def __enter__(self) -> Display:
@@ -55,6 +57,12 @@ class Display:
 
     def say(self, text: str) -> None:
         self._console.print(f"[dim]{time.time() - self._demo.started:6.1f} s[/dim]  {text}")
+
+    def say_who_is_expelled(self) -> None:
+        seen = self._demo.watched.stats
+        for key in set(seen.expelled if seen is not None else ()) - self._expelled:
+            self._expelled.add(key)
+            self.say(f"{self._names[key]} is expelled: every peer holds two messages of it that exclude each other")
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
         self._last = job, rounds
@@ -115,9 +123,12 @@ class Display:
         table = Table(box=None, header_style="dim", pad_edge=False)
         for name in ("peer", "sent", "memory", "accepted", "rejected"):
             table.add_column(name, justify="left" if name in ("peer", "rejected") else "right")
+        seen = self._demo.watched.stats
+        expelled = seen.expelled if seen is not None else ()
         for peer in self._demo.peers:
             key = peer_id(peer.identity.public)
             reasons = ", ".join(f"{reason} {count}" for reason, count in job.rejected.get(key, {}).items())
+            reasons += ", expelled" * (key in expelled)
             stats = peer.stats
             total = 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind != "blobs")
             sent = f"{total / 1e6:.1f} MB"
@@ -150,8 +161,14 @@ class Display:
         for name, reasons in report.rejected.items():
             told = ", ".join(f"{reason} {count} × ({MEANINGS.get(reason, reason)})" for reason, count in reasons.items())
             table.add_row(name, Text(f"rejected: {told}", "red"))
+        for name, height in report.expelled.items():
+            table.add_row(
+                name, Text(f"expelled at height {height}: the chain holds two messages of it that exclude each other", "red")
+            )
         heights = sorted(set(report.heights.values()))
-        table.add_row("blocks decided", ", ".join(map(str, heights)) + f" (quorum {report.quorum} of {report.voters})")
+        left = report.voters - len(report.expelled)
+        now = f", {quorum(left)} of {left} at the end" if report.expelled else ""
+        table.add_row("blocks decided", ", ".join(map(str, heights)) + f" (quorum {report.quorum} of {report.voters}{now})")
         if report.decision_ms_p50 is not None and report.decision_ms_p99 is not None:
             table.add_row("decision", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99")
         if report.bytes_sent_per_peer_per_round is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -96,6 +97,7 @@ class Report:
     pss_mb_per_peer: dict[str, float]  # the most seen: daemon and worker
     refused: dict[str, dict[str, int]]
     evidence: dict[str, list[str]]
+    expelled: dict[str, int]  # by decided evidence; at which height
     seconds_total: float
     seconds_to_first_decision: float | None
 
@@ -114,7 +116,9 @@ def make_report(
     equal = len(honest) == len(demo.honest) and roots_equal(list(honest.values()))
     stats = {peer.name: peer.stats for peer in demo.peers if peer.stats is not None}
     watching = stats.get(demo.watched.name)
-    failures = find_failures(demo, equal, finished, accepted, rejected, held_out)
+    members = watched.state.members.members
+    expelled = {names[peer_id(key)]: member.expelled for key, member in members.items() if member.expelled is not None}
+    failures = find_failures(demo, equal, finished, accepted, rejected, expelled, held_out)
     report = Report(
         passed=not failures,
         failures=failures,
@@ -143,6 +147,7 @@ def make_report(
         pss_mb_per_peer={peer.name: round(peer.memory_mb, 1) for peer in demo.peers},
         refused={name: dict(item.refused) for name, item in stats.items()},
         evidence={name: [names.get(key, key) for key in item.evidence] for name, item in stats.items()},
+        expelled=expelled,
         seconds_total=round(seconds, 2),
         seconds_to_first_decision=_first_decision(demo),
     )
@@ -174,6 +179,7 @@ def find_failures(
     finished: bool,
     accepted: dict[str, int],
     rejected: dict[str, dict[str, int]],
+    expelled: Container[str],
     held_out: dict[int, float],
 ) -> list[str]:
     options, failures = demo.options, []
@@ -193,6 +199,10 @@ def find_failures(
             failures.append(f"{peer.name} was never named")
         if peer.lies and options.attack == "silent" and not rejected.get(peer.name, {}).get("absent"):
             failures.append(f"{peer.name} was not named absent")
+        if peer.lies and options.attack == "equivocate" and peer.name not in expelled:
+            failures.append(f"{peer.name} was not expelled")
+        if not peer.lies and peer.name in expelled:
+            failures.append(f"{peer.name} is honest and was expelled")
     failures += _loss_failures(demo, held_out)
     return failures
 

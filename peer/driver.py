@@ -1,43 +1,41 @@
 """The heart of the daemon: one task through which everything that changes the peer's mind goes, in order.
 
-Messages, timers and results of slow work come into one inbox. Each batch of them is one turn: step, make durable with one fsync,
-send. Slow work (applying a block, judging a payload, training) runs beside it and reports back through the inbox, so that it
-never delays a vote.
+Messages, timers and results of slow work come into one inbox. Each batch of them is one turn of the `Node`, which decides; here
+it is made durable with one fsync, then sent. Slow work (applying a block, judging a payload, training) runs beside it and reports
+back through the inbox, so that it never delays a vote.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import trio
 
-from consensus import events
-from consensus.block import decode_block
-from consensus.evidence import Evidence
+from consensus.chain_proof import Anchor, link_of
 from consensus.replica import Replica
-from consensus.turn import Decided, Send, Turn, merge, persist
+from consensus.turn import Outgoing, Turn, execute_in_thread
 from consensus.voters import CachingVerifier, VoterSet
+from ledger.assembly import Restored
 from ledger.blobs import Blobs
 from ledger.genesis import Genesis
 from ledger.jobs import ClosedRound, Phase
 from ledger.ledger import Ledger
-from ledger.state import Rules, State, Transition
+from ledger.state import Rules, State, Transition, decode_body
 from ledger.store import Store, StoredRound
-from ledger.transactions import Refused
 from peer.eventlog import EventLog
+from peer.node import AppliedBlock, Do, Item, Node, RoundChange, RoundClosed
 from peer.roles.base import Role
 from peer.rounds import Outcome as Said
-from peer.rounds import RoundKey, Rounds
+from peer.rounds import Rounds
+from peer.transfer import Snapshots, first_disproved, is_about_snapshots
 from peer.witness import Witness
 from peer.workshop import Workshop
 from protocol import codec
-from protocol.errors import RemoteProtocolError
-from protocol.identity import Ed25519Verifier, Signed, Signer, open_signed, short_id
-from protocol.messages import AGREEMENT, ROUNDS, Ballot, CutOff, GetRound, Proposal, Relay, Transaction
+from protocol.identity import Ed25519Verifier, Signer, short_id
+from protocol.messages import GetRound, Link, Proposal
 from training.host import ModelHost
 from training.spec import JobSpec
 from transport.network import Connected, Disconnected, Network, Priority, Received
@@ -46,27 +44,20 @@ log = logging.getLogger("peer")
 
 INBOX_MAX = 512  # items that wait for the driver; then the network is not read, which slows the senders down
 BATCH_MAX = 64  # items in one turn: bounds how long a vote waits for the fsync
-SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
-
-RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction)
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedBlock:
-    decided: Decided
-    transition: Transition
-    state: State
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Do):
     """Something another task wants done inside the driver; `done` is set when its effects are durable and sent."""
 
-    do: Callable[[], Said | None]
     done: trio.Event
 
 
-Item = Connected | Disconnected | Received | AppliedBlock | Call
+@dataclass(frozen=True, slots=True)
+class _Restores:
+    restored: Restored
+    links: tuple[Link, ...]
+    done: trio.Event
 
 
 class Driver:
@@ -82,41 +73,73 @@ class Driver:
         network: Network,
         role: Role,
         event_log: EventLog,
+        anchor: Anchor | None = None,
     ) -> None:
+        """`anchor` is a block that is known to be decided: what others say must lead to it."""
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
-        self.chain_id = genesis.chain_id
-        self.verifier = CachingVerifier(Ed25519Verifier())
-        self.rules = Rules(genesis, self.verifier, host)
+        self._verifier = CachingVerifier(Ed25519Verifier())
+        self.rules = Rules(genesis, self._verifier, host)
         self._started_wall, self._started = time.time(), trio.current_time()
-        self.ledger = self._restore_ledger()
-        self.rounds = Rounds(signer, self.chain_id, self.ledger.books)
-        applied = _applied_event(self.state)
-        self.replica = Replica(signer, self.chain_id, Ed25519Verifier(), self.ledger, applied, store.load())
+        self.node = self._restored_node()
         self.witness = Witness(event_log, self.now)
         self.workshop = Workshop(
             signer.public, role, self.rounds, store, blobs, host, network, event_log, call=self.call, now=self.now
         )
+        self.snapshots = Snapshots(
+            genesis,
+            self.rules,
+            self._verifier,
+            store,
+            host,
+            network,
+            event_log,
+            anchor,
+            now=self.now,
+            state=lambda: self.state,
+            install=self.restore,
+        )
         self._inbox_send, self._inbox = trio.open_memory_channel[Item](INBOX_MAX)
         self._decided = trio.Event()  # set and replaced when there is more to apply
         self._deadline: float | None = None
-        self._answered: dict[bytes, float] = {}
-        self.refused: dict[str, int] = {}
         self.applied = trio.Event()  # set and replaced when a block was applied
+        self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
+        self._restores: _Restores | None = None
 
-    def _restore_ledger(self) -> Ledger:
+    def _restored_node(self) -> Node:
+        """As the store says that this peer stopped."""
+        restart = self.store.load()
+        return Node(self.signer, self.rules, self._restored_ledger(), restart, self._verifier, self.store.round_votes)
+
+    def _restored_ledger(self) -> Ledger:
         encoded = self.store.state()
         state = self.rules.decode_state(encoded) if encoded else self.rules.first_state()
         last = self.store.decision(state.height)
-        return Ledger(self.rules, state, decode_block(last.block).state_root if last else state.root)
+        return Ledger(self.rules, state, last.decode().state_root if last else state.root)
 
     def now(self) -> float:
         """Seconds since the epoch by this process's steady clock."""
         return self._started_wall + (trio.current_time() - self._started)
 
     @property
+    def chain_id(self) -> bytes:
+        return self.node.chain_id
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.node.ledger
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.node.rounds
+
+    @property
+    def replica(self) -> Replica:
+        return self.node.replica
+
+    @property
     def state(self) -> State:
-        return self.ledger.state
+        return self.node.state
 
     # Tasks
 
@@ -125,12 +148,13 @@ class Driver:
             self._nursery.start_soon(self._listen)
             self._nursery.start_soon(self._apply_decided)
             await self._nursery.start(self.workshop.run)
-            said = Said()
-            self._follow_rounds(said)
-            await self._perform(said, [])
+            await self._nursery.start(self.snapshots.run)
+            await self._turn([])
             task_status.started()
             while True:
                 await self._turn(await self._next_items())
+                if self._restores is not None:
+                    await self._take_over(self._restores)
 
     async def call(self, do: Callable[[], Said | None]) -> None:
         """Runs `do` inside the driver's next turn; returns when what it said is durable and sent."""
@@ -140,7 +164,10 @@ class Driver:
 
     async def _listen(self) -> None:
         async for event in self.network.events:
-            await self._inbox_send.send(event)
+            if isinstance(event, Received) and is_about_snapshots(event.data):
+                self.snapshots.received(event.peer, event.data)
+            else:
+                await self._inbox_send.send(event)
 
     async def _next_items(self) -> list[Item]:
         """What is there, at least one item unless the deadline expires first."""
@@ -153,9 +180,9 @@ class Driver:
                 items += self._items_here()
         return items
 
-    def _items_here(self) -> list[Item]:
+    def _items_here(self, count_max: int = BATCH_MAX) -> list[Item]:
         items: list[Item] = []
-        while len(items) < BATCH_MAX:
+        while len(items) < count_max:
             try:
                 items.append(self._inbox.receive_nowait())
             except trio.WouldBlock:
@@ -165,148 +192,77 @@ class Driver:
     # One turn
 
     async def _turn(self, items: list[Item]) -> None:
-        said = Said()
-        turns: list[Turn] = []
         for item in items:
-            self._handle(item, said, turns)
-        for key in self.rounds.seeking(self.now()):
-            self.network.broadcast(codec.encode(GetRound(*key)), Priority.CONTROL)
-        said.add(self.rounds.due(self.now()))
-        if self._deadline is not None and self.now() >= self._deadline:
-            turns.append(self.replica.step(events.Tick(), self.now()))
-        turns.append(self.replica.step(events.WorkChanged(), self.now()))
-        await self._perform(said, turns)
+            self._note_links(item)
+        turn = self.node.turn(items, self.now())
+        self._deadline = turn.deadline
+        for fault in turn.faults:
+            self.witness.misbehaved(fault.peer, fault.error)
+            self.network.drop(fault.peer, fault.error)
+        await execute_in_thread(turn, self.store, self, trio.to_thread.run_sync)
+        await trio.lowlevel.checkpoint_if_cancelled()  # the thread ends whatever happens; the workshop may be closed by then
+        self._note(turn)
+        self._follow_rounds(self.node.take_round_changes(), items)
         for item in items:
             if isinstance(item, Call):
                 item.done.set()
-        self.witness.refusal(self.replica.height, self.replica.refusal)
         self.workshop.judge_new_proposals()
+        self.snapshots.look(self.replica)
 
-    def _handle(self, item: Item, said: Said, turns: list[Turn]) -> None:
-        match item:
-            case Received(peer=peer, data=data):
-                try:
-                    self._handle_message(peer, data, said, turns)
-                except RemoteProtocolError as error:
-                    self._misbehaved(peer, error)
-            case Connected(peer=peer):
-                self.events.add("peer", f"connected to {short_id(peer)}", peer=peer)
-                turns.append(self.replica.step(events.Connected(peer), self.now()))
-                said.answers += [(peer, signed) for signed in (*self.rounds.own(), *self.ledger.pool)]
-            case Disconnected(peer=peer):
-                self.events.add("peer", f"lost the link to {short_id(peer)}", peer=peer)
-                self._answered.pop(peer, None)
-                turns.append(self.replica.step(events.Disconnected(peer), self.now()))
-            case Call(do=do):
-                said.add(do() or Said())
-            case AppliedBlock():
-                self._handle_applied(item, said, turns)
+    def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:
+        data = codec.encode(message)
+        priority = Priority.CONTROL if isinstance(message, GetRound) else Priority.VOTE
+        if to is None:
+            self.network.broadcast(data, priority)
+        else:
+            for peer in to:
+                self.network.send(peer, data, priority)
 
-    def _handle_message(self, peer: bytes, data: bytes, said: Said, turns: list[Turn]) -> None:
-        message: Any = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
-        match message:
-            case Relay(signed=signed):
-                self._handle_relayed(signed, said)
-            case GetRound(job=job, round=number):
-                self._answer_seeker(peer, (job, number), said)
-            case _:
-                turns.append(self.replica.step(events.Received(peer, message), self.now()))
+    def _note_links(self, item: Item) -> None:
+        if isinstance(item, Connected):
+            self.events.add("peer", f"connected to {short_id(item.peer)}", peer=item.peer)
+        elif isinstance(item, Disconnected):
+            self.events.add("peer", f"lost the link to {short_id(item.peer)}", peer=item.peer)
 
-    def _handle_relayed(self, signed: Signed, said: Said) -> None:
-        message: Any = open_signed(signed, self.chain_id, self.verifier, RELAYED)
-        if isinstance(message, Transaction):
-            self._handle_transaction(signed, message, said)
-            return
-        try:
-            if signed.signer not in self.state.members.members:
-                raise RemoteProtocolError("not-a-member", f"{message.TAG} of {short_id(signed.signer)}")
-            outcome = self.rounds.receive(signed, message, self.now())
-        except RemoteProtocolError as error:
-            self._count_refused(error)
-            return
-        if outcome is not None:
-            said.add(outcome)
-
-    def _handle_transaction(self, signed: Signed, transaction: Transaction, said: Said) -> None:
-        """Kept and passed on once (its author may know few peers), unless it was decided or never can be."""
-        member = self.state.members.members.get(signed.signer)
-        if member is not None and transaction.nonce <= member.nonce:
-            return
-        try:
-            self.rules.apply_transaction(self.state, signed, self.state.height + 1)
-        except Refused as refusal:
-            # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
-            if member is None:
-                self._count_refused(RemoteProtocolError("not-a-member", str(refusal)))
-                return
-        except RemoteProtocolError as error:
-            self._count_refused(error)
-            return
-        if self.ledger.pool.add(signed, member is not None):
-            said.sends.append(signed)
-
-    def _count_refused(self, error: RemoteProtocolError) -> None:
-        """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""
-        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
-
-    def _answer_seeker(self, peer: bytes, key: RoundKey, said: Said) -> None:
-        if self.now() - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
-            self._answered[peer] = self.now()
-            said.answers += [(peer, signed) for signed in self.rounds.held(key)]
-
-    def _misbehaved(self, peer: bytes, error: RemoteProtocolError) -> None:
-        self.witness.misbehaved(peer, error)
-        self.network.drop(peer, error)
-
-    async def _perform(self, said: Said, turns: list[Turn]) -> None:
-        """The one way out: everything durable, then everything sent, then decided blocks are applied."""
-        turn = merge(turns)
-        for fault in turn.faults:
-            self._misbehaved(fault.peer, fault.error)
-        if said.records or turn.records or turn.sends:
-            self._send(await trio.to_thread.run_sync(self._persist, said, turn))
-        for signed in said.sends:
-            self.network.broadcast(codec.encode(Relay(signed)), Priority.VOTE)
-        for peer, signed in said.answers:
-            self.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
-        for signer, message in said.heard:
+    def _note(self, turn: Turn) -> None:
+        for signer, message in self.node.heard:
             self.witness.message(signer, message)
-        for record in (*said.records, *turn.evidence):
-            if isinstance(record, Evidence):
-                self.witness.evidence(record)
+        for evidence in turn.evidence:
+            self.witness.evidence(evidence)
         self.witness.turn(turn)
+        self.witness.refusal(self.replica.height, self.replica.refusal)
+        self.witness.silence(self.replica.height, self.replica.silent_below)
+        self.witness.muted(self.rounds.muted)
+        for _, reason in self.node.dropped:
+            log.debug("our transaction left the pool: %s", reason)
         if turn.decided:
             decided, self._decided = self._decided, trio.Event()
             decided.set()
-        times = (turn.deadline if turns else self._deadline, self.rounds.deadline(self.now()))
-        self._deadline = min((time for time in times if time is not None), default=None)
-
-    def _persist(self, said: Said, turn: Turn) -> Iterable[Send]:
-        """One fsync for what we said in rounds and what the replica wants kept."""
-        records = (*said.records, *turn.records)
-        if records:
-            self.store.append(records)
-        return persist(Turn(sends=turn.sends), self.store)
-
-    def _send(self, sends: Iterable[Send]) -> None:
-        for send in sends:
-            data = codec.encode(send.message)
-            for peer in send.to:
-                self.network.send(peer, data, Priority.VOTE)
 
     # Decisions
 
     async def _apply_decided(self) -> None:
         """Applies blocks in order, also those that were decided but not applied when the process ended."""
-        state = self.state
+        try:
+            with self._applying:
+                await self._apply_after(self.state)
+        finally:
+            self._applying_ended.set()
+
+    async def _apply_after(self, state: State) -> None:
         while True:
             more = self._decided
             while (decided := await trio.to_thread.run_sync(self.store.decision, state.height + 1)) is not None:
-                transition = self.rules.apply(state, decided.decode())
+                self.snapshots.check(decided.height, decided.digest)
+                block = decided.decode()
+                if block.state_root != state.root:
+                    return  # nothing can be built on a wrong state: it is restored, and then this begins anew
+                transition = self.rules.apply(state, block)
                 state = transition.finish(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed]
                 encoded = self.rules.encode_state(state)
-                await trio.to_thread.run_sync(self.store.save_state, state.height, state.root, encoded, rounds)
+                link = link_of(decided, VoterSet(state.members.voters))
+                await trio.to_thread.run_sync(self.store.save_state, state.height, state.root, encoded, rounds, link)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 
@@ -324,46 +280,64 @@ class Driver:
             roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read)
         return roots
 
-    def _handle_applied(self, item: AppliedBlock, said: Said, turns: list[Turn]) -> None:
-        block = item.decided.decode()
-        self.ledger.advance(item.state, block.state_root)
-        for signed, reason in self.ledger.pool.prune(self.rules, item.state):
-            if signed.signer == self.signer.public:
-                log.debug("our transaction left the pool: %s", reason)
-        for closed in item.transition.closed:
-            self._note_closed(closed, item.state)
-        self._follow_rounds(said)  # before the replica asks for a block: a closed round must not be closed again
-        turns.append(self.replica.step(_applied_event(item.state), self.now()))
-        self.witness.applied(item.state)
+    # Snapshots
+
+    async def restore(self, restored: Restored, links: tuple[Link, ...]) -> None:
+        """Goes on from this state; returns when that is done."""
+        self._restores = restores = _Restores(restored, links, trio.Event())
+        await self.call(lambda: None)  # the driver looks between two turns
+        await restores.done.wait()
+
+    async def _take_over(self, restores: _Restores) -> None:
+        """Installs a snapshot, and begins anew from the disk, as after a restart of the process."""
+        self._restores = None
+        self._applying.cancel()
+        await self._applying_ended.wait()
+        await trio.to_thread.run_sync(self._install, restores.restored, restores.links)
+        self.node = self._restored_node()
+        self.workshop.follow(self.rounds)
+        self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
+        self._nursery.start_soon(self._apply_decided)
+        waiting = [item for item in self._items_here(INBOX_MAX) if isinstance(item, Received | Do)]
+        await self._turn([*map(Connected, sorted(self.network.connected())), *waiting])
         applied, self.applied = self.applied, trio.Event()
         applied.set()
+        restores.done.set()
+
+    def _install(self, restored: Restored, links: tuple[Link, ...]) -> None:
+        """The models first: until the store names them, nobody looks at them."""
+        restored.install_models()
+        state, disproved = restored.state, first_disproved(self.store, restored)
+        encoded = self.rules.encode_state(state)
+        self.store.restore(restored.decisions, state.height, state.root, encoded, restored.headers, links, disproved)
 
     # Rounds
 
-    def _follow_rounds(self, said: Said) -> None:
-        opened, closed = self.rounds.follow(self.state)
-        for key in closed:
-            self.workshop.close(key)
-        for key in opened:
-            job = self.state.jobs.jobs[key[0]]
-            spoken = self.store.round_votes(*key)
-            said.add(self.rounds.open(key[0], job, self.now(), spoken))
-            self.workshop.open(key, job, Proposal.TAG in spoken)
+    def _follow_rounds(self, changes: Sequence[RoundChange], items: list[Item]) -> None:
+        opened = {change.key: change.opened for change in changes if isinstance(change, RoundClosed)}
+        for change in changes:
+            if isinstance(change, RoundClosed):
+                self.workshop.close(change.key)
+            else:
+                self.workshop.open(change.key, change.job, change.spoken)
+        for item in items:
+            if isinstance(item, AppliedBlock):
+                self.snapshots.applied(item.state)
+                for closed in item.transition.closed:
+                    self._note_closed(closed, item.state, opened.get((closed.job, closed.round)))
+                for evidence in decode_body(item.decided.decode().body).evidence:
+                    self.witness.expelled(evidence)
+                self.witness.applied(item.state)
+        if any(isinstance(item, AppliedBlock) for item in items):
+            applied, self.applied = self.applied, trio.Event()
+            applied.set()
 
-    def _note_closed(self, closed: ClosedRound, state: State) -> None:
-        book, job = self.rounds.books.get(closed.job), state.jobs.jobs[closed.job]
-        opened = book.opened if book is not None and book.terms.round == closed.round else None
+    def _note_closed(self, closed: ClosedRound, state: State, opened: float | None) -> None:
+        job = state.jobs.jobs[closed.job]
         figures = self.witness.closed(closed, state, opened)
         self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
         if job.phase is Phase.FINISHED:
             self.workshop.finish((closed.job, job.round), job)
-
-
-def _applied_event(state: State) -> events.Applied:
-    members = state.members
-    return events.Applied(
-        state.height, state.root, (VoterSet(members.previous), VoterSet(members.voters), VoterSet(members.upcoming))
-    )
 
 
 def _stored_round(closed: ClosedRound, state: State) -> StoredRound:

@@ -14,6 +14,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from consensus.block import FIRST_HEIGHT
 from ledger.blobs import Blobs
 from ledger.genesis import Genesis
 from ledger.state import Rules, State, decode_body
@@ -21,7 +22,7 @@ from ledger.store import Store
 from protocol import codec
 from protocol.api import ExportView
 from protocol.errors import UserError
-from protocol.identity import Ed25519Verifier
+from protocol.identity import Ed25519Verifier, short_id
 from protocol.messages import Decision, Proposal
 from training import checkpoint
 from training.host import ModelHost
@@ -29,6 +30,7 @@ from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec, Objective
 
 FORMAT = 1
+FOUNDERS_NAMED_MAX = 4  # in an error message
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
 
@@ -64,10 +66,24 @@ def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder
     if encoded is None:
         raise UserError("nothing has been decided yet, so there is nothing to export")
     state = Rules(genesis, Ed25519Verifier(), host).decode_state(encoded)
+    if store.decision(FIRST_HEIGHT) is None:
+        raise UserError(
+            f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"
+        )
     try:
         return _write(store, blobs, host, genesis, state, folder)
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
+
+
+def _first_block(store: Store, state: State) -> int:
+    return next(height for height in range(state.height, 0, -1) if store.decision(height - 1) is None)
+
+
+def _who_holds_all(state: State) -> str:
+    founders = [f"{member.name} ({short_id(key)})" for key, member in state.members.members.items() if member.admitted == 0]
+    named = ", ".join(founders[:FOUNDERS_NAMED_MAX])
+    return f"run `peer export` on a peer that has been there from the start, such as a founder: {named}"
 
 
 def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> ExportView:

@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Annotated
 
+from consensus.chain_proof import Anchor
 from ledger.genesis import Genesis
 from ledger.members import Admit, Invitation, token_preimage
 from protocol import codec
@@ -26,12 +27,17 @@ class InvitationString:
     addresses: Annotated[tuple[Address, ...], Length(1, 8)]
     invitation: Signed
     token_seed: Annotated[bytes, Length(32, 32)]  # whoever holds it can join, so it is as secret as the string
+    anchor: (
+        Anchor | None
+    )  # the last block that the inviter had applied: whoever trusts the invitation takes no history without it
 
 
-def make_invitation(signer: Signer, genesis: Genesis, height: int, addresses: tuple[str, ...]) -> str:
+def make_invitation(
+    signer: Signer, genesis: Genesis, height: int, addresses: tuple[str, ...], anchor: Anchor | None = None
+) -> str:
     token = Identity.generate()
     signed = sign(signer, genesis.chain_id, Invitation(token.public, height + HEIGHTS))
-    data = codec.encode(InvitationString(genesis, addresses, signed, token.seed))
+    data = codec.encode(InvitationString(genesis, addresses, signed, token.seed, anchor))
     return PREFIX + base64.urlsafe_b64encode(zlib.compress(data, 9)).decode().rstrip("=")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
 
-from ledger.members import Approve, Register, Stand
+from ledger.members import Approve, Register, Rotate, Stand, rotation_preimage
 from peer.author import Author
 from peer.driver import Driver
 from peer.invitation import InvitationString, admission
@@ -25,6 +26,8 @@ class Membership:
     stands: bool  # wants to vote
     approve_invited: int  # approvals this voter gives by itself
     invitation: InvitationString | None
+    former: Author | None = None  # speaks for the key that ours replaces, until that is decided
+    forget_former: Callable[[], None] = lambda: None
     _told: frozenset[bytes] = field(default_factory=frozenset)
 
     async def run(self) -> None:
@@ -46,6 +49,11 @@ class Membership:
     def _is_member(self) -> bool:
         return self.driver.signer.public in self.driver.state.members.members
 
+    @property
+    def _is_to_vote(self) -> bool:
+        members = self.driver.state.members
+        return any(members.current(key) == self.driver.signer.public for key in members.upcoming)
+
     def _tell_candidates(self) -> None:
         """The operator of a voter learns whom there is to approve."""
         members, me = self.driver.state.members, self.driver.signer.public
@@ -59,16 +67,33 @@ class Membership:
     async def _next(self) -> None:
         state, me = self.driver.state, self.driver.signer.public
         member = state.members.members.get(me)
-        if member is None:
+        if state.members.is_expelled(me):
+            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+        if self.former is not None and self.former.signer.public in state.members.members:
+            await self._replace(self.former)
+        elif member is None:
             await self._join()
         elif member.roles != self.roles:
             await self.author.submit("member/register", Register(self.roles))
-        elif self.stands and me not in state.members.upcoming and me not in state.members.standing and state.certified_roots:
+        elif self.stands and not self._is_to_vote and me not in state.members.standing and state.certified_roots:
             height = max(state.certified_roots)
             await self.author.submit("member/stand", Stand(height, state.certified_roots[height]))
             self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")
         elif me in state.members.voters:
             await self._approve()
+
+    async def _replace(self, former: Author) -> None:
+        """Our key comes in the place of `former`'s. It may be that this was decided already, or that the old one was expelled."""
+        me, old, members = self.driver.signer, former.signer.public, self.driver.state.members
+        if members.speaks(old):
+            signature = me.sign(rotation_preimage(self.driver.chain_id, old))
+            await former.submit("member/rotate", Rotate(me.public, signature))
+        elif members.current(old) == me.public:
+            self.driver.events.add("member", f"{short_id(me.public)} is now the key of {short_id(old)}", peer=me.public)
+            self.former = None
+            self.forget_former()
+        else:
+            raise UserError(f"the old key {short_id(old)} cannot be replaced: it was expelled, or has another successor")
 
     async def _join(self) -> None:
         if (

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from statistics import median
 
 from consensus.ballots import RoundBook, RoundTerms, RoundTimers
 from consensus.evidence import Evidence
+from consensus.turn import RoundVoted
 from ledger.jobs import Job, Phase
 from ledger.state import State
-from ledger.store import RoundVoted
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
 from protocol.messages import Ballot, CutOff, Proposal
 from protocol.reasons import Verdict
-from training.spec import JobSpec
 
 EARLY_MAX = 1_024  # messages kept for rounds that are not open here yet; a round of 200 voters has about 600
 EARLY_PER_SIGNER_MAX = 16  # proposal, ballot and cut-off of the next rounds; nobody's flood keeps out what others say early
@@ -34,15 +33,15 @@ RoundKey = tuple[bytes, int]  # job, round
 class Outcome:
     """What handling something led to: to be made durable, then sent."""
 
-    records: list[RoundVoted | Evidence] = field(default_factory=list)
+    records: list[RoundVoted] = field(default_factory=list)
     sends: list[Signed] = field(default_factory=list)
-    answers: list[tuple[bytes, Signed]] = field(default_factory=list)  # to one peer; durable first like everything else
+    evidence: list[Evidence] = field(default_factory=list)
     heard: list[tuple[bytes, RoundMessage]] = field(default_factory=list)  # what counts now, by signer: for people
 
     def add(self, other: Outcome) -> None:
         self.records += other.records
         self.sends += other.sends
-        self.answers += other.answers
+        self.evidence += other.evidence
         self.heard += other.heard
 
 
@@ -57,6 +56,9 @@ class Rounds:
         self._replays: list[float] = []  # seconds of recent re-executions
         self._audits: list[float] = []  # seconds that the re-executors' ballots took in recent rounds
         self._sought: dict[bytes, float] = {}
+        self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
+        self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
+        self._to_publish: dict[RoundKey, Proposal] = {}
 
     # Opening and closing
 
@@ -76,24 +78,27 @@ class Rounds:
             for k, v in self._early.items()
             if k[0] not in self._finished and (k[0] not in running or k[1] >= running[k[0]].round)
         }
+        self.muted &= now
+        self._to_publish = {key: proposal for key, proposal in self._to_publish.items() if key in now}
         return sorted(now - before), sorted(before - now)
 
-    def open(self, key: bytes, job: Job, now: float, spoken: dict[str, Signed]) -> Outcome:
-        """Opens the round, with what we said in it before a restart and what came too early."""
-        spec = JobSpec.decode(job.spec)
+    def open(self, key: bytes, job: Job, now: float, spoken: Mapping[str, Signed], proposal_seconds: float) -> Outcome:
+        """Opens the round, with what we said in it before a restart and what came too early. `proposal_seconds` is T1."""
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
-        timers = RoundTimers(spec.proposal_seconds, max(REPLAYS_SECONDS_MIN, replays))
+        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays))
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key] = RoundBook(terms, me, now, timers)
         outcome = Outcome(sends=list(spoken.values()))
         kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
         own = [(signed, _decoded(signed, kinds[tag])) for tag, signed in spoken.items()]
-        for signed, message in [*own, *self._early.pop((key, job.round), [])]:
-            try:
-                self._put(self.books[key], signed, message, now, outcome)
-            except RemoteProtocolError:
-                continue  # it came before we could know that it does not belong
+        early = self._early.pop((key, job.round), [])
+        for handle, messages in ((self._put, own), (self._hear, early)):
+            for signed, message in messages:
+                try:
+                    handle(self.books[key], signed, message, now, outcome)
+                except RemoteProtocolError:
+                    continue  # it came before we could know that it does not belong
         return outcome
 
     def _replays_seconds(self, terms: RoundTerms) -> float:
@@ -117,8 +122,28 @@ class Rounds:
         if message.round < book.terms.round:
             return None
         outcome = Outcome()
-        self._put(book, signed, message, now, outcome)
+        self._hear(book, signed, message, now, outcome)
         return outcome
+
+    def _hear(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+        if signed.signer != self._signer.public:
+            self._put(book, signed, message, now, outcome)
+        elif all(signed.body != known.body for known in self._own(book)):
+            self._recall(book, signed, message, now, outcome)
+
+    def _recall(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+        """A message of ours that is not in our log: we keep to it, and say nothing more in a round that we do not remember."""
+        self.mute((message.job, message.round))
+        if not book.has_heard(signed.signer, message):
+            self._put(book, signed, message, now, outcome)
+            outcome.records.append(RoundVoted(message.TAG, message.job, message.round, signed))
+
+    def mute(self, key: RoundKey) -> None:
+        """Nothing more is signed in this open round."""
+        self.muted |= {key}
+
+    def _is_mute(self, book: RoundBook) -> bool:
+        return self.is_silent or (book.terms.job, book.terms.round) in self.muted
 
     def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
         pair = None
@@ -129,11 +154,14 @@ class Rounds:
             case Ballot():
                 pair = book.add_ballot(signed, message, now)
             case CutOff():
+                first = book.signed_cut_offs.get(signed.signer, signed)
                 book.add_cut_off(signed, message)
+                if first.body != signed.body:
+                    outcome.evidence.append(Evidence(first, signed))
         if is_new:
             outcome.heard.append((signed.signer, message))
         if pair is not None:
-            outcome.records.append(Evidence(*pair))
+            outcome.evidence.append(Evidence(*pair))
             outcome.sends.extend(pair)  # the others must see both, or the liar gets two proposals judged
 
     def deliver(self, key: RoundKey, trainer: bytes, now: float) -> None:
@@ -151,28 +179,36 @@ class Rounds:
     # Messages out
 
     def publish(self, proposal: Proposal, now: float) -> Outcome:
-        """Our proposal for an open round, signed; nothing if the round is over or we spoke already."""
+        """Our proposal for an open round, signed as soon as we may; nothing if the round is over or we spoke already."""
         book = self.books.get(proposal.job)
-        if book is None or book.terms.round != proposal.round or self._signer.public in book.proposals:
+        if book is None or book.terms.round != proposal.round:
             return Outcome()
-        outcome = self._say(proposal)
-        self._put(book, outcome.sends[0], proposal, now, outcome)
-        return outcome
+        self._to_publish[proposal.job, proposal.round] = proposal
+        return self._publish(book, now)
+
+    def _publish(self, book: RoundBook, now: float) -> Outcome:
+        proposal = self._to_publish.get((book.terms.job, book.terms.round))
+        if proposal is None or self._signer.public in book.proposals or self._is_mute(book):
+            return Outcome()
+        return self._say(book, proposal, now)
 
     def due(self, now: float) -> Outcome:
-        """Ballots and cut-offs whose time has come."""
+        """Ballots and cut-offs whose time has come, and proposals that had to wait."""
         outcome = Outcome()
         for book in self.books.values():
+            if self._is_mute(book):
+                continue
+            outcome.add(self._publish(book, now))
             for message in (book.ballot_due(now), book.cut_off_due(now)):
                 if message is not None:
-                    said = self._say(message)
-                    outcome.add(said)
-                    self._put(book, said.sends[0], message, now, outcome)
+                    outcome.add(self._say(book, message, now))
         return outcome
 
-    def _say(self, message: RoundMessage) -> Outcome:
+    def _say(self, book: RoundBook, message: RoundMessage, now: float) -> Outcome:
         signed = sign(self._signer, self._chain_id, message)
-        return Outcome([RoundVoted(message.TAG, message.job, message.round, signed)], [signed])
+        outcome = Outcome([RoundVoted(message.TAG, message.job, message.round, signed)], [signed])
+        self._put(book, signed, message, now, outcome)
+        return outcome
 
     def seeking(self, now: float) -> Iterator[RoundKey]:
         """Rounds that have been open for a while and cannot be closed with what is here, or only by cut-offs.
@@ -193,9 +229,11 @@ class Rounds:
 
     def own(self) -> list[Signed]:
         """What we said in the open rounds: a new neighbour must hear it."""
+        return [signed for book in self.books.values() for signed in self._own(book)]
+
+    def _own(self, book: RoundBook) -> list[Signed]:
         me = self._signer.public
-        tables = ((book.proposals, book.signed_ballots, book.signed_cut_offs) for book in self.books.values())
-        return [table[me] for group in tables for table in group if me in table]
+        return [table[me] for table in (book.proposals, book.signed_ballots, book.signed_cut_offs) if me in table]
 
     def deadline(self, now: float) -> float | None:
         times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]

@@ -12,10 +12,11 @@ from typing import Any, get_type_hints
 
 import trio
 
+from consensus.chain_proof import Anchor
 from consensus.voters import VoterSet
 from ledger.genesis import TRAINER, Genesis
 from ledger.jobs import Job, Phase, Start, Stop, job_id
-from ledger.members import Approve, Leave, warning_for_removal
+from ledger.members import Approve, Leave, Member, warning_for_removal
 from peer.author import Author
 from peer.config import Config
 from peer.driver import Driver
@@ -23,6 +24,7 @@ from peer.export import export
 from peer.invitation import make_invitation
 from peer.memory import process_memory_mb
 from peer.roles.trainer import Trainer
+from peer.witness import silence
 from peer.worker import Worker
 from protocol.api import EventView, ExportView, JobView, LinkView, PeerView, RoundView, StatsView, StatusView, TrainRequest
 from protocol.errors import UserError
@@ -75,9 +77,15 @@ class Service:
             tolerated=voters.faults_tolerated,
             quorum=voters.quorum,
             links=len(self.network.connected()),
-            halted=driver.replica.divergence or "",
+            halted=self._halted(),
             uptime_seconds=time.monotonic() - self.started,
         )
+
+    def _halted(self) -> str:
+        replica = self.driver.replica
+        if replica.divergence:
+            return f"HALTED: {replica.divergence}"
+        return silence(replica.silent_below) if replica.height < replica.silent_below else ""
 
     def _name(self) -> str:
         """What the operator calls this peer now, else what the network knows it as."""
@@ -88,7 +96,7 @@ class Service:
         driver, traffic = self.driver, self.network.traffic()
         first = driver.witness.first_decision_at
         refused = dict(self.network.refused())
-        for reason, count in driver.refused.items():
+        for reason, count in driver.node.refused.items():
             refused[reason] = refused.get(reason, 0) + count
         evidence = await trio.to_thread.run_sync(driver.store.evidence)
         processes = [os.getpid(), self.worker.pid if self.worker else None]
@@ -105,6 +113,7 @@ class Service:
             transactions_pending=len(driver.ledger.pool),
             worker=_worker_state(self.worker),
             memory_mb=sum(process_memory_mb(process) for process in processes if process is not None),
+            expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
         )
 
     async def peers(self) -> tuple[PeerView, ...]:
@@ -124,13 +133,14 @@ class Service:
             peer=peer_id(key),
             name=member.name if member else "",
             roles=member.roles if member else (),
-            member=member is not None,
+            member=members.speaks(key),
             voter=key in members.voters,
             leader=key == self.driver.replica.leader,
             me=key == self.driver.signer.public,
             link=_link(link) if link else None,
             approvals=tuple(peer_id(k) for k in members.standing.get(key, ())),
             last_seen=", ".join(seen),
+            gone=_gone(member),
         )
 
     def _approvals(self, candidate: bytes) -> str:
@@ -223,7 +233,10 @@ class Service:
     async def invite(self) -> str:
         if self.driver.signer.public not in self.driver.state.members.voters:
             raise UserError("only a voter can invite, and this peer does not vote (`peers` shows who does)")
-        return make_invitation(self.driver.signer, self.genesis, self.driver.state.height, self._addresses())
+        height = self.driver.state.height
+        decided = await trio.to_thread.run_sync(self.driver.store.decision, height)
+        anchor = Anchor(decided.height, decided.digest) if decided else None
+        return make_invitation(self.driver.signer, self.genesis, height, self._addresses(), anchor)
 
     def _addresses(self) -> tuple[str, ...]:
         others = sorted(link.address for link in self.network.links() if link.dialed)
@@ -278,7 +291,10 @@ class Service:
         self.stop_daemon()
 
     def _require_member(self) -> None:
-        if self.driver.signer.public not in self.driver.state.members.members:
+        members, me = self.driver.state.members, self.driver.signer.public
+        if members.is_expelled(me):
+            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+        if not members.speaks(me):
             raise UserError("this peer is not a member yet: it follows the log until its admission is decided")
 
     def _resolve(self, text: str) -> bytes:
@@ -345,6 +361,14 @@ def _worker_state(worker: Worker | None) -> str:
         return ""
     restarts = f", restarted {worker.restarts} times" if worker.restarts else ""
     return (f"{worker.ready.engine}, {worker.ready.threads} threads" if worker.ready else "starting") + restarts
+
+
+def _gone(member: Member | None) -> str:
+    if member is None:
+        return ""
+    if member.expelled is not None:
+        return f"expelled at height {member.expelled}"
+    return f"now {short_id(member.successor)}" if member.successor else ""
 
 
 def _link(link: LinkInfo) -> LinkView:

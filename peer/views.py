@@ -53,7 +53,7 @@ def status(view: StatusView) -> Table:
             "name": view.name or "–",
             "network": f"{view.network} (chain {short(view.chain_id)})",
             "role": view.role + (", votes" if view.voter else ", does not vote"),
-            "state": f"HALTED: {view.halted}" if view.halted else "working",
+            "state": view.halted or "working",
             "height": f"{view.height}, view {view.view}",
             "state root": view.state_root,
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
@@ -83,10 +83,11 @@ def stats(view: StatsView) -> Table:
             "received": _megabytes(view.bytes_received),
             "refused": _counts(view.refused),
             "evidence": "; ".join(view.evidence) or "none",
+            "expelled": "; ".join(view.expelled) or "nobody",
             "pending": f"{view.transactions_pending} transactions",
             "worker": view.worker or "none",
             "memory": f"{view.memory_mb:.0f} MB",
-            "state": f"HALTED: {view.status.halted}" if view.status.halted else "working",
+            "state": view.status.halted or "working",
         }
     )
 
@@ -94,7 +95,7 @@ def stats(view: StatsView) -> Table:
 def peers(views: Iterable[PeerView]) -> Table:
     table = _table("peer", "name", "part", "link", "round trip", "sent", "received", "last seen")
     for view in views:
-        part = "voter" if view.voter else "member" if view.member else "guest"
+        part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
         part += " (leader)" if view.leader else ""
         part += f" {len(view.approvals)} approvals" if view.approvals and not view.voter else ""
         link = view.link

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from consensus.evidence import Evidence
 from consensus.turn import Decided, StoredBlock, Turn
 from ledger.jobs import ClosedRound
 from ledger.state import State
 from peer.eventlog import EventLog
-from peer.rounds import RoundMessage
+from peer.rounds import RoundKey, RoundMessage
+from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Ballot, CutOff, Proposal
@@ -28,6 +29,8 @@ class Witness:
         self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
         self._decided_in: dict[int, float] = {}
         self._refusal: str | None = None
+        self._silent_below = 0
+        self._muted: Set[RoundKey] = frozenset()
 
     def turn(self, turn: Turn) -> None:
         for record in turn.records:
@@ -60,6 +63,21 @@ class Witness:
             self.events.add("warning", f"not preparing the block proposed for height {height}: {refusal}")
         self._refusal = refusal
 
+    def expelled(self, evidence: Evidence) -> None:
+        text = f"{short_id(evidence.culprit)} was expelled: it signed {_what(evidence)}"
+        self.events.add("member", text, peer=evidence.culprit)
+
+    def silence(self, height: int, below: int) -> None:
+        if height < below and below != self._silent_below:
+            self._silent_below = below
+            self.events.add("warning", silence(below))
+
+    def muted(self, rounds: Set[RoundKey]) -> None:
+        for job, number in sorted(rounds - self._muted):
+            text = f"saying nothing more in round {number}: a message of ours in it is missing from this disk"
+            self.events.add("warning", text, job=job, round=number)
+        self._muted = rounds
+
     def message(self, signer: bytes, message: RoundMessage) -> None:
         text = {Proposal: "proposes", CutOff: "wants to close"}.get(type(message), "votes")
         if isinstance(message, Ballot):
@@ -83,3 +101,13 @@ class Witness:
         text = f"height {state.height} applied, state root {state.root.hex()[:16]}"
         self.events.add("applied", text, height=state.height, root=state.root)
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
+
+
+def silence(below: int) -> str:
+    return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
+
+
+def _what(evidence: Evidence) -> str:
+    """Two messages that exclude each other, in words."""
+    first, second = (str(codec.unpack(signed.body, len(signed.body))[0]) for signed in (evidence.first, evidence.second))
+    return f"two different {first}s" if first == second else f"a {first} and a {second} that exclude each other"

@@ -54,6 +54,12 @@ class Workshop:
             task_status.started()
             await trio.sleep_forever()
 
+    def follow(self, rounds: Rounds) -> None:
+        """Everything that was open is over: the peer goes on from a restored state, with these rounds."""
+        for key in list(self._open):
+            self.close(key)
+        self._rounds = rounds
+
     def open(self, key: RoundKey, job: Job, spoken: bool) -> None:
         self._open[key] = self.view(key, job)
         self._nursery.start_soon(self._work_on, key, self._open[key], spoken)

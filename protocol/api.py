@@ -33,6 +33,7 @@ class PeerView:
     link: LinkView | None
     approvals: tuple[str, ...]  # voters that want this member to vote
     last_seen: str  # what of it was decided last, for people
+    gone: str = ""  # why this key takes part no more: it was expelled, or its owner goes on with another key
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class StatusView:
     tolerated: int  # f
     quorum: int  # q
     links: int
-    halted: str  # why this peer signs nothing; empty when it works
+    halted: str  # why this peer signs nothing, or nothing for a while; empty when it works
     uptime_seconds: float
 
 
@@ -74,6 +75,7 @@ class StatsView:
     transactions_pending: int
     worker: str  # state of the worker process; empty without one
     memory_mb: float  # PSS of the daemon and its worker
+    expelled: tuple[str, ...] = ()  # peer ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 A wire type is a frozen dataclass. It travels as the msgpack array of its fields; a *message* (a dataclass with a `TAG`)
 travels as `[tag, fields…]`. Dictionaries travel as arrays of pairs with strictly ascending keys. There is exactly one
-byte string per value: every decoder encodes again and refuses bytes that differ.
+byte string per value: each number, length and key has one form, and decoders refuse every other.
+
+A decoder reads the bytes by type, from the first to the last: it looks at a length before it reads what is that long, and makes
+nothing that is not part of the value. (A general msgpack reader would turn one byte of a stranger's into 64 of memory.)
 
 Types understood: `bool int float str bytes tuple[T, ...] tuple[A, B] dict[K, V] T | None`, enums of int or str, and dataclasses
 of these; `Annotated[T, Length(low, high)]` bounds bytes, text and collections, `Annotated[int, Between(low, high)]` numbers.
@@ -13,8 +16,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import itertools
 import math
+import struct
 import types
 import typing
 from collections.abc import Callable
@@ -27,7 +30,8 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 T = TypeVar("T")
 Plain = Any  # what msgpack gives back: nested lists of None, bool, int, float, str, bytes
-Reader = Callable[[Plain, str], Any]
+Reader = Callable[[bytes, int], tuple[Any, int]]  # from a position on: the value, and where it ends
+Writer = Callable[[Any], Plain]
 
 INTEGER_MAX = 2**63 - 1  # every implementation language has it
 COLLECTION_MAX = 1 << 20  # default bound of bytes, text and collections without a Length of their own
@@ -59,143 +63,300 @@ def encode(value: Any) -> bytes:
 
 def decode(kind: type[T], data: bytes, size_max: int = MESSAGE_BYTES_MAX) -> T:
     """The value of type `kind` whose canonical encoding is `data`; `RemoteProtocolError` for every other byte string."""
-    plain = unpack(data, size_max)
-    value = from_plain(kind, plain)
-    if encode(value) != data:
-        raise RemoteProtocolError("non-canonical", f"{_name(kind)} is not in canonical form")
+    _check_size(data, size_max)
+    value: T = _whole(_reader_of(kind), data, kind)
     return value
 
 
 def decode_message(data: bytes, kinds: tuple[type[T], ...], size_max: int = MESSAGE_BYTES_MAX) -> T:
     """The message in `data` if its tag belongs to one of `kinds`; otherwise `RemoteProtocolError`."""
-    plain = unpack(data, size_max)
-    tag = plain[0] if isinstance(plain, list) and plain else None
+    _check_size(data, size_max)
+    tag = _tag(data)
     for kind in kinds:
         if getattr(kind, "TAG") == tag:  # noqa: B009 - TAG is what makes a dataclass a message
-            value = from_plain(kind, plain)
-            if encode(value) != data:
-                raise RemoteProtocolError("non-canonical", f"{tag} is not in canonical form")
+            value: T = _whole(_reader_of(kind), data, kind)
             return value
     raise RemoteProtocolError("unknown-message", repr(tag)[:40])
 
 
-def unpack(data: bytes, size_max: int) -> Plain:
+def _check_size(data: bytes, size_max: int) -> None:
     if len(data) > size_max:
         raise RemoteProtocolError("oversized", f"{len(data)} bytes, at most {size_max} are allowed")
+
+
+def _tag(data: bytes) -> str:
+    """The text that a message begins with."""
     try:
-        return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise RemoteProtocolError("malformed", f"not msgpack: {type(error).__name__}") from None
+        count, at = _read_count(data, 0)
+        tag: str = _text(data, at)[0] if count else ""
+    except (RemoteProtocolError, IndexError):
+        raise RemoteProtocolError("unknown-message", repr(data[:20])) from None
+    return tag
 
 
-def to_plain(value: Any) -> Plain:
-    if isinstance(value, enum.Enum):
-        return value.value
-    if value is None or isinstance(value, (bool, int, str, bytes)):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise TypeError(f"{value!r} has no canonical encoding")
-        return value
-    if isinstance(value, (tuple, list)):
-        return [to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return [[to_plain(key), to_plain(item)] for key, item in sorted(value.items())]
-    fields = [to_plain(getattr(value, name)) for name in _fields_of(value)]
-    tag = getattr(value, "TAG", None)
-    return fields if tag is None else [tag, *fields]
-
-
-def from_plain(kind: type[T], plain: Plain) -> T:
-    value: T = _reader_of(kind)(plain, _name(kind))
+def _whole(reader: Reader, data: bytes, kind: Any) -> Any:
+    try:
+        value, end = reader(data, 0)
+    except IndexError:
+        raise RemoteProtocolError("malformed", f"{_name(kind)} ends early, after {len(data)} bytes") from None
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(error.reason, f"{_name(kind)}: {str(error).removeprefix(f'{error.reason}: ')}") from None
+    if end != len(data):
+        raise RemoteProtocolError("malformed", f"{_name(kind)}: {len(data) - end} bytes follow it")
     return value
-
-
-def _reader_of(kind: Any) -> Reader:
-    return _reader(kind)
-
-
-def _fields_of(value: Any) -> tuple[str, ...]:
-    kind: Any = type(value)
-    return _field_names(kind)
-
-
-@functools.cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    if not dataclasses.is_dataclass(kind):
-        raise TypeError(f"{kind.__name__} has no canonical encoding")
-    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _name(kind: Any) -> str:
     return str(getattr(kind, "TAG", None) or getattr(kind, "__name__", kind))
 
 
-def _refuse(path: str, expected: str, plain: Plain) -> RemoteProtocolError:
-    return RemoteProtocolError("mistyped", f"{path}: expected {expected}, got {type(plain).__name__} {repr(plain)[:40]}")
+# Plain values: for programs of one person on one machine, which need no types to agree ------------------------------------
+
+
+def unpack(data: bytes, size_max: int) -> Plain:
+    """Any msgpack. It may take 70 times the memory of `data`: nothing for what strangers send."""
+    _check_size(data, size_max)
+    try:
+        return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise RemoteProtocolError("malformed", f"not msgpack: {type(error).__name__}") from None
+
+
+def from_plain(kind: type[T], plain: Plain) -> T:
+    """The value of type `kind` that was unpacked as `plain`."""
+    try:
+        return decode(kind, msgpack.packb(plain, use_bin_type=True))
+    except (ValueError, OverflowError, TypeError) as error:
+        raise RemoteProtocolError("malformed", f"{_name(kind)}: {error}") from None
+
+
+# Writing -----------------------------------------------------------------------------------------------------------------
+
+
+def to_plain(value: Any) -> Plain:
+    kind: Any = type(value)
+    if kind in _AS_THEY_ARE:
+        return value
+    return _writer(kind)(value)
+
+
+_AS_THEY_ARE = frozenset({bytes, int, str, bool, type(None)})
+_SCALARS = (bool, int, float, str, bytes)
 
 
 @functools.cache
-def _reader(kind: Any) -> Reader:
+def _writer(kind: Any) -> Writer:
+    """How values of one class become plain, found out once."""
+    if issubclass(kind, enum.Enum):
+        return lambda value: value.value
+    if issubclass(kind, float):
+        return _write_float
+    if issubclass(kind, (bool, int, str, bytes)):
+        return lambda value: value
+    if issubclass(kind, (tuple, list)):
+        return lambda value: [to_plain(item) for item in value]
+    if issubclass(kind, dict):
+        return lambda value: [[to_plain(key), to_plain(item)] for key, item in sorted(value.items())]
+    if dataclasses.is_dataclass(kind):
+        return _record_writer(kind)
+    raise TypeError(f"{kind.__name__} has no canonical encoding")
+
+
+def _write_float(value: float) -> float:
+    if not math.isfinite(value):
+        raise TypeError(f"{value!r} has no canonical encoding")
+    return value
+
+
+def _record_writer(kind: Any) -> Writer:
+    names = _field_names(kind)
+    tag = getattr(kind, "TAG", None)
+    head = [] if tag is None else [tag]
+    return lambda value: head + [to_plain(getattr(value, name)) for name in names]
+
+
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+# Reading -----------------------------------------------------------------------------------------------------------------
+
+
+def _reader_of(kind: Any) -> Reader:
+    return _reader(kind)
+
+
+@functools.cache
+def _reader(kind: Any, bound: Any = None) -> Reader:
     """The strict reader of one type, built once."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    length = bound if isinstance(bound, Length) else Length(0, COLLECTION_MAX)
     if origin is Annotated:
-        return _bounded(_reader(arguments[0]), arguments[1])
+        return _reader(*arguments)
     if origin in (typing.Union, types.UnionType):
         return _optional(arguments)
     if origin is tuple:
-        return _sequence(arguments[0]) if arguments[-1] is Ellipsis else _fixed(arguments)
+        return _sequence(_reader(arguments[0]), length) if arguments[-1] is Ellipsis else _fixed(arguments)
     if origin is dict:
-        return _mapping(*arguments)
+        return _mapping(arguments[0], arguments[1], length)
     if dataclasses.is_dataclass(kind):
         return _record(typing.cast(type, kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enumeration(kind)
+    if kind in (bytes, str):
+        return _string(kind, length)
+    if kind is int:
+        return _integer(bound if isinstance(bound, Between) else Between(-INTEGER_MAX, INTEGER_MAX))
     if kind in _SCALARS:
-        return _scalar(kind)
+        return _truth if kind is bool else _real
     raise TypeError(f"{kind!r} is not a wire type")
 
 
-_SCALARS = (bool, int, float, str, bytes)
+def _refuse(expected: str, data: bytes, at: int) -> RemoteProtocolError:
+    return RemoteProtocolError("mistyped", f"expected {expected} at byte {at}, got {data[at : at + 8].hex()}")
 
 
-def _scalar(kind: type) -> Reader:
-    def read(plain: Plain, path: str) -> Any:
-        if type(plain) is not kind:
-            raise _refuse(path, kind.__name__, plain)
-        if isinstance(plain, int) and not -INTEGER_MAX <= plain <= INTEGER_MAX:
-            raise _refuse(path, "63-bit int", plain)
-        if isinstance(plain, float) and not math.isfinite(plain):
-            raise _refuse(path, "finite float", plain)
-        if isinstance(plain, (str, bytes)) and len(plain) > COLLECTION_MAX:
-            raise RemoteProtocolError("oversized", f"{path}: {len(plain)} > {COLLECTION_MAX}")
-        return plain
+def _long_form(at: int) -> RemoteProtocolError:
+    return RemoteProtocolError("non-canonical", f"at byte {at} there is a shorter form")
+
+
+def _truth(data: bytes, at: int) -> tuple[bool, int]:
+    head = data[at]
+    if head not in (0xC2, 0xC3):
+        raise _refuse("bool", data, at)
+    return head == 0xC3, at + 1
+
+
+def _real(data: bytes, at: int) -> tuple[float, int]:
+    if data[at] != 0xCB:
+        raise _refuse("float", data, at)
+    if len(data) < at + 9:
+        raise IndexError
+    value: float = _DOUBLE.unpack_from(data, at + 1)[0]
+    if not math.isfinite(value):
+        raise _refuse("finite float", data, at)
+    return value, at + 9
+
+
+_DOUBLE = struct.Struct(">d")
+
+
+def _integer(bound: Between) -> Reader:
+    low, high = bound.low, bound.high
+
+    def read(data: bytes, at: int) -> tuple[int, int]:
+        value = head = data[at]
+        end = at + 1
+        if head > 0x7F:
+            value, end = _long_integer(data, at)
+        if not low <= value <= high:
+            raise RemoteProtocolError("mistyped", f"{value} at byte {at} is outside {low}..{high}")
+        return value, end
 
     return read
 
 
-def _bounded(inner: Reader, bound: Any) -> Reader:
-    def read_length(plain: Plain, path: str) -> Any:
-        # The size is looked at before the content is read, so that an oversized list costs nothing.
-        if isinstance(plain, (bytes, str, list)) and not bound.low <= len(plain) <= bound.high:
-            raise RemoteProtocolError("oversized", f"{path}: length {len(plain)}, allowed {bound.low}..{bound.high}")
-        return inner(plain, path) if not isinstance(plain, (bytes, str)) else _exact(inner, plain, path, bound.high)
-
-    def read_between(plain: Plain, path: str) -> Any:
-        value = inner(plain, path)
-        if not bound.low <= value <= bound.high:
-            raise RemoteProtocolError("mistyped", f"{path}: {value} is outside {bound.low}..{bound.high}")
-        return value
-
-    return read_between if isinstance(bound, Between) else read_length
+_INTEGER_FORMS = {  # first byte -> size in bytes, signed, and the least magnitude that needs this form
+    0xCC: (1, False, 0x80),
+    0xCD: (2, False, 0x100),
+    0xCE: (4, False, 0x1_0000),
+    0xCF: (8, False, 0x1_0000_0000),
+    0xD0: (1, True, 0x21),
+    0xD1: (2, True, 0x81),
+    0xD2: (4, True, 0x8001),
+    0xD3: (8, True, 0x8000_0001),
+}
 
 
-def _exact(inner: Reader, plain: Plain, path: str, high: int) -> Any:
-    """Bytes and text may have bounds above the default one."""
-    if len(plain) <= COLLECTION_MAX:
-        return inner(plain, path)
-    inner(plain[:0], path)  # still checks the type
-    return plain
+def _long_integer(data: bytes, at: int) -> tuple[int, int]:
+    head = data[at]
+    if head >= 0xE0:
+        return head - 0x100, at + 1
+    if head not in _INTEGER_FORMS:
+        raise _refuse("int", data, at)
+    size, signed, least = _INTEGER_FORMS[head]
+    end = at + 1 + size
+    if end > len(data):
+        raise IndexError
+    value = int.from_bytes(data[at + 1 : end], "big", signed=signed)
+    if (-value if signed else value) < least:
+        raise _long_form(at)
+    return value, end
+
+
+def _string(kind: type, length: Length) -> Reader:
+    low, high = length.low, length.high
+
+    def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+        if data[at] == 0xC4:
+            size, start = data[at + 1], at + 2
+        else:
+            size, start = _long_size(data, at, 0xC4, 0x100, "bytes")
+        end = start + size
+        if not low <= size <= high:
+            raise RemoteProtocolError("oversized", f"length {size} at byte {at}, allowed {low}..{high}")
+        if end > len(data):
+            raise IndexError
+        return data[start:end], end
+
+    def read_text(data: bytes, at: int) -> tuple[str, int]:
+        head = data[at]
+        if 0xA0 <= head <= 0xBF:
+            size, start = head - 0xA0, at + 1
+        else:
+            size, start = _long_size(data, at, 0xD9, 0x20, "str")
+        end = start + size
+        if size > 4 * high:  # no character is longer in UTF-8
+            raise RemoteProtocolError("oversized", f"{size} bytes of text at byte {at}, allowed {low}..{high} characters")
+        if end > len(data):
+            raise IndexError
+        text = _characters(data[start:end], at)
+        if not low <= len(text) <= high:
+            raise RemoteProtocolError("oversized", f"{len(text)} characters at byte {at}, allowed {low}..{high}")
+        return text, end
+
+    return read_bytes if kind is bytes else read_text
+
+
+def _long_size(data: bytes, at: int, first: int, least: int, what: str) -> tuple[int, int]:
+    """The length in a head of 1, 2 or 4 bytes, whose codes start with `first`; `least` needs the first of these forms."""
+    form = data[at] - first
+    if not 0 <= form <= 2:
+        raise _refuse(what, data, at)
+    start = at + 1 + (1 << form)
+    if start > len(data):
+        raise IndexError
+    size = int.from_bytes(data[at + 1 : start], "big")
+    if size < (least, 0x100, 0x1_0000)[form]:
+        raise _long_form(at)
+    return size, start
+
+
+def _characters(data: bytes, at: int) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise RemoteProtocolError("malformed", f"no UTF-8 at byte {at}") from None
+
+
+_text = _string(str, Length(0, COLLECTION_MAX))
+
+
+def _read_count(data: bytes, at: int) -> tuple[int, int]:
+    """How many items a list has, and where they begin."""
+    head = data[at]
+    if 0x90 <= head <= 0x9F:
+        return head - 0x90, at + 1
+    form = head - 0xDC
+    if not 0 <= form <= 1:
+        raise _refuse("list", data, at)
+    start = at + 1 + (2 << form)
+    if start > len(data):
+        raise IndexError
+    count = int.from_bytes(data[at + 1 : start], "big")
+    if count < (0x10, 0x1_0000)[form]:
+        raise _long_form(at)
+    return count, start
 
 
 def _optional(arguments: tuple[Any, ...]) -> Reader:
@@ -203,53 +364,75 @@ def _optional(arguments: tuple[Any, ...]) -> Reader:
     if len(kinds) != 1:
         raise TypeError("only T | None is a wire union")
     inner = _reader(kinds[0])
-    return lambda plain, path: None if plain is None else inner(plain, path)
+    return lambda data, at: (None, at + 1) if data[at] == 0xC0 else inner(data, at)
 
 
-def _list(plain: Plain, path: str) -> list[Plain]:
-    if not isinstance(plain, list):
-        raise _refuse(path, "list", plain)
-    if len(plain) > COLLECTION_MAX:
-        raise RemoteProtocolError("oversized", f"{path}: {len(plain)} > {COLLECTION_MAX}")
-    return plain
+def _counted(length: Length, data: bytes, at: int) -> tuple[int, int]:
+    count, start = _read_count(data, at)
+    if not length.low <= count <= length.high:
+        raise RemoteProtocolError("oversized", f"{count} items at byte {at}, allowed {length.low}..{length.high}")
+    return count, start
 
 
-def _sequence(kind: Any) -> Reader:
-    inner = _reader(kind)
-    return lambda plain, path: tuple(inner(item, f"{path}[{i}]") for i, item in enumerate(_list(plain, path)))
+def _sequence(inner: Reader, length: Length) -> Reader:
+    def read(data: bytes, at: int) -> tuple[tuple[Any, ...], int]:
+        count, at = _counted(length, data, at)
+        items = []
+        for _ in range(count):
+            item, at = inner(data, at)
+            items.append(item)
+        return tuple(items), at
+
+    return read
 
 
 def _fixed(kinds: tuple[Any, ...]) -> Reader:
     readers = [_reader(kind) for kind in kinds]
 
-    def read(plain: Plain, path: str) -> Any:
-        if len(_list(plain, path)) != len(readers):
-            raise RemoteProtocolError("mistyped", f"{path}: {len(plain)} items, expected {len(readers)}")
-        return tuple(reader(item, f"{path}[{i}]") for i, (reader, item) in enumerate(zip(readers, plain, strict=True)))
+    def read(data: bytes, at: int) -> tuple[tuple[Any, ...], int]:
+        count, at = _read_count(data, at)
+        if count != len(readers):
+            raise RemoteProtocolError("mistyped", f"{count} items before byte {at}, expected {len(readers)}")
+        items = []
+        for reader in readers:
+            item, at = reader(data, at)
+            items.append(item)
+        return tuple(items), at
 
     return read
 
 
-def _mapping(key_kind: Any, value_kind: Any) -> Reader:
-    read_pair = _fixed((key_kind, value_kind))
+def _mapping(key_kind: Any, value_kind: Any, length: Length) -> Reader:
+    read_key, read_value = _reader(key_kind), _reader(value_kind)
 
-    def read(plain: Plain, path: str) -> Any:
-        pairs = [read_pair(item, f"{path}[{i}]") for i, item in enumerate(_list(plain, path))]
-        if any(left[0] >= right[0] for left, right in itertools.pairwise(pairs)):
-            raise RemoteProtocolError("non-canonical", f"{path}: keys must be strictly ascending")
-        return dict(pairs)
+    def read(data: bytes, at: int) -> tuple[dict[Any, Any], int]:
+        count, at = _counted(length, data, at)
+        pairs: dict[Any, Any] = {}
+        before = None
+        for _ in range(count):
+            if data[at] != 0x92:
+                raise _refuse("pair", data, at)
+            key, end = read_key(data, at + 1)
+            if before is not None and not before < key:
+                raise RemoteProtocolError("non-canonical", f"keys must be strictly ascending, at byte {at}")
+            before = key
+            pairs[key], at = read_value(data, end)
+        return pairs, at
 
     return read
 
 
 def _enumeration(kind: type[enum.Enum]) -> Reader:
-    def read(plain: Plain, path: str) -> Any:
-        if type(plain) not in (int, str):
-            raise _refuse(path, kind.__name__, plain)
+    values = {type(member.value) for member in kind}
+    inner = _reader_of(values.pop())
+    assert not values, f"{kind.__name__} mixes types"
+
+    def read(data: bytes, at: int) -> tuple[enum.Enum, int]:
+        value, end = inner(data, at)
         try:
-            return kind(plain)
+            return kind(value), end
         except ValueError:
-            raise RemoteProtocolError("mistyped", f"{path}: {plain!r} is no {kind.__name__}") from None
+            raise RemoteProtocolError("mistyped", f"{value!r} at byte {at} is no {kind.__name__}") from None
 
     return read
 
@@ -257,21 +440,28 @@ def _enumeration(kind: type[enum.Enum]) -> Reader:
 def _record(kind: type) -> Reader:
     hints = typing.get_type_hints(kind, include_extras=True)
     names = _field_names(kind)
+    readers = [_reader(hints[name]) for name in names]
     tag = getattr(kind, "TAG", None)
-    readers: list[Reader] = []  # filled at first use, so that a type may contain itself
+    by_name = any(field.kw_only for field in dataclasses.fields(kind))
 
-    def read(plain: Plain, path: str) -> Any:
-        if not readers:
-            readers.extend(_reader(hints[name]) for name in names)
-        fields = _list(plain, path)
+    def read(data: bytes, at: int) -> tuple[Any, int]:
+        count, at = _read_count(data, at)
         if tag is not None:
-            if not fields or fields[0] != tag:
-                raise RemoteProtocolError("unknown-message", f"{path}: expected {tag}")
-            fields = fields[1:]
-        if len(fields) != len(names):
-            what = "missing" if len(fields) < len(names) else "unknown"
-            raise RemoteProtocolError("mistyped", f"{path}: {what} field, {len(fields)} instead of {len(names)}")
-        columns = zip(names, readers, fields, strict=True)
-        return kind(**{name: reader(item, f"{path}.{name}") for name, reader, item in columns})
+            count, at = count - 1, _skip_tag(tag, count, data, at)
+        if count != len(readers):
+            what = "missing" if count < len(readers) else "unknown"
+            raise RemoteProtocolError("mistyped", f"{what} field before byte {at}, {count} instead of {len(readers)}")
+        values = []
+        for reader in readers:
+            value, at = reader(data, at)
+            values.append(value)
+        return kind(**dict(zip(names, values, strict=True))) if by_name else kind(*values), at
 
     return read
+
+
+def _skip_tag(tag: str, count: int, data: bytes, at: int) -> int:
+    found, end = _text(data, at) if count else ("", at)
+    if found != tag:
+        raise RemoteProtocolError("unknown-message", f"expected {tag} at byte {at}")
+    return end

@@ -10,6 +10,7 @@ TRAINERS_MAX: Final = 200  # a ballot names each trainer once
 
 MESSAGE_BYTES_MAX: Final = 8 << 20  # one wire message; the largest is a Decision: a block and its certificate
 BLOCK_BYTES_MAX: Final = 4 << 20  # leaves room in a message for certificates of VOTERS_MAX signatures
+HEADER_BYTES_MAX: Final = 32 << 10  # a block without its body: certificate of the parent and failed leaders of VOTERS_MAX voters
 TRANSACTION_BYTES_MAX: Final = 256 << 10  # a job with its data manifest hash fits many times over
 TRANSACTIONS_PER_BLOCK_MAX: Final = 1_000  # keeps check_block well under a second
 TRANSACTIONS_PENDING_MAX: Final = 10_000  # a peer's memory for what is not decided yet
@@ -17,10 +18,15 @@ TRANSACTION_LIFETIME_HEIGHTS: Final = 1_000  # an expiry further away than this 
 
 VIEWS_AHEAD_MAX: Final = 64  # votes kept for views beyond the current one, per voter; timers double long before
 DECISIONS_PER_REPLY_MAX: Final = 32  # catch-up goes in small steps so that votes are not delayed behind it
+HEARD_MAX: Final = 256  # of one voter's signatures in one answer, the newest: three heights of a dozen views and its open rounds
+NOTICED_MAX: Final = 64  # transactions in one notice: those that waited longest, the others follow when these are decided
+EVIDENCE_PER_BLOCK_MAX: Final = 16  # two ballots of TRAINERS_MAX verdicts are 30 kB; what is left over comes in the next block
 CLOCK_AHEAD_SECONDS: Final = 2.0  # how far a block's time may lie before the clock of the voter that prepares it
 
 BLOB_BYTES_MAX: Final = 512 << 20  # committed buffers of a 100M-parameter model are 400 MB
 BLOB_CHUNK_BYTES: Final = 48 << 10  # fits one frame with its header, so a vote waits for at most one frame
+PART_BYTES_MAX: Final = 1 << 20  # of a snapshot: the unit that is asked for, checked, and asked of another if it is wrong or late
+LINKS_MAX: Final = 4_096  # changes of the voter set proven in one message; a longer proof comes in several
 DATA_SHARD_BYTES: Final = 1 << 20  # training text travels in shards of this size: resumable, from several holders
 DATA_BYTES_MAX: Final = 64 << 30  # all shards of a job; the manifest then stays under MESSAGE_BYTES_MAX
 
@@ -31,4 +37,5 @@ ADDRESSES_MAX: Final = 64  # one peer-exchange message
 assert BLOCK_BYTES_MAX + VOTERS_MAX * 200 < MESSAGE_BYTES_MAX
 assert TRANSACTION_BYTES_MAX < BLOCK_BYTES_MAX
 assert BLOB_CHUNK_BYTES + 1_024 < FRAME_BYTES_MAX
+assert PART_BYTES_MAX + HEADER_BYTES_MAX < MESSAGE_BYTES_MAX
 assert DATA_BYTES_MAX // DATA_SHARD_BYTES * 40 < BLOCK_BYTES_MAX

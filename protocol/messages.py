@@ -6,6 +6,7 @@ never evidence for anything.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -17,7 +18,12 @@ from protocol.limits import (
     BLOB_CHUNK_BYTES,
     BLOCK_BYTES_MAX,
     DECISIONS_PER_REPLY_MAX,
+    HEADER_BYTES_MAX,
+    HEARD_MAX,
+    LINKS_MAX,
     NAME_CHARACTERS_MAX,
+    NOTICED_MAX,
+    PART_BYTES_MAX,
     TRAINERS_MAX,
     TRANSACTION_BYTES_MAX,
     VOTERS_MAX,
@@ -36,7 +42,7 @@ View = Annotated[int, Between(NO_VIEW, 2**53 - 1)]
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """The leader of (height, view) puts this block forward; the block's bytes travel beside it in `Proposed`."""
+    """The leader of (height, view) puts this block forward; its header and short body travel beside it in `Proposed`."""
 
     TAG: ClassVar[str] = "propose"
     voters: Digest  # hash of the voter set that decides this height
@@ -96,9 +102,12 @@ class TimeoutCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
+    """`short` is the body with whatever others should hold already named by digest; who lacks a part asks with `GetBlock`."""
+
     TAG: ClassVar[str] = "proposed"
     propose: Signed
-    block: Annotated[bytes, Length(1, BLOCK_BYTES_MAX)]
+    header: Annotated[bytes, Length(1, HEADER_BYTES_MAX)]
+    short: Annotated[bytes, Length(0, BLOCK_BYTES_MAX)]
     justification: TimeoutCertificate | None
 
 
@@ -172,6 +181,22 @@ class BlockBytes:
     block: Annotated[bytes, Length(1, BLOCK_BYTES_MAX)]
 
 
+@dataclass(frozen=True, slots=True)
+class GetHeard:
+    """What have you last heard me sign? Asked at start, before anything is signed: a rolled-back disk does not show by itself."""
+
+    TAG: ClassVar[str] = "get-heard"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """My next height, and what I hold of the asker's signed messages for it, the two heights before and the open rounds."""
+
+    TAG: ClassVar[str] = "heard"
+    height: Count
+    signed: Annotated[tuple[Signed, ...], Length(0, HEARD_MAX)]
+
+
 # Rounds: signed by trainers and voters -------------------------------------------------------------------------------
 
 
@@ -228,12 +253,21 @@ class Transaction:
     content: Annotated[bytes, Length(0, TRANSACTION_BYTES_MAX)]
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """By a voter that has applied `height`: these transactions waited here through a whole block, and could still be decided."""
+
+    TAG: ClassVar[str] = "notice"
+    height: Count
+    transactions: Annotated[tuple[Digest, ...], Length(1, NOTICED_MAX)]  # ascending, each once
+
+
 # Rounds and transactions: envelopes ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A signed Proposal, Ballot, CutOff or Transaction, from its author or passed on by anybody."""
+    """A signed Proposal, Ballot, CutOff, Transaction or Notice, from its author or passed on by anybody."""
 
     TAG: ClassVar[str] = "relay"
     signed: Signed
@@ -246,6 +280,84 @@ class GetRound:
     TAG: ClassVar[str] = "get-round"
     job: Digest
     round: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """Two messages of one signer that no honest peer signs both; passed on until a block carries them."""
+
+    TAG: ClassVar[str] = "accusation"
+    first: Signed
+    second: Signed
+
+
+# Snapshots: how a newcomer, or a peer that was away for long, gets the certified state -------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A decided header with its commits; a chain of them leads from one voter set to the next."""
+
+    header: Annotated[bytes, Length(1, HEADER_BYTES_MAX)]
+    certificate: Certificate
+    next_voters: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]  # ascending; empty: the same as of this height
+
+
+@dataclass(frozen=True, slots=True)
+class GetSnapshot:
+    """I know who decides the height after `known`. Offer me the state after `wanted`, or after a later height."""
+
+    TAG: ClassVar[str] = "get-snapshot"
+    known: Count
+    anchor: Count  # I trust one block at this height: the proof must show its header; 0: none
+    wanted: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOffer:
+    """The state after `height`, proven: every change of the voter set since `known`, then the headers of `height` − 1 to + 1."""
+
+    TAG: ClassVar[str] = "snapshot-offer"
+    height: Count
+    links: Annotated[tuple[Link, ...], Length(1, LINKS_MAX)]  # ascending
+    modules: Annotated[dict[Name, Digest], Length(0, 64)]  # leaf hashes under the state root; empty: the proof goes on after the last of these links
+
+
+@dataclass(frozen=True, slots=True)
+class NoSnapshot:
+    """I do not hold the state after `height` (any more); 0: nor any other that you could use."""
+
+    TAG: ClassVar[str] = "no-snapshot"
+    height: Count
+
+
+class Content(enum.StrEnum):
+    """What a part of a snapshot is of. All but model and headers are cut into pieces of PART_BYTES_MAX."""
+
+    BLOCK = "block"  # name: its digest
+    HEADERS = "headers"  # index: height of the first; goes down from there
+    MODULE = "module"  # name: the ledger module's
+    MANIFEST = "manifest"  # name: the job; what the parts of its model are checked with
+    MODEL = "model"  # name: the job
+
+
+@dataclass(frozen=True, slots=True)
+class GetPart:
+    TAG: ClassVar[str] = "get-part"
+    height: Count  # of the snapshot
+    content: Content
+    name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
+    index: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    TAG: ClassVar[str] = "part"
+    height: Count
+    content: Content
+    name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
+    index: Count
+    data: Annotated[bytes, Length(0, PART_BYTES_MAX)]
 
 
 # Links: blobs and addresses ------------------------------------------------------------------------------------------
@@ -301,6 +413,20 @@ class Pong:
     number: Count
 
 
-AGREEMENT = (Proposed, Vote, TimedOut, Decision, Prepared, ViewEnded, Status, GetDecisions, GetBlock, BlockBytes)
-ROUNDS = (Relay, GetRound)
+AGREEMENT = (
+    Proposed,
+    Vote,
+    TimedOut,
+    Decision,
+    Prepared,
+    ViewEnded,
+    Status,
+    GetDecisions,
+    GetBlock,
+    BlockBytes,
+    GetHeard,
+    Heard,
+)
+ROUNDS = (Relay, GetRound, Accusation)
+SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
 LINKS = (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)

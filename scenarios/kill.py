@@ -20,19 +20,22 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from consensus.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN
-from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
 from peer.demo import DemoPeer
-from protocol.api import RoundView
 from protocol.identity import peer_id
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network, Watch
+from scenarios.pace import (
+    BACK_SECONDS_MAX,
+    SLOWER_MAX,
+    STALL_SECONDS_MAX,
+    in_order,
+    proposals_timer,
+    takes_part,
+    usual,
+    view_timer,
+)
 
-NORMAL_ROUNDS = 6  # with everybody there: their median is the normal time of a round
 DOWN_ROUNDS = 7  # closed while the victim is down, the one it was killed in included
-SLOWER_MAX = 1.5  # times the normal time, from the second round after the one of the kill
-BACK_SECONDS_MAX = 60.0  # for a restarted peer until its proposal, or its ballot, is decided again
-STALL_SECONDS_MAX = 120.0  # nothing here takes that long: whatever is being waited for will not come
 
 
 @dataclass
@@ -106,24 +109,6 @@ async def hurt(peers: Network, number: int, random: Random) -> Trial:
     return trial
 
 
-async def in_order(peers: Network) -> int:
-    """Returns the first round from which on everybody takes part: each honest trainer accepted, two rounds in a row."""
-    trainers = {peer_id(peer.identity.public) for peer in peers.honest if peer.trains}
-    while True:
-        last = await peers.demo.watched.client.rounds(2)
-        if len(last) == 2 and all(view.verdicts.get(key) == "accept" for view in last for key in trainers):
-            return last[-1].round + 1
-        await trio.sleep(0.1)
-
-
-async def usual(peers: Network, first: int) -> float:
-    """The normal time of a round."""
-    watch = Watch(peers.demo.watched)
-    with trio.fail_after(STALL_SECONDS_MAX):
-        await watch.until_round(first + NORMAL_ROUNDS)
-    return median(seconds for number, seconds in watch.durations().items() if number > first)
-
-
 async def outlast(survivors: list[Watch], killed_at: float) -> Watch:
     """Waits until every survivor has closed enough rounds; the one that was slowest to close the first."""
 
@@ -165,18 +150,6 @@ async def measure(
     )
 
 
-def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
-    """T1 of `consensus.ballots`, for the round after `before`."""
-    awaited = sum(verdict == "accept" for verdict in before.verdicts.values())
-    pace = sorted(arrivals)[min(awaited // 2, len(arrivals) - 1)]
-    return max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
-
-
-def view_timer(views: list[RoundView]) -> float:
-    """The first view's timer of `consensus.pacemaker`."""
-    return max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(view.decision_ms for view in views[-32:]) / 1000)
-
-
 async def come_back(peers: Network, victim: DemoPeer, trial: Trial) -> None:
     started = trio.current_time()
     await peers.restart(victim)
@@ -198,13 +171,6 @@ async def come_back(peers: Network, victim: DemoPeer, trial: Trial) -> None:
     evidence = await trio.to_thread.run_sync(peers.evidence)
     trial.problems += [f"signed {slot} twice" for slot in twice]
     trial.problems += [f"evidence on the disk of {name}" for name, count in evidence.items() if count]
-
-
-async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:
-    """Whether the last round has this peer's ballot and, if it trains, has accepted its proposal."""
-    key = peer_id(peer.identity.public)
-    last = await asked.client.rounds(1)
-    return any(key in view.ballots and (not peer.trains or view.verdicts.get(key) == "accept") for view in last)
 
 
 # Report --------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from scenarios import network
-from scenarios.kill import BACK_SECONDS_MAX, SLOWER_MAX, STALL_SECONDS_MAX, in_order, takes_part, usual, view_timer
 from scenarios.network import SMALL_JOB, Network, Watch
+from scenarios.pace import BACK_SECONDS_MAX, SLOWER_MAX, STALL_SECONDS_MAX, in_order, takes_part, usual, view_timer
 
 LATER_ROUNDS = 14  # more than the 2n heights for which a failed leader is skipped in any case, for n = 4
 

@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,6 +33,7 @@ from protocol.errors import UserError
 from protocol.identity import Signed, peer_id
 from protocol.messages import Certificate, Commit
 
+END_SECONDS_MAX = 20.0  # for a peer that was asked to stop
 WORKER_SECONDS_MAX = 5.0  # a worker notices that its daemon is gone as soon as the kernel has closed the pipe
 POLL_SECONDS = 0.02
 ROUNDS_ENDLESS = 100_000  # the scenario ends before the job does
@@ -83,14 +84,38 @@ class Network:
         demo.make_directories(self.demo)
         await demo.start(self.demo)
         for peer in self.peers:
-            with _journal(peer) as database:
-                database.executescript(_RECORDER)
+            self.record(peer)
 
-    async def restart(self, peer: DemoPeer) -> None:
-        """Starts a killed peer where it was, as its operator would; returns when it answers."""
-        others = ",".join(other.address for other in self.peers if other is not peer)
-        demo.launch(self.demo, peer, others)
+    def record(self, peer: DemoPeer) -> None:
+        """From now on every vote of this peer is kept."""
+        with journal(peer) as database:
+            database.executescript(_RECORDER)
+
+    async def restart(self, peer: DemoPeer, *command: str) -> None:
+        """Starts a peer that has ended where it was, as its operator would; returns when it answers."""
+        self.launch(peer, *command)
         await demo.answers(peer)
+
+    def launch(self, peer: DemoPeer, *command: str) -> None:
+        others = ",".join(other.address for other in self.peers if other is not peer)
+        demo.launch(self.demo, peer, others, command or ("run",))
+
+    async def end(self, peer: DemoPeer) -> None:
+        """Stops it in good order."""
+        assert peer.process is not None
+        self.workers |= children(peer.process.pid)
+        peer.process.terminate()
+        if not await self.dies(peer, END_SECONDS_MAX):
+            peer.process.kill()
+            peer.process.wait()
+
+    async def dies(self, peer: DemoPeer, seconds_max: float) -> bool:
+        """Whether its process ends in time."""
+
+        async def gone() -> bool:
+            return peer.process is None or peer.process.poll() is not None
+
+        return await holds(gone, seconds_max)
 
     def kill(self, peer: DemoPeer) -> set[int]:
         """SIGKILL to the daemon alone; the process ids of its workers, which nobody told anything."""
@@ -132,30 +157,59 @@ class Network:
         """Who leads the current view, as `asked` sees it."""
         return next((self.named(view.peer) for view in await asked.client.peers() if view.leader), None)
 
+    async def height(self, peer: DemoPeer) -> int:
+        """-1 if it does not answer."""
+        try:
+            return (await peer.client.status()).height
+        except UserError:
+            return -1
+
+    async def heights(self, peers: Sequence[DemoPeer]) -> list[int]:
+        return [await self.height(peer) for peer in peers]
+
     # Reading disks ---------------------------------------------------------------------------------------------------
 
     def evidence(self) -> dict[str, int]:
         """How many proven contradictions each honest peer has on its disk."""
         found = {}
         for peer in self.honest:
-            with _journal(peer) as database:
+            with journal(peer) as database:
                 found[peer.name] = database.execute("SELECT count(*) FROM evidence").fetchone()[0]
         return found
 
     def votes(self, peer: DemoPeer) -> tuple[int, list[str]]:
         """How many votes this peer has signed since the network started, and the slots that hold two different ones."""
         slots: dict[str, set[bytes]] = {}
-        with _journal(peer) as database:
+        with journal(peer) as database:
             for slot, signed in database.execute("SELECT slot, signed FROM every_vote"):
                 slots.setdefault(slot, set()).add(codec.decode(Signed, signed).body)
         return sum(map(len, slots.values())), [slot for slot, bodies in slots.items() if len(bodies) > 1]
 
     def views(self, peer: DemoPeer) -> dict[int, int]:
         """Height -> the view that decided it, where that was not the first, from the certificates on this peer's disk."""
-        with _journal(peer) as database:
+        with journal(peer) as database:
             rows = database.execute("SELECT height, certificate FROM blocks").fetchall()
         votes = {height: codec.decode_message(codec.decode(Certificate, data).vote, (Commit,)) for height, data in rows}
         return {height: vote.view for height, vote in votes.items() if vote.view}
+
+    def forks(self) -> list[str]:
+        """The heights for which two honest disks hold different blocks."""
+        tables = []
+        for peer in self.honest:
+            with journal(peer) as database:
+                tables.append(dict(database.execute("SELECT height, digest FROM blocks").fetchall()))
+        return [f"height {height}" for height in _unequal(tables)]
+
+    def failures(self) -> list[str]:
+        """What must never be found on the disks of peers that have stopped, whatever was done to them."""
+        found = [f"two blocks were decided at {where}" for where in self.forks()]
+        found += [f"roots differ at {where}" for where in self.differences()]
+        found += [f"{peer.name} signed {slot} twice" for peer in self.honest for slot in self.votes(peer)[1]]
+        if len(self.honest) == len(self.peers):
+            found += [
+                f"{count} proofs of double signing on the disk of {name}" for name, count in self.evidence().items() if count
+            ]
+        return found
 
     def differences(self) -> list[str]:
         """The heights and rounds whose roots are not the same on all honest disks that hold them."""
@@ -169,13 +223,13 @@ class Network:
         return [f"height {key}" for key in _unequal(heights)] + [f"round {key[1]}" for key in _unequal(rounds)]
 
 
-def _unequal(tables: list[dict[Any, str]]) -> list[Any]:
+def _unequal(tables: list[dict[Any, Any]]) -> list[Any]:
     keys = sorted(set().union(*tables))
     return [key for key in keys if len({table[key] for table in tables if key in table}) > 1]
 
 
 @contextlib.contextmanager
-def _journal(peer: DemoPeer) -> Iterator[sqlite3.Connection]:
+def journal(peer: DemoPeer) -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(DataDirectory(peer.directory).ledger, timeout=30)
     try:
         yield connection
@@ -192,11 +246,17 @@ async def running(
     attack: str = "sign-flip",
     mixed: bool = False,
     folder: Path | None = None,
+    dress: Callable[[DemoPeer], None] = lambda peer: None,
 ) -> AsyncIterator[Network]:
-    """A network that runs inside this block; without a `folder` its data is deleted afterwards."""
+    """A network that runs inside this block; without a `folder` its data is deleted afterwards.
+
+    `dress` may change how a peer is started, before it is.
+    """
     place = folder or Path(tempfile.mkdtemp(prefix="folkmoot-scenario-"))
     options = argparse.Namespace(peers=peers, malicious=malicious, seed=seed, attack=attack, mixed=mixed)
     network = Network(demo.Demo(options, place, demo.cast_roles(options, place)))
+    for peer in network.peers:
+        dress(peer)
     try:
         await network.start()
         yield network
@@ -231,6 +291,13 @@ def children(process: int) -> set[int]:
         with contextlib.suppress(OSError):
             found |= {int(word) for word in (task / "children").read_text().split()}
     return found
+
+
+def signal_all(processes: Iterable[int], *, stop: bool) -> None:
+    """Stops processes, or lets them go on."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGSTOP if stop else signal.SIGCONT)
 
 
 def is_worker(process: int) -> bool:
@@ -281,7 +348,14 @@ class Watch:
 
     def rounds(self) -> list[tuple[int, float]]:
         """(round, when it was closed and applied here, in seconds since the epoch), ascending."""
-        return [(int(event.fields["round"]), event.at_ms / 1000) for event in self.events if event.kind == "round"]
+        return self._times("round", "round")
+
+    def heights(self) -> list[tuple[int, float]]:
+        """(height, when its block was applied here), as above."""
+        return self._times("applied", "height")
+
+    def _times(self, kind: str, counter: str) -> list[tuple[int, float]]:
+        return [(int(event.fields[counter]), event.at_ms / 1000) for event in self.events if event.kind == kind]
 
     def durations(self) -> dict[int, float]:
         """Seconds from the round before to each round."""

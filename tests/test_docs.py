@@ -1,4 +1,8 @@
-"""The documents say what the code does: `python -m tests.test_docs` prints the tables of docs/protocol.md from the code."""
+"""The documents say what the code does.
+
+`python -m tests.test_docs` prints the tables and test vectors of docs/protocol.md from the code; with `--write` it puts them into
+the page, where their headings are.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import dataclasses
 import hashlib
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable
@@ -16,20 +21,27 @@ import numpy as np
 import pytest
 
 from consensus.ballots import Closing
-from consensus.block import Block
+from consensus.block import Block, Header, block_digest, encode_block, encode_header, header_of
+from consensus.chain_proof import Anchor
+from consensus.evidence import Evidence
+from consensus.voters import VoterSet
 from ledger import jobs, members
 from ledger.genesis import Founder, Genesis
 from ledger.jobs import JobsState
-from ledger.members import Invitation, Member, MembersState
-from ledger.state import Body
-from protocol import limits, messages, reasons
+from ledger.members import Invitation, Member, MembersState, rotation_preimage
+from ledger.pool import signed_digest, transaction_digest
+from ledger.short import ShortBody, ShortClosing, WholeBody, condense
+from ledger.state import EMPTY_BODY, Body
+from peer.invitation import InvitationString
+from protocol import limits, merkle, messages, reasons
 from protocol.codec import Between, encode
 from protocol.identity import Identity, Signed, peer_id, preimage, sign
-from protocol.messages import Prepare
+from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, Transaction
 from protocol.reasons import Verdict
 from training.data import Manifest, batch_offsets
 from training.replicated import codec, outer, stream
 from training.replicated.feedback import Record, accumulate, buffer_digest
+from training.replicated.files import Saved
 from training.replicated.layout import of_shapes
 from training.replicated.state import State
 from training.spec import JobSpec, ModelSpec
@@ -44,11 +56,18 @@ TRANSACTIONS: dict[str, type] = {**members.KINDS, "job/start": jobs.Start, "job/
 RECORDS: tuple[type, ...] = (
     Signed,
     Block,
+    Header,
     Body,
+    Evidence,
+    WholeBody,
+    ShortBody,
+    ShortClosing,
     Closing,
     Genesis,
     Founder,
     Invitation,
+    InvitationString,
+    Anchor,
     MembersState,
     Member,
     JobsState,
@@ -57,6 +76,7 @@ RECORDS: tuple[type, ...] = (
     ModelSpec,
     State,
     Record,
+    Saved,
     Manifest,
 )
 
@@ -125,24 +145,70 @@ def sections() -> Iterable[tuple[str, list[str]]]:
 # Test vectors --------------------------------------------------------------------------------------------------------
 
 
+SIGNER = Identity(bytes(range(32)))
+SECOND = Identity(bytes(range(32, 64)))
+CHAIN = hashlib.sha256(b"chain").digest()
+
+
 def vectors() -> dict[str, str]:
-    identity, chain = Identity(bytes(range(32))), hashlib.sha256(b"chain").digest()
-    prepare = Prepare(bytes(32), 7, 1, hashlib.sha256(b"block").digest())
-    signed = sign(identity, chain, prepare)
+    return {**of_values(), **of_agreement(), **of_ledger(), **of_training()}
+
+
+def of_values() -> dict[str, str]:
+    signed = sign(SIGNER, CHAIN, Prepare(bytes(32), 7, 1, hashlib.sha256(b"block").digest()))
+    founders = {SIGNER.public: Founder("ann", ("trainer",)), SECOND.public: Founder("bo", ())}
+    return {
+        "integers": encode((0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, -1, -32, -33, -128, -129, -32_769)).hex(),
+        "other values": encode((None, False, True, 1.5, "", "é", "x" * 32, b"", b"ab", ())).hex(),
+        "map": encode({b"b": 1, b"a": 2}).hex(),
+        "public key": SIGNER.public.hex(),
+        "peer id": peer_id(SIGNER.public),
+        "body of the prepare": signed.body.hex(),
+        "preimage": preimage("prepare", CHAIN, signed.body).hex(),
+        "signature": signed.signature.hex(),
+        "merkle root": merkle.root([merkle.leaf_hash(leaf) for leaf in (b"a", b"b", b"c")]).hex(),
+        "genesis": encode(genesis := Genesis("example", 1_700_000_000_000, bytes(16), founders)).hex(),
+        "chain id": genesis.chain_id.hex(),
+        "voter set hash": genesis.voters.hash.hex(),
+    }
+
+
+def of_agreement() -> dict[str, str]:
+    voters, digest = VoterSet.of([SIGNER.public, SECOND.public]), hashlib.sha256(b"block").digest()
+    block = Block(1, CHAIN, 1_700_000_000_000, SIGNER.public, voters.hash, voters.hash, bytes(32), None, {}, EMPTY_BODY)
+    timeout = sign(SIGNER, CHAIN, Timeout(voters.hash, 7, 1, NO_VIEW, None))
+    commit = sign(SIGNER, CHAIN, Commit(voters.hash, 7, 1, digest))
+    return {
+        "block": encode_block(block).hex(),
+        "header": encode_header(header_of(block)).hex(),
+        "block digest": block_digest(encode_block(block)).hex(),
+        "commit certificate": encode(Certificate(commit.body, {SIGNER.public: commit.signature})).hex(),
+        "timeout certificate": encode(TimeoutCertificate((timeout,), None)).hex(),
+    }
+
+
+def of_ledger() -> dict[str, str]:
+    signed = sign(SIGNER, CHAIN, Transaction(1, 100, "member/leave", encode(members.Leave())))
+    return {
+        "empty body": encode(Body((), (), ())).hex(),
+        "short form of the empty body": condense(EMPTY_BODY).hex(),
+        "signed transaction": encode(signed).hex(),
+        "digest in notices": transaction_digest(signed).hex(),
+        "digest in short bodies": signed_digest(signed).hex(),
+        "rotation signature": SECOND.sign(rotation_preimage(CHAIN, SIGNER.public)).hex(),
+    }
+
+
+def of_training() -> dict[str, str]:
     layout = of_shapes([("a", (3, 3)), ("b", (5,))])
-    header = codec.Header(hashlib.sha256(b"job").digest(), 2, identity.public, hashlib.sha256(b"root").digest(), 10, 8)
+    header = codec.Header(hashlib.sha256(b"job").digest(), 2, SIGNER.public, hashlib.sha256(b"root").digest(), 10, 8)
     m = accumulate(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) * np.float32(1 / 8), 0.95)
     payload = codec.encode(header, m, layout)
     e = m - codec.decode(payload, header, layout).dense()
     parameters, momentum, gradient = (np.array([value], np.float32) for value in (1.0, 0.25, 0.125))
     stepped, momentum = outer.step(parameters, momentum, gradient, 0.7, 0.5)
-    drawn = batch_offsets(header.job, 2, identity.public, 0, batch=2, tokens=1_000, context=128, seed=0)
+    drawn = batch_offsets(header.job, 2, SIGNER.public, 0, batch=2, tokens=1_000, context=128, seed=0)
     return {
-        "public key": identity.public.hex(),
-        "peer id": peer_id(identity.public),
-        "body of the prepare": signed.body.hex(),
-        "preimage": preimage("prepare", chain, signed.body).hex(),
-        "signature": signed.signature.hex(),
         "m": m.astype("<f4").tobytes().hex(),
         "buffer digest": buffer_digest(m).hex(),
         "payload": payload.hex(),
@@ -150,8 +216,26 @@ def vectors() -> dict[str, str]:
         "outer step": (stepped.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hex(),
         "stream": stream.stream(16, "initial", 0, "embedding.weight", 0).hex(),
         "batch": " ".join(map(str, drawn)),
-        "empty body": encode(Body((), ())).hex(),
     }
+
+
+def shown(value: str) -> list[str]:
+    width = 96
+    return [f"    {value[start : start + width]}" for start in range(0, len(value), width)]
+
+
+def rewritten(page: str) -> str:
+    """The page with its tables, limits and test vectors as the code has them."""
+    for title, table in sections():
+        page = _put(page, rf"{re.escape(title)}\n\n", r"(?:\|[^\n]*\n|\(no fields\)\n)*", table)
+    page = _put(page, r"\| limit \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", limit_rows())
+    for name, value in vectors().items():
+        page = _put(page, rf"{re.escape(name)}:\n", r"(?:[ \t]+[^\n]+\n)*", shown(value))
+    return page
+
+
+def _put(page: str, before: str, old: str, lines: list[str]) -> str:
+    return re.sub(f"(?m)^({before}){old}", lambda found: found[1] + "\n".join([*lines, ""]), page)
 
 
 # What must hold ------------------------------------------------------------------------------------------------------
@@ -239,10 +323,11 @@ def test_files_named_in_the_documents_exist(page: Path) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        PROTOCOL.write_text(rewritten(PROTOCOL.read_text()))
+        sys.exit()
     for title, table in sections():
         print("\n".join([title, "", *table, ""]))
     print("\n".join([*limit_rows(), "", *verdict_rows(), ""]))
     for name, value in vectors().items():
-        print(f"{name}:")
-        width = 96
-        print("\n".join(f"    {value[start : start + width]}" for start in range(0, len(value), width)))
+        print("\n".join([f"{name}:", *shown(value)]))

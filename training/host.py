@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ledger.jobs import ClosedRound, JobTerms
 from protocol import codec
+from protocol.errors import StorageError
 from protocol.messages import Proposal
+from training.replicated import files
+from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import Audit, JobSpec, Objective
 
@@ -21,6 +25,8 @@ class ModelHost:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._models: dict[bytes, ReplicatedModel] = {}
+        self._served: ReplicatedModel | None = None  # whose parts somebody asked for last
+        self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # models of snapshots that others may ask for
 
     def terms(self, spec: bytes) -> JobTerms:
         job = JobSpec.decode(spec)
@@ -30,6 +36,7 @@ class ModelHost:
             rounds=job.rounds,
             audited=job.audit is Audit.FULL,
             needs_worker=job.objective is not Objective.SCRATCH,
+            proposal_seconds=job.proposal_seconds,
         )
 
     def directory(self, job: bytes, number: int) -> Path:
@@ -54,6 +61,35 @@ class ModelHost:
             accepted.append(Accepted(signed.signer, proposal, payload(proposal.payload)))
         return self._save(self.model(closed.job, closed.round).apply(accepted, closed.outcome.rejected))
 
+    # Snapshots: implements `ledger.snapshot.Models` ------------------------------------------------------------------
+
+    def manifest(self, job: bytes, number: int) -> bytes:
+        return files.read_manifest(self.directory(job, number))
+
+    def part(self, job: bytes, number: int, index: int) -> bytes:
+        served = self._served
+        if served is None or (served.job, served.round) != (job, number):
+            served = self._served = ReplicatedModel.open(self.directory(job, number))
+        return part_of(served, index)
+
+    def receive(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModel:
+        return IncomingModel(self.directory(job, number), job, number, root, manifest, partial(self._forget, job))
+
+    def _forget(self, job: bytes) -> None:
+        self._models.pop(job, None)
+        self._served = None
+
+    def holds(self, job: bytes, number: int, root: bytes) -> bool:
+        try:
+            model = ReplicatedModel.open(self.directory(job, number))
+            model.verify()
+        except StorageError:
+            return False
+        return model.root == root
+
+    def pin(self, models: frozenset[tuple[bytes, int]]) -> None:
+        self._pinned = models
+
     def _save(self, model: ReplicatedModel) -> bytes:
         directory = self.directory(model.job, model.round)
         model.save(directory)
@@ -63,7 +99,8 @@ class ModelHost:
         return model.root
 
     def prune(self, job: bytes, number: int) -> None:
-        """Deletes models older than what round `number` needs."""
-        for directory in self.directory(job, number).parent.glob("[0-9]*"):
-            if directory.name.isdigit() and int(directory.name) <= number - ROUNDS_KEPT:
+        """Deletes models older than what round `number` needs, but for pinned ones, and what a crash left of them."""
+        for directory in self.directory(job, number).parent.glob("*"):
+            of = directory.name.removeprefix(".").partition(".")[0]
+            if of.isdigit() and int(of) <= number - ROUNDS_KEPT and (job, int(of)) not in self._pinned:
                 shutil.rmtree(directory, ignore_errors=True)

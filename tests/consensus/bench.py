@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from consensus.block import block_digest, decode_block
+from consensus.block import block_digest, decode_block, encode_header, header_of
 from consensus.events import Applied, Connected, Event, Message, Received
 from consensus.replica import Replica
 from consensus.turn import Decided, Restart, Send, Turn, persist
@@ -14,6 +14,7 @@ from protocol.messages import (
     NO_VIEW,
     Certificate,
     Commit,
+    Heard,
     Prepare,
     Propose,
     Proposed,
@@ -22,7 +23,7 @@ from protocol.messages import (
     TimeoutCertificate,
     Vote,
 )
-from tests.sim.counter import Counter
+from tests.consensus.counter import Counter
 from tests.sim.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
 
@@ -43,14 +44,21 @@ class Bench:
         self.signers = sorted((FastSigner(f"voter {i}") for i in range(self.n)), key=lambda signer: signer.public)
         self.voters = VoterSet.of(signer.public for signer in self.signers)
         self.counter = Counter(self.voters)
-        self.replica = self._replica(Restart())
         self.turn = Turn()
+        self.replica = self._replica(Restart())
+        self.tell_that_nothing_was_heard()
 
     def _replica(self, restart: Restart) -> Replica:
         return Replica(self.signers[self.place], CHAIN_ID, FastVerifier(), self.counter, self.counter.applied(), restart)
 
     def restart(self) -> None:
         self.replica = self._replica(self.journal.load())
+        self.tell_that_nothing_was_heard()
+
+    def tell_that_nothing_was_heard(self) -> None:
+        """As many others as a quorum needs answer the first question of a voter."""
+        for other in [i for i in range(self.n) if i != self.place][: self.voters.quorum - 1]:
+            self.give(other, Heard(self.replica.height, ()))
 
     # Giving ----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +69,10 @@ class Bench:
         return self.turn
 
     def give(self, sender: int, message: Message) -> Turn:
-        return self.step(Received(self.signers[sender].public, message))
+        return self.give_from(self.signers[sender].public, message)
+
+    def give_from(self, peer: bytes, message: Message) -> Turn:
+        return self.step(Received(peer, message))
 
     def connect(self, *others: int) -> None:
         for other in others:
@@ -88,7 +99,8 @@ class Bench:
 
     def propose(self, block: bytes, view: int = 0, justification: TimeoutCertificate | None = None) -> Proposed:
         propose = Propose(self.voters.hash, self.replica.height, view, block_digest(block))
-        return Proposed(self.sign(self.leader(view), propose), block, justification)
+        header, body = encode_header(header_of(decode_block(block))), decode_block(block).body
+        return Proposed(self.sign(self.leader(view), propose), header, body, justification)
 
     def prepare(self, voter: int, block: bytes, view: int = 0) -> Vote:
         return Vote(self.sign(voter, Prepare(self.voters.hash, self._height(block), view, block_digest(block))))

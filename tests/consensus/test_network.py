@@ -6,15 +6,11 @@ from consensus.block import decode_block
 from consensus.pacemaker import LOST_SECONDS, VIEW_SECONDS_MIN
 from protocol import codec
 from protocol.messages import Commit
-from tests.sim.counter import Counter
-from tests.sim.simulation import CALM, Node, Simulation
+from tests.consensus.counter import Counter
+from tests.consensus.network import DELAY_SECONDS, Network, Node
 
 
-def calm(n: int = 4, observers: int = 0) -> Simulation:
-    return Simulation(3, n=n, liars=(), trouble=CALM, observers=observers, items=0)
-
-
-def decide(network: Simulation, item: int) -> float:
+def decide(network: Network, item: int) -> float:
     """How long it takes until everybody that runs has applied the item, in virtual seconds."""
     start = network.now
     network.inject(item)
@@ -23,21 +19,21 @@ def decide(network: Simulation, item: int) -> float:
     return network.now - start
 
 
-def leader(network: Simulation) -> Node:
-    return network.nodes[next(node.replica.leader for node in network.honest if node.replica)]  # type: ignore[index]
+def leader(network: Network) -> Node:
+    return network.nodes[next(node.replica.leader for node in network.all if node.replica)]  # type: ignore[index]
 
 
-def deciding_view(network: Simulation, height: int) -> int:
-    node = next(node for node in network.honest if node.replica)
+def deciding_view(network: Network, height: int) -> int:
+    node = next(node for node in network.all if node.replica)
     return codec.decode_message(node.journal.decided[height].certificate.vote, (Commit,)).view
 
 
 def test_without_trouble_a_decision_takes_a_few_message_delays() -> None:
-    assert decide(calm(), 1) < 10 * CALM.delay[1]
+    assert decide(Network(), 1) < 10 * DELAY_SECONDS[1]
 
 
 def test_an_idle_network_sends_nothing() -> None:
-    network = calm()
+    network = Network()
     decide(network, 1)
     network.run_until(network.now + 5.0, lambda: False)
     sent = network.sent
@@ -46,7 +42,7 @@ def test_an_idle_network_sends_nothing() -> None:
 
 
 def test_a_killed_leader_is_known_to_be_gone_and_is_skipped_afterwards() -> None:
-    network = calm()
+    network = Network()
     decide(network, 1)
     killed = leader(network)
     network.crash(killed)
@@ -57,7 +53,7 @@ def test_a_killed_leader_is_known_to_be_gone_and_is_skipped_afterwards() -> None
 
 
 def test_a_failed_leader_leads_again_after_two_rotations() -> None:
-    network = calm()
+    network = Network()
     decide(network, 1)
     killed = leader(network)
     network.crash(killed)
@@ -66,57 +62,57 @@ def test_a_failed_leader_leads_again_after_two_rotations() -> None:
     proposers = []
     for item in range(3, 20):
         decide(network, item)
-        node = next(node for node in network.honest if node is not killed)
+        node = next(node for node in network.all if node is not killed)
         proposers.append(decode_block(node.journal.decided[len(node.journal.decided)].block).proposer)
     assert killed.key not in proposers[1:7] and killed.key in proposers[8:]
 
 
 def test_a_restarted_voter_catches_up_to_the_same_root() -> None:
-    network = calm()
-    killed = network.honest[2]
+    network = Network()
+    killed = network.all[2]
     decide(network, 1)
     network.crash(killed)
     for item in range(2, 60):
         decide(network, item)
     network.restart(killed)
-    assert network.run_until(network.now + 5.0, lambda: killed.counter.height == network.honest[0].counter.height)
-    assert killed.counter.root == network.honest[0].counter.root
+    assert network.run_until(network.now + 5.0, lambda: killed.counter.height == network.all[0].counter.height)
+    assert killed.counter.root == network.all[0].counter.root
 
 
 def test_observers_follow_without_voting() -> None:
-    network = calm(observers=1)
-    observer = network.honest[-1]
+    network = Network(observers=1)
+    observer = network.all[-1]
     decide(network, 1)
     assert observer.counter.done == {1} and observer.replica is not None and not observer.replica.is_voter
 
 
 def test_a_voter_joins_two_heights_after_the_block_that_admits_it() -> None:
-    network = calm(observers=1)
-    joiner = network.honest[-1]
+    network = Network(observers=1)
+    joiner = network.all[-1]
     decide(network, Counter.CHANGE + 4)
     for item, n in ((2, 4), (3, 5), (4, 5)):
         decide(network, item)
-        certificate = network.honest[0].journal.decided[item].certificate
-        block = decode_block(network.honest[0].journal.decided[item].block)
-        assert block.voters == (network.honest[0].counter.founders.hash if n == 4 else joiner.counter.voters[0].hash)
+        certificate = network.all[0].journal.decided[item].certificate
+        block = decode_block(network.all[0].journal.decided[item].block)
+        assert block.voters == (network.all[0].counter.founders.hash if n == 4 else joiner.counter.voters[0].hash)
         assert (joiner.key in certificate.signatures) <= (n == 5)
     assert joiner.replica is not None and joiner.replica.is_voter
 
 
 def test_a_joined_voter_counts() -> None:
-    network = calm(observers=1)
+    network = Network(observers=1)
     for item in (Counter.CHANGE + 4, 2, 3, 4):
         decide(network, item)
-    network.crash(network.honest[0])
+    network.crash(network.all[0])
     decide(network, 5)  # four of five are a quorum, so the new one must have signed
-    assert network.honest[-1].key in network.honest[1].journal.decided[5].certificate.signatures
+    assert network.all[-1].key in network.all[1].journal.decided[5].certificate.signatures
 
 
 def test_a_dead_quorum_decides_nothing_and_goes_on_when_one_returns() -> None:
-    network = calm()
-    for node in network.honest[:2]:
+    network = Network()
+    for node in network.all[:2]:
         network.crash(node)
     network.inject(1)
-    assert not network.run_until(network.now + 120.0, lambda: bool(network.honest[3].counter.done))
-    network.restart(network.honest[0])
-    assert network.run_until(network.now + 70.0, lambda: bool(network.honest[3].counter.done))
+    assert not network.run_until(network.now + 120.0, lambda: bool(network.all[3].counter.done))
+    network.restart(network.all[0])
+    assert network.run_until(network.now + 70.0, lambda: bool(network.all[3].counter.done))

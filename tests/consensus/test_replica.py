@@ -261,7 +261,6 @@ def test_a_restarted_leader_proposes_the_block_it_signed() -> None:
     before = bench.sent(Proposed)
     bench.counter.add(2)
     bench.restart()
-    bench.step(Tick())
     assert bench.sent(Proposed) == before
 
 
@@ -339,7 +338,7 @@ def test_a_new_leader_proposes_the_prepared_block_after_fetching_it() -> None:
     assert bench.sent(GetBlock) == [GetBlock(1, block_digest(old))]
     bench.give(others(bench)[0], BlockBytes(1, old))
     [message] = bench.sent(Proposed)
-    assert isinstance(message, Proposed) and message.block == old
+    assert isinstance(message, Proposed) and message.propose.body.endswith(block_digest(old))
 
 
 def test_a_commit_certificate_of_any_view_decides_against_a_vote_already_held() -> None:
@@ -361,6 +360,71 @@ def test_a_timeout_certificate_takes_the_replica_to_the_next_view() -> None:
     bench = follower()
     bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(3, others(bench))))
     assert bench.replica.view == 4
+
+
+def in_view_one() -> Bench:
+    """It was taken to view 1 by a timeout certificate, which it does not write down, and has prepared there."""
+    bench = follower()
+    bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(0, others(bench))))
+    block = bench.block(bench.leader(1))
+    bench.give(bench.leader(1), bench.propose(block, 1, bench.timeout_certificate(0, others(bench))))
+    assert bench.replica.view == 1 and len(bench.sent_votes(Prepare)) == 1
+    return bench
+
+
+def given_up(bench: Bench) -> list[int]:
+    messages = [message for message in bench.sent(TimedOut) if isinstance(message, TimedOut)]
+    return [codec.decode_message(message.timeout.body, (Timeout,)).view for message in messages]
+
+
+def test_who_cannot_show_why_it_is_in_a_view_gives_up_the_one_before_once() -> None:
+    bench = in_view_one()
+    assert given_up(bench) == [], "it holds the certificate"
+    bench.restart()
+    assert given_up(bench) == [0] and bench.replica.view == 1
+    bench.restart()
+    bench.step(Tick())
+    assert [voted.slot for voted in bench.journal.load().votes].count(("timeout", 1, 0)) == 1
+
+
+def test_who_holds_the_certificate_of_its_view_gives_up_nothing() -> None:
+    bench = in_view_one()
+    block = bench.block(bench.leader(1))
+    for voter in others(bench)[:2]:
+        bench.give(voter, bench.prepare(voter, block, 1))
+    bench.restart()
+    assert given_up(bench) == []
+
+
+def leader_of_view_one() -> Bench:
+    """It has proposed in view 1, with the certificate of view 0, which it does not write down."""
+    bench = leader(view=1)
+    bench.counter.add(1)
+    bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(0, others(bench))))
+    assert len(bench.sent(Proposed)) == 1
+    return bench
+
+
+def test_a_restarted_leader_of_a_later_view_proposes_again_when_it_can_justify_it_again() -> None:
+    bench = leader_of_view_one()
+    [before] = bench.sent(Proposed)
+    bench.restart()
+    assert bench.replica.view == 1 and not bench.sent(Proposed)
+    bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(0, others(bench))))
+    [again] = bench.sent(Proposed)
+    assert isinstance(before, Proposed) and isinstance(again, Proposed)
+    assert again.propose == before.propose and again.justification is not None
+
+
+def test_a_block_that_was_prepared_in_this_view_is_not_proposed_again_by_its_restarted_leader() -> None:
+    bench = leader_of_view_one()
+    [stored] = bench.journal.load().blocks
+    for voter in others(bench)[:2]:
+        bench.give(voter, bench.prepare(voter, stored.block, 1))
+    bench.restart()
+    for voter in others(bench):
+        bench.give(voter, bench.timed_out(voter, 0))
+        assert not bench.sent(Proposed), "its certificate is higher than any that timeouts of view 0 may carry"
 
 
 def test_own_messages_are_repeated_while_there_is_work() -> None:
@@ -396,7 +460,7 @@ def test_a_proposal_by_somebody_else_than_the_leader_is_refused() -> None:
     bench = follower()
     block = bench.block(bench.leader(1))
     wrong = bench.sign(bench.leader(1), Propose(bench.voters.hash, 1, 0, block_digest(block)))
-    bench.give(bench.leader(1), Proposed(wrong, block, None))
+    bench.give(bench.leader(1), dataclasses.replace(bench.propose(block), propose=wrong))
     assert bench.faults == ["not-the-leader"]
 
 
@@ -405,6 +469,13 @@ def test_a_certificate_below_the_quorum_is_refused() -> None:
     block = bench.block(bench.leader())
     bench.give(0, Decision(block, bench.certificate(Commit, block, 0, others(bench)[:2])))
     assert bench.faults == ["no-quorum"]
+
+
+def test_other_bytes_beside_a_certificate_are_refused() -> None:
+    bench = follower()
+    block, other = bench.block(bench.leader()), bench.block(bench.leader(), TWO)
+    bench.give(0, Decision(other, bench.certificate(Commit, block, 0, others(bench))))
+    assert bench.faults == ["wrong-block"] and bench.replica.height == 1
 
 
 # Catching up ---------------------------------------------------------------------------------------------------------

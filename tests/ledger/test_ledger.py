@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from consensus.ballots import signed_digest
 from consensus.block import BODY_BYTES_MAX
 from ledger import ledger as ledger_module
+from ledger import pool as pool_module
 from ledger.genesis import TRAINER
 from ledger.jobs import Start
-from ledger.ledger import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, Ledger, Pool
+from ledger.ledger import Ledger
 from ledger.members import Approve, Leave, Register, Stand
+from ledger.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, Pool
 from ledger.state import EMPTY_BODY, Body, State, decode_body
 from protocol import codec
 from protocol.identity import Signed
@@ -85,7 +87,7 @@ def test_a_block_has_bounds_of_bytes_and_of_transactions(world: World) -> None:
     waiting = registrations(world, PEOPLE[0], 5)
     for signed in waiting:
         world.ledger.pool.add(signed)
-    size = len(waiting[0].body) + ledger_module.SIGNED_BYTES
+    size = len(waiting[0].body) + pool_module.SIGNED_BYTES
     select = world.ledger.pool.select
     assert select(world.rules, world.state, size_max=3 * size - 1) == tuple(waiting[:2])
     assert select(world.rules, world.state, count_max=3) == tuple(waiting[:3])
@@ -121,8 +123,22 @@ def test_no_member_fills_the_pool_and_strangers_share_a_small_part_of_it(world: 
     assert len(pool) == PENDING_PER_MEMBER_MAX + 2 + PENDING_STRANGERS_MAX
 
 
+def test_no_member_fills_the_memory_with_large_transactions_and_neither_do_all_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(registrations(world, PEOPLE[0], 1)[0].body) + pool_module.SIGNED_BYTES
+    monkeypatch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 2 * size)
+    monkeypatch.setattr(pool_module, "PENDING_BYTES_MAX", 3 * size)
+    pool = Pool()
+    assert [pool.add(signed) for signed in registrations(world, PEOPLE[0], 3)] == [True, True, False]
+    assert [pool.add(registrations(world, person, 1)[0]) for person in PEOPLE[1:4]] == [True, True, False]
+    world.decide(*registrations(world, PEOPLE[0], 2))
+    pool.prune(world.rules, world.state)
+    assert pool.add(registrations(world, PEOPLE[0], 1)[0]), "there is room again"
+
+
 def test_the_pool_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "TRANSACTIONS_PENDING_MAX", 2)
+    monkeypatch.setattr(pool_module, "TRANSACTIONS_PENDING_MAX", 2)
     pool = Pool()
     assert [pool.add(signed) for signed in registrations(world, PEOPLE[0], 3)] == [True, True, False]
 
@@ -192,6 +208,24 @@ def test_a_round_is_closed_as_soon_as_it_can_be(world: World) -> None:
     assert world.ledger.check(world.state.height + 1, body, b"") is None
 
 
+def test_the_next_round_is_closed_by_what_was_said_in_it(world: World) -> None:
+    key = world.start(spec=LANGUAGE + b":9")
+    for number in (0, 1):
+        world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
+        body = propose(world)
+        assert body is not None and [closing.round for closing in decode_body(body).closings] == [number]
+        world.decide_body(body)
+
+
+def test_what_could_be_decided_before_a_block_is_looked_at_anew_after_it(world: World) -> None:
+    signed = registrations(world, PEOPLE[0], 1)[0]
+    world.ledger.pool.add(signed)
+    assert world.ledger.has_work()
+    for transactions in ((signed,), ()):
+        world.decide(*transactions)
+    assert not world.ledger.has_work() and propose(world) is None
+
+
 def test_who_took_part_is_said_only_of_blocks_that_close_a_round(world: World) -> None:
     assert world.ledger.participants(EMPTY_BODY) is None
 
@@ -199,7 +233,7 @@ def test_who_took_part_is_said_only_of_blocks_that_close_a_round(world: World) -
 def test_a_body_for_another_height_or_that_breaks_a_rule_is_not_prepared(world: World) -> None:
     key = world.start()
     closing = world.closing(key)
-    sound, broken = codec.encode(Body((closing,), ())), codec.encode(Body((replace(closing, round=3),), ()))
+    sound, broken = codec.encode(Body((closing,), (), ())), codec.encode(Body((replace(closing, round=3),), (), ()))
     height = world.state.height + 1
     assert world.ledger.check(height, sound, b"") is None
     assert "does not follow" in (world.ledger.check(height + 1, sound, b"") or "")

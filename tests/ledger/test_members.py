@@ -276,6 +276,6 @@ def test_the_chain_id_is_that_of_the_genesis_bytes_and_every_field_counts(world:
 
 def test_transactions_travel_in_a_body_as_they_were_signed(world: World) -> None:
     signed = world.tx(PEOPLE[0], "member/register", Register(()))
-    body = codec.decode(Body, codec.encode(Body((), (signed,))))
+    body = codec.decode(Body, codec.encode(Body((), (), (signed,))))
     assert body.transactions == (signed,)
     assert isinstance(world.rules.open_transaction(body.transactions[0]), Transaction)

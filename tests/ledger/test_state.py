@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from consensus.ballots import Closing
 from ledger import jobs
+from ledger import state as state_module
 from ledger.genesis import TRAINER
 from ledger.jobs import RUNNING_MAX, UNBUILT, Phase, Start, Stop
 from ledger.ledger import Ledger
 from ledger.members import Leave, Register, Stand
 from ledger.state import EMPTY_BODY, Body, decode_body
 from protocol import codec
-from protocol.identity import sign
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, sign
 from protocol.limits import TRANSACTION_BYTES_MAX
-from protocol.messages import Proposal
+from protocol.messages import Proposal, Transaction
 from protocol.reasons import Verdict
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, UNAUDITED, World
 from training.spec import JobSpec, Objective
@@ -86,7 +88,7 @@ def test_two_peers_that_apply_the_same_blocks_have_the_same_root_also_over_a_res
     left, right = World(), World()
     actions = st.sampled_from(["register", "admit", "leave", "start", "close", "nothing"])
     for number, action in enumerate(data.draw(st.lists(actions, max_size=8))):
-        body = codec.encode(Body(*_some(left, action, number)))
+        body = _some(left, action, number)
         if left.rules.problem(left.state, body) is not None:
             continue
         left.decide_body(body)
@@ -96,7 +98,12 @@ def test_two_peers_that_apply_the_same_blocks_have_the_same_root_also_over_a_res
         assert left.state.root == right.state.root
 
 
-def _some(world: World, action: str, number: int) -> tuple[tuple[Closing, ...], tuple]:  # type: ignore[type-arg]
+def _some(world: World, action: str, number: int) -> bytes:
+    closings, transactions = _parts(world, action, number)
+    return codec.encode(Body(closings, (), transactions))
+
+
+def _parts(world: World, action: str, number: int) -> tuple[tuple[Closing, ...], tuple[Signed, ...]]:
     person = PEOPLE[number % 4]
     running = sorted(world.state.jobs.running())
     match action:
@@ -111,6 +118,29 @@ def _some(world: World, action: str, number: int) -> tuple[tuple[Closing, ...], 
         case "close" if running:
             return (world.closing(running[0]),), ()
     return (), ()
+
+
+def test_a_body_is_judged_anew_after_every_block(world: World) -> None:
+    body = codec.encode(Body((), (), (world.tx(PEOPLE[0], "member/register", Register(())),)))
+    assert world.rules.problem(world.state, body) is None
+    world.decide_body(body)
+    assert "nonce 1" in (world.rules.problem(world.state, body) or "")
+
+
+def test_what_was_opened_as_one_kind_of_message_is_no_other_kind(world: World) -> None:
+    signed = world.tx(PEOPLE[0], "member/register", Register(()))
+    assert world.rules.open(signed, (Transaction,)) is world.rules.open(signed, (Transaction, Proposal))
+    with pytest.raises(RemoteProtocolError, match="unknown-message"):
+        world.rules.open(signed, (Proposal,))
+    with pytest.raises(RemoteProtocolError, match="bad-signature"):
+        world.rules.open(replace(signed, signature=bytes(64)), (Transaction,))
+
+
+def test_what_is_kept_decoded_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "OPENED_MAX", 3)
+    for ahead in range(1, 9):
+        world.rules.open_transaction(world.tx(PEOPLE[0], "member/register", Register(()), ahead))
+    assert len(world.rules._opened) == 3
 
 
 def test_the_root_that_a_block_names_is_remembered_for_a_while_and_not_part_of_the_root(world: World) -> None:
@@ -310,9 +340,9 @@ def test_over_all_its_rounds_more_may_train_than_in_one(world: World) -> None:
 
 
 def test_an_unknown_field_or_foreign_bytes_are_no_body(world: World) -> None:
-    for body in (b"", b"\x90", codec.encode(((), (), ())), EMPTY_BODY + b"\x00"):
+    for body in (b"", b"\x90", codec.encode(((), ())), EMPTY_BODY + b"\x00"):
         assert world.rules.problem(world.state, body) is not None
-    assert decode_body(EMPTY_BODY) == Body((), ())
+    assert decode_body(EMPTY_BODY) == Body((), (), ())
 
 
 @pytest.mark.parametrize("norm, fine", [(1e9, True), (1e200, False)])

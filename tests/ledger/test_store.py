@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import resource
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from consensus.block import block_digest
 from consensus.evidence import Evidence
-from consensus.turn import NEVER_VOTED, Decided, Restart, StoredBlock, StoredCertificate, Voted
-from ledger.store import RoundVoted, Store, StoredRound
+from consensus.turn import (
+    NEVER_VOTED,
+    Decided,
+    Restart,
+    RoundVoted,
+    Send,
+    StoredBlock,
+    StoredCertificate,
+    Turn,
+    Voted,
+    execute,
+)
+from ledger.highwater import HighWater
+from ledger.store import Store, StoredRound
 from protocol import codec
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.identity import Signed, sign
-from protocol.messages import Ballot, Certificate, CutOff, Prepare
+from protocol.messages import Ballot, Certificate, CutOff, GetRound, Prepare
 from tests.sim.keys import FastSigner
 
 CHAIN, ME = b"c" * 32, FastSigner("me")
@@ -44,6 +58,11 @@ def opened_again(store: Store) -> Iterator[Store]:
         again.close()
 
 
+def digest_of(block: bytes) -> bytes:
+    """The store takes the digest as given."""
+    return hashlib.sha256(block).digest()
+
+
 def vote(height: int, view: int = 0, block: bytes = b"b" * 32) -> Voted:
     return Voted(("prepare", height, view), sign(ME, CHAIN, Prepare(b"v" * 32, height, view, block)))
 
@@ -53,12 +72,12 @@ def certificate(height: int) -> Certificate:
 
 
 def stored_block(height: int, block: bytes = b"block") -> StoredBlock:
-    return StoredBlock(height, block_digest(block), block)
+    return StoredBlock(height, digest_of(block), block)
 
 
 def decided(height: int, block: bytes | None = None) -> Decided:
     content = b"block %d" % height if block is None else block
-    return Decided(height, block_digest(content), content, certificate(height))
+    return Decided(height, digest_of(content), content, certificate(height))
 
 
 # Journal --------------------------------------------------------------------------------------------------------------
@@ -83,7 +102,7 @@ def test_after_a_kill_everything_is_there_that_a_replica_needs_and_nothing_else(
             prepared=certificate(4),
         )
         assert [again.decision(height) for height in (1, 4)] == [decided(1), None]
-        assert again.block(block_digest(b"x")) == b"x" and again.block(block_digest(b"block")) is None
+        assert again.block(digest_of(b"x")) == b"x" and again.block(digest_of(b"block")) is None
 
 
 def test_votes_for_a_height_that_is_decided_do_not_come_back_even_if_they_were_written_after_it(store: Store) -> None:
@@ -220,7 +239,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -
     path.write_bytes(content)
     with pytest.raises(StorageError) as error:
         Store(path, CHAIN)
-    one_line(error, path, "is damaged", "peer join")
+    one_line(error, path, "is damaged", "peer rekey")
 
 
 def test_a_torn_page_anywhere_in_the_tree_is_found_at_the_start(filled: Path) -> None:
@@ -233,7 +252,7 @@ def test_a_torn_page_anywhere_in_the_tree_is_found_at_the_start(filled: Path) ->
         filled.write_bytes(data[: page * 4_096] + b"\xa5" * 4_096 + data[(page + 1) * 4_096 :])
         with pytest.raises(StorageError) as error:
             open_store(filled)
-        one_line(error, filled, "is damaged", "peer join")
+        one_line(error, filled, "is damaged", "peer rekey")
         found += 1
     assert found >= 5
 
@@ -252,35 +271,160 @@ def test_a_database_that_is_gone_or_empty_is_not_begun_anew_for_a_key_that_may_h
         lose()
         with pytest.raises(StorageError) as error:
             Store(filled, CHAIN)
-        one_line(error, filled, "gone or empty", "peer join")
+        one_line(error, filled, "gone or empty", "peer rekey")
 
 
-def replace_in(path: Path, column: str, table: str, value: bytes) -> None:
+def change(path: Path, *statements: str) -> None:
     with sqlite3.connect(path) as database:
-        database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = (SELECT max(rowid) FROM {table})", (value,))
+        for statement in statements:
+            database.execute(statement)
     database.close()
 
 
-def test_other_bytes_inside_a_block_a_certificate_or_the_state_are_found_when_they_are_read(filled: Path) -> None:
-    replace_in(filled, "block", "blocks", b"other")
-    store = Store(filled, CHAIN)
-    with pytest.raises(StorageError) as error:
-        store.load()
-    one_line(error, filled, "has other bytes")
+JOB = b"j" * 32
+WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
+    "decided block": ("UPDATE blocks SET block = x'6f74686572' WHERE height = 2", lambda store: store.decision(2)),
+    "its certificate": ("UPDATE blocks SET certificate = x'00' WHERE height = 2", lambda store: store.load()),
+    "its height": ("UPDATE blocks SET height = -height", lambda store: store.decision(-2)),
+    "vote": ("UPDATE votes SET signed = x'00'", None),
+    "height of a vote": ("UPDATE votes SET height = 1", None),
+    "undecided block": ("UPDATE undecided SET block = x'00'", None),
+    "height of an undecided block": ("UPDATE undecided SET height = 2", None),
+    "prepare certificate": ("UPDATE prepared SET certificate = x'00'", None),
+    "round vote": ("UPDATE round_votes SET signed = x'00'", None),
+    "job of a round vote": ("UPDATE round_votes SET job = x'00'", None),
+    "evidence": ("UPDATE evidence SET pair = x'00'", None),
+    "state": ("UPDATE meta SET value = CAST(value || x'78' AS BLOB) WHERE key = 'state'", None),
+    "number of transactions": ("UPDATE meta SET value = value + 1 WHERE key = 'transactions'", None),
+    "root": ("UPDATE roots SET state_root = x'00'", lambda store: store.roots()),
+    "round": ("UPDATE rounds SET closed = x'00'", lambda store: store.rounds(1)),
+    "figure": ("UPDATE measured SET value = 3.0", lambda store: store.measured(JOB)),
+}
+
+
+def fill(store: Store) -> None:
+    """A row in every table."""
+    store.append([decided(1)])
+    store.append([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
+    store.append([round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
+    store.append([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
+    store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32))])
+    store.measure(JOB, 0, {"nats": 2.5})
+
+
+@pytest.mark.parametrize("what", WRITTEN_ANEW)
+def test_other_bytes_in_any_row_are_found_at_the_start_or_when_the_row_is_read(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "ledger.db"
+    store = Store(path, CHAIN)
+    fill(store)
     store.close()
-    replace_in(filled, "certificate", "blocks", b"other")
-    with sqlite3.connect(filled) as database:
-        database.execute("UPDATE meta SET value = CAST(value || x'78' AS BLOB) WHERE key = 'state'")
-        database.execute("UPDATE blocks SET block = x'', digest = ? WHERE height = 59", (block_digest(b""),))
-    database.close()
-    store = Store(filled, CHAIN)
+    statement, read = WRITTEN_ANEW[what]
+    change(path, statement)
     with pytest.raises(StorageError) as error:
-        store.state()
-    one_line(error, filled, "the applied state has other bytes")
+        opened = Store(path, CHAIN)
+        try:
+            assert read is not None, "found at the start"
+            read(opened)
+        finally:
+            opened.close()
+    one_line(error, path, "other bytes", "peer rekey", "restore")
+
+
+def test_decided_blocks_that_are_missing_are_found_at_the_start(filled: Path) -> None:
+    change(filled, "DELETE FROM blocks WHERE height = 30")
     with pytest.raises(StorageError) as error:
-        store.decision(59)
-    one_line(error, filled, "no valid form")
+        Store(filled, CHAIN)
+    one_line(error, filled, "decided blocks are missing")
+
+
+def test_a_log_that_is_gone_is_missed(store: Store) -> None:
+    """Nothing in the database itself shows that there was more."""
+    store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = store.path.read_bytes()
+    store.append([vote(1)])
     store.close()
+    store.path.write_bytes(before)
+    with pytest.raises(StorageError) as error:
+        reopened(store)
+    one_line(error, store.path, "0 of 1 or more transactions", "peer rekey")
+
+
+def test_a_count_that_lags_behind_or_is_damaged_stops_nobody(store: Store, tmp_path: Path) -> None:
+    count = tmp_path / "ledger.db.committed"
+    early = count.read_bytes()
+    store.append([vote(1)])
+    for content in (early, b"", b"9" * len(early), early[:-3]):
+        count.write_bytes(content)
+        with opened_again(store) as again:
+            assert again.load().votes == (vote(1),)
+    count.unlink()
+    with opened_again(store) as again:
+        assert again.load().votes == (vote(1),)
+
+
+def test_a_restored_state_stands_on_its_decisions_and_older_votes_are_gone(store: Store) -> None:
+    store.append([decided(1), vote(2)])
+    taken = [decided(height) for height in (7, 8, 9)]
+    store.append([vote(8), vote(10)])
+    store.restore(taken, 8, b"r" * 32, b"state")
+    with opened_again(store) as again:
+        assert again.decided_height == 9 and again.state() == b"state" and again.roots() == {8: b"r" * 32}
+        assert again.load() == Restart(decided=tuple(taken[1:]), votes=(vote(10),))
+        assert [again.decision(height) for height in (1, 6, 7)] == [None, None, taken[0]]
+        again.append([decided(10)])
+        assert again.decided_height == 10
+    store.restore([decided(10), decided(11)], 10, b"s" * 32, b"newer")
+    assert store.decision(7) == taken[0] and store.decided_height == 11, "nothing is missing between: older blocks stay"
+    with pytest.raises(LocalProtocolError, match="decided already"):
+        store.restore([decided(11, b"fork")], 11, bytes(32), b"")
+
+
+def test_nothing_is_written_after_a_write_that_failed(store: Store) -> None:
+    """A second fsync may succeed although the pages of the first one are lost."""
+    store.append([vote(1)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.path.with_name("ledger.db-wal").stat().st_size, hard))
+    try:
+        with pytest.raises(StorageError) as error:
+            store.append([vote(2)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    one_line(error, store.path, "does not read or write", "check the disk")
+    with pytest.raises(StorageError) as again:
+        store.append([vote(2)])
+    assert str(again.value) == str(error.value)
+    with opened_again(store) as reopened:
+        assert reopened.load().votes == (vote(1),)
+
+
+def test_nothing_is_sent_when_the_disk_fails_to_sync(store: Store) -> None:
+    class FailingSync:
+        """As the connection, but the commit does not reach the disk."""
+
+        def __init__(self, database: sqlite3.Connection) -> None:
+            self._database = database
+
+        def execute(self, statement: str, *arguments: object) -> sqlite3.Cursor:
+            if statement == "COMMIT":
+                raise sqlite3.OperationalError("disk I/O error")
+            return self._database.execute(statement, *arguments)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._database, name)
+
+    class Wire:
+        sent: ClassVar[list[object]] = []
+
+        def send(self, to: object, message: object) -> None:
+            self.sent.append(message)
+
+    whole, store._database = store._database, FailingSync(store._database)  # type: ignore[assignment]
+    turn = Turn((vote(1),), (Send(None, GetRound(JOB, 0)),))
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            execute(turn, store, Wire())
+        store._database = whole
+    assert Wire.sent == [] and store.load().votes == ()
 
 
 def test_a_full_disk_is_said_and_what_was_durable_stays(store: Store) -> None:
@@ -328,12 +472,12 @@ def test_a_crash_while_the_database_is_made_leaves_nothing_that_stops_the_next_s
     class Killed(BaseException):
         pass
 
-    def kill(self: Store) -> None:
+    def kill(*_: object) -> None:
         raise Killed
 
     path = tmp_path / "ledger.db"
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_mark", kill)
+        patch.setattr(HighWater, "open", kill)
         with pytest.raises(Killed):
             Store(path, CHAIN)
         patch.undo()

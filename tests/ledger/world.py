@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from consensus.ballots import Closing, RoundBook, RoundTimers, signed_digest
+from consensus.evidence import Evidence
 from ledger.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import Job, JobTerms, Start, job_id
 from ledger.ledger import Ledger
-from ledger.members import Admit, Invitation, token_preimage
+from ledger.members import Admit, Invitation, Rotate, rotation_preimage, token_preimage
 from ledger.state import Body, Rules, State, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
-from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction
+from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction
 from protocol.reasons import Verdict
 from tests.sim.keys import FastSigner, FastVerifier
 
@@ -33,7 +34,10 @@ class PlainJobs:
         kind, _, rounds = spec.partition(b":")
         if kind not in (LANGUAGE, SCRATCH, UNAUDITED):
             raise RemoteProtocolError("bad-job", repr(spec))
-        return JobTerms(kind.decode(), kind.decode(), int(rounds or 2), audited=kind != UNAUDITED, needs_worker=kind != SCRATCH)
+        name = kind.decode()
+        return JobTerms(
+            name, name, int(rounds or 2), audited=kind != UNAUDITED, needs_worker=kind != SCRATCH, proposal_seconds=1.0
+        )
 
 
 class World:
@@ -73,6 +77,14 @@ class World:
         signature = token.sign(token_preimage(self.chain, (holder or newcomer).public))
         return self.tx(newcomer, "member/admit", Admit(invitation, signature, "newcomer", ()))
 
+    def rotation(self, person: FastSigner, new: FastSigner, ahead: int = 1) -> Signed:
+        return self.tx(person, "member/rotate", Rotate(new.public, new.sign(rotation_preimage(self.chain, person.public))), ahead)
+
+    def double(self, person: FastSigner, height: int = 1) -> Evidence:
+        """Proof that this person signed two prepares for one slot."""
+        first, second = (sign(person, self.chain, Prepare(bytes(32), height, 0, block * 32)) for block in (b"a", b"b"))
+        return Evidence(first, second)
+
     def start(self, author: FastSigner = PEOPLE[0], spec: bytes = LANGUAGE) -> bytes:
         """Decides a job and returns its id."""
         signed = self.tx(author, "job/start", Start(spec))
@@ -81,8 +93,8 @@ class World:
 
     # Blocks
 
-    def decide(self, *transactions: Signed, closings: tuple[Closing, ...] = ()) -> State:
-        return self.decide_body(codec.encode(Body(closings, transactions)))
+    def decide(self, *transactions: Signed, closings: tuple[Closing, ...] = (), evidence: tuple[Evidence, ...] = ()) -> State:
+        return self.decide_body(codec.encode(Body(closings, evidence, transactions)))
 
     def decide_body(self, body: bytes) -> State:
         """What every peer does with a decided body; the models' new roots are hashes of nothing real."""
@@ -105,8 +117,10 @@ class World:
         self.ledger.books.clear()
         self.ledger.books.update(books)
 
-    def problem(self, *transactions: Signed, closings: tuple[Closing, ...] = ()) -> str | None:
-        return self.rules.problem(self.state, codec.encode(Body(closings, transactions)))
+    def problem(
+        self, *transactions: Signed, closings: tuple[Closing, ...] = (), evidence: tuple[Evidence, ...] = ()
+    ) -> str | None:
+        return self.rules.problem(self.state, codec.encode(Body(closings, evidence, transactions)))
 
     # Rounds
 

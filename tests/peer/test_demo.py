@@ -55,6 +55,16 @@ def demo(folder: Path, *arguments: str) -> tuple[int, dict[str, object], str]:
     return done.returncode, report, done.stdout + done.stderr
 
 
+def test_who_signs_two_proposals_is_named_once_and_expelled_by_the_proof_in_the_chain(tmp_path: Path) -> None:
+    status, report, said = demo(tmp_path, "--rounds", "2", "--attack", "equivocate")
+    assert status == 0, said
+    assert report["rejected"] == {"liar-2": {"equivocation": 1}}, "from the second round on nobody waits for it"
+    assert isinstance(report["expelled"], dict)
+    assert report["expelled"].keys() == {"liar-2"}
+    assert "expelled at height" in said and "quorum 3 of 4, 2 of 3 at the end" in said
+    assert peer("audit", str(tmp_path / "run" / "export"))[0] == 0
+
+
 @pytest.mark.parametrize(("attack", "named"), [("sign-flip", "replay"), ("silent", "absent")])
 def test_four_peers_one_of_them_lying_end_with_one_root_and_a_whole_report(tmp_path: Path, attack: str, named: str) -> None:
     status, report, said = demo(tmp_path, "--rounds", "2", "--attack", attack)

@@ -41,8 +41,9 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
         seats = [await made.start(seat) for seat in made.seats[:2]]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(seats[0].scratch)
-            await _has_voted(seats[1])
+            await poll(lambda: len(seats[1].driver.ledger.pool) > 0)
             assert [seat.driver.state.height for seat in seats] == [0, 0]
+            assert not seats[1].store.load().votes, "who has not asked a quorum what it has forgotten signs nothing"
             seats.append(await made.start(made.seats[2]))
         job = next(iter(seats[0].driver.state.jobs.jobs))
         await one_root(seats, job)
@@ -273,7 +274,7 @@ async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_
             signer = stranger.identity if ballot.model_root == root else made.seats[2].identity
             relay = Relay(sign(signer, judge.driver.chain_id, ballot))
             stranger.network.send(judge.public, codec.encode(relay), Priority.VOTE)
-        await poll(lambda: set(judge.driver.refused) == {"not-a-member", "wrong-round"})
+        await poll(lambda: set(judge.driver.node.refused) == {"not-a-member", "wrong-round"})
         held[0].released = True
         await one_root(made.seats, job)
 

@@ -10,8 +10,9 @@ import pytest
 
 from consensus.ballots import RoundTerms, signed_digest
 from consensus.evidence import Evidence
+from consensus.turn import RoundVoted
 from ledger.jobs import Phase
-from ledger.store import RoundVoted, Store
+from ledger.store import Store
 from peer import rounds as rounds_module
 from peer.rounds import SEEK_SECONDS, Outcome, Rounds
 from protocol import codec
@@ -45,7 +46,7 @@ def open_all(rounds: Rounds, chain: Chain, now: float = NOW, spoken: dict[str, S
     outcome = Outcome()
     opened, _ = rounds.follow(chain.ledger.state)
     for key, _ in opened:
-        outcome.add(rounds.open(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}))
+        outcome.add(rounds.open(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}, LANGUAGE.proposal_seconds))
     return outcome
 
 
@@ -91,7 +92,8 @@ def test_our_proposal_is_signed_once_and_counts_here_at_once(chain: Chain, key: 
 def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
-    for person in chain.people:
+    rounds.publish(proposal(chain, key), NOW)
+    for person in chain.people[1:]:
         hear(rounds, chain, person, proposal(chain, key))
     assert rounds.due(NOW) == Outcome()
     for person in chain.people:
@@ -173,9 +175,42 @@ def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(cha
     pair = [sign(liar, chain.id, proposal(chain, key, variant=v)) for v in (0, 1)]
     hear(rounds, chain, liar, proposal(chain, key))
     outcome = hear(rounds, chain, liar, proposal(chain, key, variant=1))
-    assert outcome is not None and outcome.records == [Evidence(*pair)] and outcome.sends[-1] == pair[1]
+    assert outcome is not None and outcome.evidence == [Evidence(*pair)] and outcome.sends[-1] == pair[1]
     assert rounds.books[key].verdict(liar.public) is Verdict.EQUIVOCATION
     assert hear(rounds, chain, liar, proposal(chain, key, variant=2)) == Outcome(), "once is enough"
+
+
+def test_two_cut_offs_of_one_voter_become_evidence(chain: Chain, key: bytes) -> None:
+    rounds, liar = rounds_of(chain), chain.people[3]
+    open_all(rounds, chain)
+    pair = [CutOff(key, 0, ()), CutOff(key, 0, (bytes(32),))]
+    said = [hear(rounds, chain, liar, message) for message in (pair[0], pair[0], pair[1])]
+    assert [outcome.evidence for outcome in said if outcome] == [
+        [],
+        [],
+        [Evidence(*(sign(liar, chain.id, message) for message in pair))],
+    ]
+
+
+def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_round(chain: Chain, key: bytes) -> None:
+    rounds, me = rounds_of(chain), chain.people[0]
+    open_all(rounds, chain)
+    forgotten = sign(me, chain.id, proposal(chain, key))
+    said = rounds.receive(forgotten, proposal(chain, key), NOW)
+    assert said is not None and said.records == [RoundVoted("proposal", key, 0, forgotten)] and said.evidence == []
+    assert rounds.publish(proposal(chain, key, variant=1), NOW) == Outcome()
+    rounds.judge((key, 0), me.public, ACCEPT, None, NOW)
+    assert rounds.due(NOW + 1_000) == Outcome() and rounds.own() == [forgotten]
+
+
+def test_while_we_are_silent_a_proposal_waits(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    rounds.is_silent = True
+    assert rounds.publish(proposal(chain, key), NOW) == Outcome() == rounds.due(NOW)
+    rounds.is_silent = False
+    (signed,) = rounds.due(NOW).sends
+    assert rounds.own() == [signed] and rounds.due(NOW) == Outcome()
 
 
 def test_what_was_heard_is_told_once(chain: Chain, key: bytes) -> None:
@@ -254,7 +289,7 @@ def test_the_time_for_re_execution_doubles_with_the_patience_of_the_job_and_has_
     def replays(seconds: float, patience: int) -> float:
         rounds = rounds_of(chain)
         rounds.judge((key, 0), bytes(32), ACCEPT, seconds, NOW)
-        rounds.open(key, replace(job, patience=patience), NOW, {})
+        rounds.open(key, replace(job, patience=patience), NOW, {}, LANGUAGE.proposal_seconds)
         return rounds.books[key].timers.replays
 
     assert replays(2.0, 0) == rounds_module.REPLAY_FACTOR * 4 * 2.0

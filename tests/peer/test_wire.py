@@ -10,11 +10,10 @@ import msgpack
 import pytest
 import trio
 
-from consensus.block import block_digest
 from consensus.voters import VoterSet
 from ledger.genesis import Founder, Genesis
 from ledger.jobs import Start, job_id
-from ledger.ledger import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX
+from ledger.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX
 from peer.control import ControlClient
 from peer.datadir import DataDirectory
 from protocol import codec
@@ -23,6 +22,7 @@ from protocol.identity import Identity, Signed, peer_id, sign
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import (
     NO_VIEW,
+    Accusation,
     Ballot,
     Certificate,
     Commit,
@@ -268,8 +268,8 @@ def relay(target: Target, message: Any, signer: Identity | None = None) -> Relay
 
 
 MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
-    ("garbage", "malformed", lambda target, height: b"\xc1\x00garbage"),
-    ("nothing", "malformed", lambda target, height: b""),
+    ("garbage", "unknown-message", lambda target, height: b"\xc1\x00garbage"),
+    ("nothing", "unknown-message", lambda target, height: b""),
     ("an unknown message", "unknown-message", lambda target, height: msgpack.packb(["surprise", 1])),
     ("no message at all", "unknown-message", lambda target, height: msgpack.packb(7)),
     ("too few fields", "mistyped", lambda target, height: msgpack.packb(["status", 1])),
@@ -312,6 +312,11 @@ MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
         lambda target, height: ViewEnded(TimeoutCertificate((gave_up(target, height, NO_VIEW).timeout,), None)),
     ),
     (
+        "an accusation that proves nothing",
+        "no-evidence",
+        lambda target, height: Accusation(*2 * (sign(target.founder, target.chain_id, statement(target, height)),)),
+    ),
+    (
         "a ballot in another's name",
         "bad-signature",
         lambda target, height: Relay(
@@ -334,10 +339,10 @@ async def test_a_bad_message_ends_the_connection(
 
 
 async def test_garbage_on_the_transports_own_channel_ends_the_connection(target: Target) -> None:
-    before = await target.refused("malformed")
+    before = await target.refused("unknown-message")
     async with link(target.address, target.chain_id) as hostile:
         await hostile.say(b"\xc1", Channel.LINK)
-        await closed_for(target, "malformed", hostile, before)
+        await closed_for(target, "unknown-message", hostile, before)
 
 
 async def test_whoever_misbehaved_is_not_let_in_again_at_once(target: Target) -> None:
@@ -391,24 +396,6 @@ async def test_round_messages_of_the_wrong_people_and_rounds_are_counted(target:
         await target.decides()
 
 
-async def test_two_proposals_of_one_trainer_are_evidence_and_neither_is_accepted(target: Target) -> None:
-    async with link(target.address, target.chain_id, target.founder) as hostile:
-        view = await open_round(target, hostile)
-        job, root = bytes.fromhex(view.job), bytes.fromhex(view.model_root)
-        for payload in (bytes(32), bytes([1]) * 32):
-            await hostile.say(codec.encode(relay(target, Proposal(job, 0, root, payload, 8, bytes(32), None))))
-        with trio.fail_after(SECONDS_MAX):
-            while True:
-                found = {item.job: item for item in await target.client.jobs()}[view.job]
-                if found.state == "finished":
-                    break
-                await trio.sleep(0.05)
-    me = peer_id(target.founder.public)
-    assert found.accepted == {}
-    assert found.rejected == {me: {"equivocation": 1}}
-    assert me in (await target.client.stats()).evidence
-
-
 async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(target: Target) -> None:
     async with link(target.address, target.chain_id, target.founder) as hostile:
         await target.decides()
@@ -447,10 +434,30 @@ async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> Non
     before = await target.refused("not-the-leader")
     leads = next(view.peer for view in await target.client.peers() if view.leader) == peer_id(target.founder.public)
     height = (await target.client.status()).height + 1
-    propose = Propose(target.voters.hash, height, int(leads), block_digest(b"block"))
+    propose = Propose(target.voters.hash, height, int(leads), bytes(32))
     async with link(target.address, target.chain_id, target.founder) as hostile:
-        await hostile.say(codec.encode(Proposed(sign(target.founder, target.chain_id, propose), b"block", None)))
+        await hostile.say(codec.encode(Proposed(sign(target.founder, target.chain_id, propose), b"header", b"short", None)))
         await closed_for(target, "not-the-leader", hostile, before)
+
+
+async def test_who_is_proven_to_have_signed_two_proposals_is_expelled_whoever_shows_the_proof(target: Target) -> None:
+    """The last of the founder's doings: nobody listens to it afterwards."""
+    pair = [Proposal(bytes(32), 0, bytes(32), bytes([n]) * 32, 8, bytes(32), None) for n in range(2)]
+    first, second = (sign(target.founder, target.chain_id, proposal) for proposal in pair)
+    async with link(target.address, target.chain_id) as stranger:
+        await stranger.say(codec.encode(Accusation(first, second)))
+        me = peer_id(target.founder.public)
+        for daemon in target.honest:
+            await poll(lambda daemon=daemon: _shows_expelled(daemon, me))  # type: ignore[misc]
+            assert (await daemon.client.stats()).expelled == (me,)
+            assert f"{me[:8]} was expelled: it signed two different proposals" in daemon.log
+    assert me in (await target.client.stats()).evidence
+    await target.decides()
+
+
+async def _shows_expelled(daemon: Daemon, key: str) -> bool:
+    view = next(view for view in await daemon.client.peers() if view.peer == key)
+    return view.gone.startswith("expelled at height") and not view.member and not view.voter
 
 
 async def test_after_all_this_the_network_decides_and_no_daemon_has_complained_of_itself(target: Target) -> None:

@@ -1,37 +1,73 @@
-"""`python -m tests.sim --seeds 0:50` runs one network per seed and prints `N passed, N failed`."""
+"""`python -m tests.sim --seeds 0:200` runs one network per seed and prints `N passed, N failed`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from tests.sim.invariants import Violation
-from tests.sim.simulation import Simulation
+from tests.sim import campaign, shrink
+from tests.sim.plan import BLOCKS
 
-SIZES = (1, 2, 3, 4, 4, 4, 5, 7, 10)
+EXAMPLES = """examples:
+  python -m tests.sim --seeds 0:200 --jobs 2              two hundred histories of four peers
+  python -m tests.sim --seeds 0:20000 --json out.json     the same, with figures; --resume goes on after an interruption
+  python -m tests.sim --n 7 --seed 12                     one history, with the list of its faults
+  python -m tests.sim --seed 12 --shrink                  which of its faults make it fail
+  python -m tests.sim --seed 12 --keep 3,9,14             one history with only these faults
+  python -m tests.sim --twins 0:200                       two machines with one key, and partitions view by view
+  python -m tests.sim --partitions 0:500                  splits, healed and flapping
+"""
 
 
-def run_seed(seed: int) -> str | None:
-    """What went wrong; None if nothing did."""
-    try:
-        Simulation(seed, n=SIZES[seed % len(SIZES)], observers=seed % 3).run()
-    except Violation as violation:
-        return str(violation)
-    return None
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    if options.seed is not None:
+        return _one(options)
+    for kind in ("seeds", "twins", "partitions"):
+        span = getattr(options, kind)
+        if span is not None:
+            return campaign.run(kind, span, options.n, options.jobs, options.json, options.resume, options.verbose)
+    return campaign.run("seeds", (0, 50), options.n, options.jobs, options.json, options.resume, options.verbose)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.sim")
-    parser.add_argument("--seeds", default="0:50", help="first:last, the last one excluded")
-    first, last = (int(part) for part in parser.parse_args().seeds.split(":"))
-    failed = 0
-    for seed in range(first, last):
-        problem = run_seed(seed)
-        if problem is not None:
-            failed += 1
-            print(f"seed {seed}: {problem}")
-    print(f"{last - first - failed} passed, {failed} failed")
-    return 1 if failed else 0
+def _one(options: argparse.Namespace) -> int:
+    kind = "twins" if options.twins else "partitions" if options.partitions else "seeds"
+    if options.shrink:
+        return shrink.shrink(kind, options.seed, options.n)
+    return campaign.replay(kind, options.seed, options.n, options.keep)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim",
+        description=f"Whole networks of real peers in virtual time: one seed is one history of at least {BLOCKS} blocks.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=_span, metavar="FIRST:LAST", help="histories to run, the last one excluded (0:50)")
+    parser.add_argument("--twins", type=_span, metavar="FIRST:LAST", help="Twins scenarios to run")
+    parser.add_argument("--partitions", type=_span, metavar="FIRST:LAST", help="partition scenarios to run")
+    parser.add_argument("--n", type=int, help="founding voters (4; of partitions 4 and 7 by turns)")
+    parser.add_argument("--seed", type=int, help="run this one and say what happens in it")
+    parser.add_argument("--keep", type=_numbers, metavar="N,N,…", help="with --seed: only the faults of these numbers")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: the fewest faults that still break the same rule")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, every 20 s and at the end")
+    parser.add_argument("--resume", action="store_true", help="with --json: go on where FILE ends")
+    parser.add_argument("--verbose", action="store_true", help="a line for every history")
+    return parser.parse_args(arguments)
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST")
+    return int(first), int(last)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
 
 
 if __name__ == "__main__":

@@ -1,55 +1,271 @@
-"""What must hold after every event, whatever the network and the liars do."""
+"""What must hold after every event, whatever the network and the liars do.
+
+Written apart from the code it checks: nothing here comes from `consensus`, quorums and digests are computed anew. Records of the
+journal are told by the names of their classes.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from consensus.evidence import KINDS
-from consensus.turn import Decided
 from protocol import codec
-from protocol.identity import Signed
-from protocol.messages import Certificate, Commit, Decision, Prepare, Prepared, Proposed, TimedOut, Timeout, ViewEnded, Vote
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Verifier, preimage, short_id
+from protocol.limits import BLOCK_BYTES_MAX
+from protocol.messages import (
+    Accusation,
+    Ballot,
+    Certificate,
+    Commit,
+    CutOff,
+    Decision,
+    Prepare,
+    Prepared,
+    Proposal,
+    Propose,
+    Proposed,
+    Relay,
+    TimedOut,
+    Timeout,
+    ViewEnded,
+    Vote,
+)
+
+AGREED = (Propose, Prepare, Commit, Timeout)
+ROUND = (Proposal, Ballot, CutOff)
+Keys = tuple[bytes, ...]
+Slot = tuple[Any, ...]
 
 
 class Violation(AssertionError):
-    """The protocol broke a promise."""
+    """The protocol broke a promise. `rule` is the invariant's name: a shrunk history must break the same one."""
+
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}")
+        self.rule = rule
+
+
+def faults_tolerated(n: int) -> int:
+    return (n - 1) // 3
+
+
+def quorum(n: int) -> int:
+    """The smallest q of which any two share more than f voters: 2q − n > f."""
+    return (n + faults_tolerated(n)) // 2 + 1
+
+
+def set_hash(keys: Iterable[bytes]) -> bytes:
+    return hashlib.sha256(b"folkmoot/voters\x00" + codec.encode(list(keys))).digest()
+
+
+def block_digest(plain: list[Any]) -> bytes:
+    """Of a decoded block: its header has the digest of the body in the body's place."""
+    return hashlib.sha256(b"folkmoot/block\x00" + codec.encode([*plain[:9], hashlib.sha256(plain[9]).digest()])).digest()
+
+
+@dataclass
+class Durable:
+    """What one peer's disk is known to hold of undecided heights."""
+
+    votes: dict[Slot, bytes] = field(default_factory=dict)
+    blocks: set[bytes] = field(default_factory=set)
+    prepared: set[tuple[int, int, bytes]] = field(default_factory=set)
 
 
 @dataclass
 class Invariants:
-    """Watches all that honest nodes decide and send, over their restarts."""
+    """Watches all that honest peers decide, apply, write and send, over their restarts.
 
+    `reference(height, block)` gives the problem of a decided body after everything below it, and the state root after it.
+    """
+
+    founders: Keys
+    chain_id: bytes
+    verifier: Verifier
     honest: set[bytes]
+    reference: Callable[[int, bytes], tuple[str | None, bytes]]
+    may_go: set[bytes] = field(default_factory=set)  # honest voters that asked to leave, or to change their key
+    excused: set[bytes] = field(default_factory=set)  # restored from an old disk: they may have signed what nobody remembers
     decided: dict[int, bytes] = field(default_factory=dict)
-    certified: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
-    signed: dict[tuple[bytes, str, int, int], bytes] = field(default_factory=dict)
-    timed_out: dict[tuple[bytes, int], int] = field(default_factory=dict)
-    last: dict[bytes, int] = field(default_factory=dict)
+    views: dict[int, int] = field(default_factory=dict)  # in which view each height was decided first
+    roots: dict[int, bytes] = field(default_factory=dict)  # after each height
+    sets: dict[int, Keys] = field(default_factory=dict)
+    _blocks: dict[int, list[Any]] = field(default_factory=dict)
+    _certified: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
+    _signed: dict[tuple[bytes, Slot], bytes] = field(default_factory=dict)
+    _given_up: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    _last: dict[bytes, int] = field(default_factory=dict)
+    _applied: dict[bytes, int] = field(default_factory=dict)
+    _durable: dict[bytes, Durable] = field(default_factory=dict)
+    _nonces: dict[bytes, int] = field(default_factory=dict)
+    _rounds: dict[bytes, int] = field(default_factory=dict)
+    _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
+    _heard: dict[bytes, dict[Slot, tuple[bytes, set[bytes]]]] = field(default_factory=dict)
+    _remembered: dict[bytes, dict[Slot, bytes]] = field(default_factory=dict)
 
-    def on_decided(self, node: bytes, decided: Decided) -> None:
-        if decided.height != self.last.get(node, 0) + 1:
-            raise Violation(f"height {decided.height} decided after {self.last.get(node, 0)}")
-        self.last[node] = decided.height
-        if self.decided.setdefault(decided.height, decided.digest) != decided.digest:
-            raise Violation(f"two blocks decided at height {decided.height}")
-        self._on_certificate(decided.certificate, Commit)
+    def __post_init__(self) -> None:
+        self.sets = dict.fromkeys((0, 1, 2), self.founders)
 
-    def on_restart(self, node: bytes, height: int) -> None:
-        self.last[node] = height
+    # Decisions -------------------------------------------------------------------------------------------------------
 
-    def on_accused(self, culprit: bytes) -> None:
-        if culprit in self.honest:
-            raise Violation("evidence against an honest voter")
+    def on_decided(self, peer: bytes, decided: Any) -> None:
+        last = self._last.get(peer, 0)
+        if decided.height != last + 1:
+            raise Violation("contiguous", f"{short_id(peer)} decided height {decided.height} after {last}")
+        self._last[peer] = decided.height
+        known = self.decided.get(decided.height)
+        if known is None:
+            self._first(decided.height, decided.digest, decided.block)
+            self.views[decided.height] = codec.decode_message(decided.certificate.vote, (Commit,)).view
+        elif known != decided.digest:
+            raise Violation("agreement", f"two blocks decided at height {decided.height}")
+        vote = self._on_certificate(decided.certificate, Commit)
+        if (vote.height, vote.block) != (decided.height, decided.digest):
+            raise Violation("certificate", f"height {decided.height} decided by a certificate of something else")
 
-    def on_sent(self, node: bytes, message: object) -> None:
+    def on_restart(self, peer: bytes, height: int, applied: int, records: Iterable[Any]) -> None:
+        """`height` is the last one its disk holds, `records` what it holds above it: an interrupted append may be whole."""
+        self._last[peer], self._applied[peer] = height, applied
+        self.on_durable(peer, records)
+
+    def _first(self, height: int, digest: bytes, block: bytes) -> None:
+        plain = codec.unpack(block, BLOCK_BYTES_MAX)
+        self.decided[height], self._blocks[height] = digest, plain
+        number, parent, time_ms, proposer, voters, next_voters, root, parent_certificate, _, body = plain
+        if block_digest(plain) != digest:
+            raise Violation("validity", f"height {height}: the digest is of other bytes")
+        if number != height or parent != self.decided.get(height - 1, self.chain_id):
+            raise Violation("validity", f"height {height} does not follow from the block below it")
+        if height > 1 and time_ms <= self._blocks[height - 1][2]:
+            raise Violation("validity", f"height {height} is not later than the one below it")
+        if proposer not in self.sets[height]:
+            raise Violation("validity", f"height {height} was made by somebody who does not vote")
+        if height > 1 and next(iter(codec.unpack(parent_certificate[0], 256)[4:])) != self.decided[height - 1]:
+            raise Violation("validity", f"height {height} carries a certificate of another parent")
+        self._check_sets(height, voters, next_voters)
+        self._check_body(height, body)
+        problem, after = self.reference(height, block)
+        if problem is not None:
+            raise Violation("validity", f"height {height}: {problem}")
+        if root != self.roots.get(height - 1, root):
+            raise Violation("roots", f"height {height} names another root than the peers found after {height - 1}")
+        if self.roots.setdefault(height, after) != after:
+            raise Violation("roots", f"the reference has another root after height {height}")
+
+    def _check_sets(self, height: int, voters: bytes, next_voters: bytes) -> None:
+        if voters != set_hash(self.sets[height]):
+            raise Violation("voter sets", f"height {height} was decided by another set than was announced")
+        if height > 1 and voters != self._blocks[height - 1][5]:
+            raise Violation("voter sets", f"height {height} has another set than the block below it says")
+        if height + 1 in self.sets and next_voters != set_hash(self.sets[height + 1]):
+            raise Violation("voter sets", f"height {height} announces another set than follows from {height - 1}")
+
+    def _check_body(self, height: int, body: bytes) -> None:
+        closings, evidence, transactions = codec.unpack(body, len(body))
+        for signed in transactions:
+            self._check_transaction(height, *signed)
+        for first, second in evidence:
+            self._check_evidence(height, first, second)
+        for job, number, ballots, _, proposals in closings:
+            expected = self._rounds.get(job, -1) + 1
+            if number != expected:
+                raise Violation("validity", f"height {height} closes round {number}, {expected} is open")
+            self._rounds[job] = number
+            for tag, parts in (("ballot", ballots), ("proposal", proposals)):
+                signers = [signer for _, signer, _ in parts]
+                if len(set(signers)) != len(signers):
+                    raise Violation("validity", f"height {height} counts one {tag} twice")
+                for data, signer, signature in parts:
+                    self._require_signature(height, tag, data, signer, signature)
+            if len(ballots) < quorum(len(self.sets[height])) - faults_tolerated(len(self.sets[height])) - 1:
+                raise Violation("validity", f"height {height} closes a round with {len(ballots)} ballots")
+
+    def _check_transaction(self, height: int, data: bytes, signer: bytes, signature: bytes) -> None:
+        _, nonce, expires, kind, _ = codec.unpack(data, len(data))
+        if nonce != self._nonces.get(signer, 0) + 1:
+            raise Violation("validity", f"height {height}: nonce {nonce} of {short_id(signer)} ({kind}) is out of turn")
+        self._nonces[signer] = nonce
+        if expires < height:
+            raise Violation("validity", f"height {height} holds an expired transaction")
+        self._require_signature(height, "transaction", data, signer, signature)
+
+    def _check_evidence(self, height: int, first: list[bytes], second: list[bytes]) -> None:
+        if first[1] in self.honest and first[1] not in self.excused:
+            raise Violation("honest accused", f"{short_id(first[1])} in the block of height {height}")
+        if first[1] != second[1] or first[0] == second[0]:
+            raise Violation("validity", f"height {height} holds evidence that proves nothing")
+        for data, signer, signature in (first, second):
+            self._require_signature(height, codec.unpack(data, len(data))[0], data, signer, signature)
+
+    def _require_signature(self, height: int, tag: str, data: bytes, signer: bytes, signature: bytes) -> None:
+        if not self.verifier.verify(signer, preimage(tag, self.chain_id, data), signature):
+            raise Violation("validity", f"height {height} holds a {tag} that {short_id(signer)} did not sign")
+
+    def on_applied(self, peer: bytes, height: int, root: bytes, sets: tuple[Keys, Keys, Keys], expelled: Iterable[bytes]) -> None:
+        last = self._applied.get(peer, 0)
+        if height != last + 1:
+            raise Violation("applied once", f"{short_id(peer)} applied height {height} after {last}")
+        self._applied[peer] = height
+        if self.roots.setdefault(height, root) != root:
+            raise Violation("roots", f"{short_id(peer)} has another state after height {height}")
+        for of, keys in enumerate(sets, height):
+            if self.sets.setdefault(of, keys) != keys:
+                raise Violation("voter sets", f"{short_id(peer)} has other voters for height {of}")
+        self._check_change(sets[1], sets[2], height)
+        for key in expelled:
+            if key in self.honest and key not in self.excused:
+                raise Violation("honest expelled", f"{short_id(key)} at height {height}")
+
+    def _check_change(self, before: Keys, after: Keys, height: int) -> None:
+        gone, new = set(before) - set(after), set(after) - set(before)
+        if max(len(gone), len(new)) > max(1, faults_tolerated(len(before))):
+            raise Violation("voter sets", f"{len(gone)} left and {len(new)} joined at once after height {height}")
+        for key in gone:
+            if key in self.honest and key not in self.may_go | self.excused:
+                raise Violation("honest expelled", f"{short_id(key)} does not vote any more after height {height}")
+
+    # What is said ----------------------------------------------------------------------------------------------------
+
+    def on_durable(self, peer: bytes, records: Iterable[Any]) -> None:
+        durable = self._durable.setdefault(peer, Durable())
+        for record in records:
+            match type(record).__name__:
+                case "Voted":
+                    durable.votes[record.slot] = record.signed.body
+                case "RoundVoted":
+                    durable.votes[record.tag, record.job, record.round] = record.signed.body
+                case "StoredBlock":
+                    durable.blocks.add(record.digest)
+                case "StoredCertificate":
+                    vote = codec.decode_message(record.certificate.vote, (Prepare,))
+                    durable.prepared.add((vote.height, vote.view, vote.block))
+                case "Evidence":
+                    self.on_accused(peer, record.first.signer)
+
+    def on_accused(self, by: bytes, culprit: bytes) -> None:
+        if culprit in self.honest and culprit not in self.excused:
+            raise Violation("honest accused", f"{short_id(by)} holds evidence against {short_id(culprit)}")
+
+    def on_dropped(self, by: bytes, peer: bytes, error: RemoteProtocolError) -> None:
+        if peer in self.honest:
+            raise Violation("honest dropped", f"{short_id(by)} dropped {short_id(peer)}: {error}")
+
+    def on_sent(self, peer: bytes, message: object) -> None:
         match message:
-            case Proposed(propose, _, justification):
-                self._on_signed(node, propose)
-                self._on_prepared(justification.high if justification else None)
             case Vote(vote):
-                self._on_signed(node, vote)
+                self._on_signed(peer, vote)
+            case Relay(signed):
+                if signed.signer == peer:
+                    self._on_round(peer, signed)
+            case Proposed():
+                self._on_signed(peer, message.propose)
+                if message.justification is not None:
+                    self._on_prepared(message.justification.high)
             case TimedOut(timeout, high):
-                self._on_signed(node, timeout)
+                self._on_signed(peer, timeout)
                 self._on_prepared(high)
             case Prepared(certificate):
                 self._on_prepared(certificate)
@@ -57,26 +273,110 @@ class Invariants:
                 self._on_prepared(certificate.high)
             case Decision(_, certificate):
                 self._on_certificate(certificate, Commit)
+            case Accusation(first, _):
+                self.on_accused(peer, first.signer)
 
     def _on_prepared(self, certificate: Certificate | None) -> None:
         if certificate is not None:
             self._on_certificate(certificate, Prepare)
 
-    def _on_certificate(self, certificate: Certificate, kind: type[Prepare] | type[Commit]) -> None:
+    def _on_certificate(self, certificate: Certificate, kind: type[Any]) -> Any:
         vote = codec.decode_message(certificate.vote, (kind,))
-        if self.certified.setdefault((kind.TAG, vote.height, vote.view), vote.block) != vote.block:
-            raise Violation(f"two {kind.TAG} certificates at {vote.height}.{vote.view}")
+        if self._certified.setdefault((kind.TAG, vote.height, vote.view), vote.block) != vote.block:
+            raise Violation("one certificate", f"two {kind.TAG} certificates at {vote.height}.{vote.view}")
+        voters = self.sets.get(vote.height)
+        key = (certificate.vote, b"".join(certificate.signatures.values()))
+        if voters is None or key in self._good:
+            return vote
+        if vote.voters != set_hash(voters) or not set(voters).issuperset(certificate.signatures):
+            raise Violation("certificate", f"{kind.TAG} at {vote.height}.{vote.view} by others than its voters")
+        if len(certificate.signatures) < quorum(len(voters)):
+            raise Violation("certificate", f"{len(certificate.signatures)} of {len(voters)} at {vote.height}.{vote.view}")
+        signed = preimage(kind.TAG, self.chain_id, certificate.vote)
+        if not all(self.verifier.verify(signer, signed, signature) for signer, signature in certificate.signatures.items()):
+            raise Violation("certificate", f"a wrong signature at {vote.height}.{vote.view}")
+        self._good.add(key)
+        return vote
 
-    def _on_signed(self, node: bytes, signed: Signed) -> None:
-        if signed.signer != node:
+    def _on_signed(self, peer: bytes, signed: Signed) -> None:
+        if signed.signer != peer:
             return  # passed on
-        statement = codec.decode_message(signed.body, KINDS)
-        slot = (node, statement.TAG, statement.height, statement.view)
-        new = slot not in self.signed
-        if self.signed.setdefault(slot, signed.body) != signed.body:
-            raise Violation(f"an honest voter signed twice at {slot[1:]}")
-        given_up = self.timed_out.get((node, statement.height), -1)
+        statement: Any = codec.decode_message(signed.body, AGREED)
+        slot = (statement.TAG, statement.height, statement.view)
+        if not self._is_new(peer, slot, signed.body):
+            return
+        given_up = self._given_up.get((peer, statement.height), -1)
         if isinstance(statement, Timeout):
-            self.timed_out[node, statement.height] = max(given_up, statement.view)
-        elif new and isinstance(statement, (Prepare, Commit)) and given_up >= statement.view:
-            raise Violation(f"{statement.TAG} at {statement.height}.{statement.view} after a timeout of view {given_up}")
+            self._given_up[peer, statement.height] = max(given_up, statement.view)
+        elif isinstance(statement, (Prepare, Commit)) and given_up >= statement.view and peer not in self.excused:
+            where = f"{statement.height}.{statement.view}"
+            raise Violation("timed out", f"{statement.TAG} at {where} after giving up view {given_up}")
+        self._check_durable(peer, slot, signed, statement)
+
+    def _check_durable(self, peer: bytes, slot: Slot, signed: Signed, statement: Any) -> None:
+        durable = self._durable.get(peer, Durable())
+        if durable.votes.get(slot) != signed.body:
+            raise Violation("durable", f"{slot} was sent before it was on the disk")
+        if isinstance(statement, Prepare) and statement.block not in durable.blocks:
+            raise Violation("durable", f"{slot} was sent before the block was on the disk")
+        if isinstance(statement, Commit) and (statement.height, statement.view, statement.block) not in durable.prepared:
+            raise Violation("durable", f"{slot} was sent before its prepare certificate was on the disk")
+
+    def _on_round(self, peer: bytes, signed: Signed) -> None:
+        tag, *fields = codec.unpack(signed.body, len(signed.body))
+        if tag not in (kind.TAG for kind in ROUND):
+            return
+        slot = (tag, fields[0], fields[1])
+        if self._is_new(peer, slot, signed.body) and self._durable.get(peer, Durable()).votes.get(slot) != signed.body:
+            raise Violation("durable", f"a {tag} was sent before it was on the disk")
+
+    def _is_new(self, peer: bytes, slot: Slot, body: bytes) -> bool:
+        first = self._signed.get((peer, slot))
+        if first is None:
+            self._signed[peer, slot] = body
+            return True
+        if first == body:
+            return False
+        if peer in self.excused:
+            if self._remembered.get(peer, {}).get(slot) not in (None, body):
+                raise Violation("rolled back", f"{short_id(peer)} signed again for {slot} what others had heard")
+            return False
+        raise Violation("one per slot", f"{short_id(peer)} signed two things for {slot}")
+
+    # A disk that was restored ----------------------------------------------------------------------------------------
+
+    def watch(self, peer: bytes) -> None:
+        """Notes from now on who heard what of this peer: it will come back with an old disk."""
+        self._heard[peer] = {}
+
+    def on_delivered(self, sender: bytes, receiver: bytes, message: object) -> None:
+        heard = self._heard.get(sender)
+        if heard is None or sender in self._remembered or receiver not in self.honest:
+            return
+        signed = message.vote if isinstance(message, Vote) else message.timeout if isinstance(message, TimedOut) else None
+        signed = message.propose if isinstance(message, Proposed) else signed
+        if signed is not None and signed.signer == sender:
+            statement: Any = codec.decode_message(signed.body, AGREED)
+            slot = (statement.TAG, statement.height, statement.view)
+            heard.setdefault(slot, (signed.body, set()))[1].add(receiver)
+
+    def on_forgotten(self, receiver: bytes) -> None:
+        """A restarted peer has in memory nothing of what it heard."""
+        for heard in self._heard.values():
+            for _, receivers in heard.values():
+                receivers.discard(receiver)
+
+    def on_rolled_back(self, peer: bytes) -> None:
+        """What so many remember that every quorum has one of them must not be signed a second time, otherwise."""
+        self.excused.add(peer)
+        voters = self.sets[max(self.sets)]
+        enough = len(voters) - quorum(len(voters)) + 1
+        heard = self._heard.get(peer, {})
+        self._remembered[peer] = {slot: body for slot, (body, receivers) in heard.items() if len(receivers) >= enough}
+
+    # Memory ----------------------------------------------------------------------------------------------------------
+
+    def on_sample(self, peer: bytes, sizes: Mapping[str, int], limits: Mapping[str, int]) -> None:
+        for what, size in sizes.items():
+            if size > limits[what]:
+                raise Violation("memory", f"{short_id(peer)} holds {size} in {what}, at most {limits[what]} are expected")

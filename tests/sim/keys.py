@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+from protocol.identity import Ed25519Verifier, Identity, Signer, Verifier
+
 
 class FastSigner:
     def __init__(self, name: str) -> None:
@@ -20,3 +22,15 @@ class FastVerifier:
 
 def _signature(public: bytes, data: bytes) -> bytes:
     return hashlib.blake2b(data, key=public, digest_size=64).digest()
+
+
+def signers(count: int, ed25519: bool) -> list[Signer]:
+    """In ascending order of their keys."""
+    made: list[Signer] = [
+        Identity(hashlib.sha256(f"peer {i}".encode()).digest()) if ed25519 else FastSigner(f"peer {i}") for i in range(count)
+    ]
+    return sorted(made, key=lambda signer: signer.public)
+
+
+def verifier(ed25519: bool) -> Verifier:
+    return Ed25519Verifier() if ed25519 else FastVerifier()

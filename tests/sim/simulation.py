@@ -1,294 +1,846 @@
-"""A whole network of real replicas in virtual time, with everything that can go wrong, from one seed."""
+"""A whole network of real peers in virtual time, with everything that can go wrong, from one plan.
+
+One process, one thread, one heap of events. Each peer is the real `peer.node.Node` with the real ledger; what a daemon does
+around it (disk, network, clock, applying, judging) is done here as events that take virtual time. What a peer says leaves
+through `consensus.turn.persist` and `deliver`, as in the daemon.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from consensus.events import Connected, Disconnected, Event, Message, Received, Tick, WorkChanged
-from consensus.quorum import faults_tolerated
-from consensus.replica import Replica
-from consensus.turn import Decided, Send, Turn, merge, persist
-from consensus.voters import VoterSet
-from tests.sim.counter import Counter
+from consensus.block import decode_block
+from consensus.turn import Decided, Turn, deliver, persist
+from ledger.jobs import Phase
+from ledger.ledger import Ledger
+from ledger.state import Rules, State
+from peer.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
+from peer.rounds import RoundKey
+from protocol import codec
+from protocol.errors import StorageError
+from protocol.identity import Signer
+from protocol.messages import AGREEMENT, ROUNDS, Proposal
+from protocol.reasons import Verdict
+from tests.sim import keys, memory, workload
+from tests.sim.disk import Disk
 from tests.sim.invariants import Invariants, Violation
-from tests.sim.journal import MemoryJournal
-from tests.sim.keys import FastSigner, FastVerifier
-from tests.sim.strategies import LIARS, Strategy, honest
+from tests.sim.ledgers import SharedRules, finish, genesis_of, rules_of
+from tests.sim.network import WEATHER, Link, Network
+from tests.sim.plan import Fault, Plan
+from tests.sim.strategies import STRATEGIES, Liar, Strategy
+from tests.sim.wire import decoding_once
+from transport.network import Connected, Disconnected, Received
 
-START = 1_000.0  # virtual seconds since the epoch
-TROUBLE_SECONDS = 40.0  # then the network heals
-RECOVERY_SECONDS = 400.0  # a few capped view timers: within this everything must be decided
-CHAIN_ID = hashlib.sha256(b"simulated chain").digest()
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """How bad the network is until it heals. Seconds and probabilities."""
-
-    delay: tuple[float, float] = (0.005, 0.2)
-    loss: float = 0.05
-    duplicate: float = 0.05
-    crash: float = 0.3  # per second, somewhere
-    partition: float = 0.1  # per second
-    sync: tuple[float, float] = (0.0, 0.05)  # how long it takes until a turn is durable
-    apply: tuple[float, float] = (0.0, 0.3)
-
-
-CALM = Trouble(delay=(0.01, 0.02), loss=0.0, duplicate=0.0, crash=0.0, partition=0.0, sync=(0.0, 0.002), apply=(0.0, 0.01))
+START = 1_000_000.0  # virtual seconds since the epoch
+ITEMS_PER_TURN_MAX = 64  # as in the daemon
+PULSE_SECONDS = 0.5  # an idle network gets something to decide this often
+THINK_SECONDS = (0.0, 0.8)  # between a block and the next transaction of a peer
+SYNC_SECONDS = (0.0005, 0.003)  # until a turn is durable
+APPLY_SECONDS = (0.001, 0.008)
+TRAIN_SECONDS = (0.02, 0.3)
+JUDGE_SECONDS = (0.005, 0.1)
+NOTICED_AFTER_SECONDS = 0.02  # until the others see that a link broke
+RECOVERY_SECONDS = 90.0  # after healing, until everybody has decided RECOVERY_HEIGHTS more: a capped view timer and a half
+RECOVERY_HEIGHTS = 3
+HEIGHT_SECONDS_MAX = 30.0  # of a height after those, with f liars still lying
+VIEWS_AFTER_HEALING = 12  # no height is decided in a later view after those RECOVERY_HEIGHTS
+COLLECTED_EVERY = 8  # histories: one leaves some 20 MB of garbage
+SAMPLED_EVERY = 16  # heights between two looks at how much memory a peer holds
 
 
 @dataclass
-class Node:
-    signer: FastSigner
-    strategy: Strategy
-    counter: Counter
-    journal: MemoryJournal = field(default_factory=MemoryJournal)
-    replica: Replica | None = None  # None: crashed
-    inbox: list[Event] = field(default_factory=list)
-    life: int = 0  # counts restarts: what was scheduled for an earlier life is void
-    syncing: bool = False
+class Peer:
+    """One simulated machine: everything around a node."""
+
+    simulation: Simulation
+    number: int
+    signer: Signer
+    author: workload.Author
+    rules: Rules
+    strategy: Strategy | None = None  # of a liar
+    disk: Disk = field(default_factory=Disk)
+    node: Node | None = None  # None: it does not run
+    inbox: list[Item] = field(default_factory=list)
+    busy: bool = False  # in a turn: between writing and sending
+    life: int = 0  # counts starts: what was scheduled for an earlier life is void
     deadline: float | None = None
+    due: float | None = None  # a deadline that has passed
+    offset: float = START  # of its clock from virtual time
+    slowness: float = 0.0  # seconds that each item of a turn costs
+    sync: float = 0.0  # more seconds that each sync takes
+    doomed: Fault | None = None  # stops in the middle of its next append
+    is_late: bool = False  # has not come to the network yet
+    applying: bool = False
+    to_apply: list[Decided] = field(default_factory=list)
+    judging: set[tuple[RoundKey, bytes]] = field(default_factory=set)
 
     @property
     def key(self) -> bytes:
         return self.signer.public
 
+    @property
+    def is_honest(self) -> bool:
+        return self.strategy is None
+
+    @property
+    def height(self) -> int:
+        """The last applied one."""
+        return max(self.disk.applied, default=0)
+
+    def now(self) -> float:
+        return self.offset + self.simulation.now
+
+    def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Void after a crash."""
+        self.simulation.after(seconds, self._if_alive, (self.life, call, arguments))
+
+    def _if_alive(self, life: int, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if self.life == life:
+            call(*arguments)
+
+    # Starting and stopping -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self.node is not None:
+            return
+        try:
+            restart = self.disk.load()
+        except StorageError:
+            return  # a damaged disk: the operator must look at it
+        if self.strategy is not None:
+            restart = self.strategy.restart(restart)
+        state, root = self._applied_state()
+        ledger = Ledger(self.rules, state, root)
+        self.node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken)
+        if self.is_honest:
+            records = [*self.disk.undecided(), *self.disk.round_votes()]
+            self.simulation.invariants.on_restart(self.key, len(self.disk.decided), state.height, records)
+        self.to_apply = [self.disk.decided[height] for height in range(state.height + 1, len(self.disk.decided) + 1)]
+        self.author.restarted()
+        self.simulation.connect(self)
+        if self.strategy is not None:
+            self.strategy.started()
+        if not self.busy:
+            self.work()
+        self._apply_next()
+        self.after(0.05, self.submit)
+
+    def _applied_state(self) -> tuple[State, bytes]:
+        if not self.disk.applied:
+            state = self.rules.first_state()
+            return state, state.root
+        state = self.rules.decode_state(self.rules.encode_state(self.disk.applied[self.height]))
+        return state, decode_block(self.disk.decided[state.height].block).state_root
+
+    def stop(self) -> None:
+        """Whatever is not durable is lost."""
+        if self.node is None:
+            return
+        self.life += 1
+        self.node, self.inbox, self.judging = None, [], set()
+        self.busy = self.applying = False
+        self.deadline = self.due = self.doomed = None
+        self.simulation.disconnect(self)
+
+    # Turns -----------------------------------------------------------------------------------------------------------
+
+    def give(self, item: Item) -> None:
+        if self.node is not None:
+            self.inbox.append(item)
+            if not self.busy:
+                self.work()
+
+    def work(self) -> None:
+        """As the daemon does: all that has come in is one turn, made durable once, and then sent."""
+        node = self.node
+        assert node is not None and not self.busy
+        items, self.inbox = self.inbox[:ITEMS_PER_TURN_MAX], self.inbox[ITEMS_PER_TURN_MAX:]
+        now = max(self.now(), self.due or 0.0)  # no deadline expires a rounding too early
+        self.due = None
+        turn = self._turn(node, items, now)
+        if turn is None:
+            return
+        self.busy = True
+        self._set_deadline(turn.deadline)
+        if self.simulation.sends_before_sync:
+            self._send(turn)
+        seconds = self.slowness * len(items)
+        if turn.records:
+            if self.doomed is not None:
+                self._tear(turn, self.doomed)
+                return
+            seconds += self.sync + self.simulation.draw(SYNC_SECONDS)
+        if seconds:
+            self.after(seconds, self._synced, turn)
+        else:
+            self._synced(turn)
+
+    def _turn(self, node: Node, items: list[Item], now: float) -> Turn | None:
+        if self.is_honest:
+            return node.turn(items, now)
+        try:
+            return node.turn(items, now)
+        except Exception:  # a liar whose lies trip up its own code has crashed
+            self.stop()
+            return None
+
+    def _tear(self, turn: Turn, fault: Fault) -> None:
+        self.disk.tear(turn.records, fault.amount, fault.detail == "garbled")
+        self.simulation.count("torn")
+        self.stop()
+
+    def _synced(self, turn: Turn) -> None:
+        try:
+            sends = persist(turn, self.disk)
+        except StorageError:
+            self.simulation.count("fsync failed")
+            self.stop()
+            return
+        self.simulation.note_durable(self, turn)
+        if not self.simulation.sends_before_sync:
+            deliver(sends, self)
+            self._flush()
+        self.busy = False
+        self._follow(turn)
+        if self.strategy is not None:
+            self.strategy.turned(turn)
+        if self.node is not None and not self.busy and (self.inbox or self.due is not None):
+            self.work()
+
+    def _follow(self, turn: Turn) -> None:
+        """What the daemon does besides: applies, drops, trains, judges."""
+        node = self.node
+        assert node is not None
+        for fault in turn.faults:
+            self.simulation.drop(self, fault.peer, fault.error)
+        if turn.decided:
+            self.to_apply += turn.decided
+            self._apply_next()
+        for change in node.take_round_changes():
+            if isinstance(change, RoundOpened):
+                self._open_round(change)
+            elif isinstance(change, RoundClosed):
+                self.judging = {entry for entry in self.judging if entry[0] != change.key}
+        for signer, message in node.heard:
+            if isinstance(message, Proposal):
+                self._judge_later((message.job, message.round), signer, message)
+
+    def _set_deadline(self, deadline: float | None) -> None:
+        if deadline != self.deadline:
+            self.deadline = deadline
+            if deadline is not None:
+                self.after(max(0.0, deadline - self.now()), self._tick, deadline)
+
+    def _tick(self, deadline: float) -> None:
+        if self.deadline == deadline:
+            self.deadline, self.due = None, deadline
+            if not self.busy:
+                self.work()
+
+    # Outlet ----------------------------------------------------------------------------------------------------------
+
+    def send(self, to: tuple[bytes, ...] | None, message: Any) -> None:
+        self.simulation.send(self, to, message)
+
+    def _flush(self) -> None:
+        self.simulation.flush(self)
+
+    def _send(self, turn: Turn) -> None:
+        deliver((send for send in turn.sends if hasattr(send, "message")), self)
+        self._flush()
+
+    # Applying --------------------------------------------------------------------------------------------------------
+
+    def _apply_next(self) -> None:
+        if self.applying or not self.to_apply:
+            return
+        self.applying = True
+        self.after(self.simulation.draw(APPLY_SECONDS) + self.slowness, self._apply, self.to_apply.pop(0))
+
+    def _apply(self, decided: Decided) -> None:
+        state = self.disk.applied.get(decided.height - 1) or self._state_before(decided)
+        transition, after = self.simulation.apply(self, state, decided)
+        self.disk.applied = {after.height: after}
+        self.applying = False
+        self.give(AppliedBlock(decided, transition, after))
+        self.simulation.note_applied(self, after)
+        if self.node is not None:
+            self._apply_next()
+            self.after(self.simulation.draw(THINK_SECONDS), self.submit)
+
+    def _state_before(self, decided: Decided) -> State:
+        assert decided.height == 1
+        return self.rules.first_state()
+
+    # Rounds ----------------------------------------------------------------------------------------------------------
+
+    def _open_round(self, opened: RoundOpened) -> None:
+        job, number = opened.key
+        if self.key in opened.job.trainers and not opened.spoken:
+            payload = _payload(job, number, self.key, opened.job.model_root)
+            if self.strategy is not None:
+                payload = self.strategy.payload(payload)
+            proposal = Proposal(job, number, opened.job.model_root, payload, 100, hashlib.sha256(payload).digest(), None)
+            self.after(self.simulation.draw(TRAIN_SECONDS), self._publish, proposal)
+
+    def _publish(self, proposal: Proposal) -> None:
+        node = self.node
+        assert node is not None
+        self.give(Do(lambda: node.rounds.publish(proposal, self.now())))
+
+    def _judge_later(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
+        if (key, trainer) in self.judging:
+            return
+        self.judging.add((key, trainer))
+        seconds = self.simulation.payload_seconds(trainer, self)
+        if seconds is not None:
+            self.after(seconds + self.simulation.draw(JUDGE_SECONDS), self._judge, key, trainer, proposal)
+
+    def _judge(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
+        node = self.node
+        assert node is not None
+        job = node.state.jobs.jobs.get(key[0])
+        if job is None or job.phase is not Phase.RUNNING or job.round != key[1]:
+            return
+        if proposal.model_root != job.model_root:
+            verdict = Verdict.STALE
+        else:
+            honest = _payload(*key, trainer, job.model_root)
+            verdict = Verdict.ACCEPT if proposal.payload == honest else Verdict.REPLAY
+        self.give(Do(lambda: node.rounds.judge(key, trainer, verdict, 0.05, self.now())))
+
+    # Work ------------------------------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """Puts the next transaction forward, unless this peer knows that it lags behind."""
+        if self.node is None or not self.simulation.has_work or self.height + 1 < self.simulation.height:
+            return
+        signed = self.author.next(self.node.state, self.simulation.chain_id)
+        if signed is not None:
+            workload.submit(self, signed)
+
+
+def _payload(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
+    return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
+
 
 class Simulation:
-    """`liars` lists the strategies of the first nodes; observers stand behind the `n` founding voters."""
+    """`run` it once. Raises `Violation`, or whatever a peer raises that it must not."""
 
-    def __init__(
-        self,
-        seed: int,
-        n: int = 4,
-        liars: tuple[Strategy, ...] | None = None,
-        trouble: Trouble | None = None,
-        observers: int = 0,
-        items: int = 12,
-        replica: type[Replica] = Replica,
-        sends_before_sync: bool = False,
-    ) -> None:
-        self.random = random.Random(seed)
-        self.trouble = trouble or Trouble()
-        self.now = START
-        self._replica = replica
-        self._sends_before_sync = sends_before_sync
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        if liars is None:
-            liars = tuple(self.random.choice(LIARS) for _ in range(self.random.randint(0, faults_tolerated(n))))
-        signers = [FastSigner(f"node {i}") for i in range(n + observers)]
-        founders = VoterSet.of(signer.public for signer in signers[:n])
-        candidates = tuple(signer.public for signer in signers)
-        self.nodes = {
-            signer.public: Node(signer, liars[i] if i < len(liars) else honest, Counter(founders, candidates))
-            for i, signer in enumerate(signers)
-        }
-        self.honest = [node for node in self.nodes.values() if node.strategy is honest]
-        self.invariants = Invariants({node.key for node in self.honest})
-        self.items: set[int] = set()
-        self.sent = 0
-        self._group: dict[bytes, int] = dict.fromkeys(self.nodes, 0)  # partitions: nodes of one number reach each other
-        for node in self.nodes.values():
-            self._start(node)
-        for item in range(items):
-            self.after(self.random.uniform(0, TROUBLE_SECONDS), lambda item=item: self.inject(item))
-        for candidate in range(n, n + observers):
-            if self.random.random() < 0.5:
-                self.after(self.random.uniform(0, TROUBLE_SECONDS), lambda item=Counter.CHANGE + candidate: self.inject(item))
+    def __init__(self, plan: Plan, strategies: dict[str, type[Strategy]] = STRATEGIES) -> None:
+        self.plan = plan
+        self.now = 0.0
+        self.sends_before_sync = False  # a planted bug
+        self.has_work = True
+        self.healed: float | None = None
+        self.counts: dict[str, int] = {}
+        self.history = hashlib.blake2b(digest_size=16)  # over every delivered byte, durable write and decision, with times
+        self._strategies = strategies
+        self._random = random.Random(f"history {plan.seed} {plan.n}")
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self._outbox: dict[int, list[bytes]] = {}
+        self.network = Network(plan.peers, plan.delay, self._random, self.after, self._arrive)
+        self.network.use_clock(lambda: self.now)
+        self._make_peers(plan)
+        self._schedule_faults()
+        self.after(PULSE_SECONDS, self._pulse, ())
+
+    def _make_peers(self, plan: Plan) -> None:
+        signers = self.signers(plan)
+        founders = sorted({signer.public for signer in signers[: plan.n]})
+        genesis = genesis_of(founders)
+        self.chain_id, self.verifier = genesis.chain_id, keys.verifier(plan.ed25519)
+        self.rules: Rules = SharedRules(genesis, self.verifier) if plan.shares else rules_of(genesis, self.verifier)
+        self._reference = self.rules if plan.shares else rules_of(genesis, self.verifier)
+        self._reference_state = self.rules.first_state()
+        self.peers: list[Peer] = []
+        for number, signer in enumerate(signers):
+            source = random.Random(f"author {plan.seed} {number}")
+            author = workload.Author(signer, source, plan.work / plan.peers)
+            self.peers.append(Peer(self, number, signer, author, self.rules, is_late=signer.public not in founders))
+        self.numbers: dict[bytes, list[int]] = {}
+        for peer in self.peers:
+            self.numbers.setdefault(peer.key, []).append(peer.number)
+        self._make_liars(plan, tuple(founders))
+        self._mark_twins()
+        self.honest = [peer for peer in self.peers if peer.is_honest]
+        self.invariants = Invariants(
+            tuple(founders), self.chain_id, self.verifier, {peer.key for peer in self.honest}, self._refer
+        )
+        for peer in (peer for peer in self.peers[plan.n : plan.n + plan.joiners] if peer.is_late):
+            peer.author.invitation = workload.invitation(self.chain_id, signers[0], peer.key, f"joiner {peer.number}")
+        if plan.jobs:
+            for peer in self.honest[:1]:
+                peer.author.wishes.append(workload.start_job(plan.seed % 3 == 0, 1_000))
+        for peer in self.peers:
+            if not peer.is_late:
+                self.after(0.0, peer.start, ())
+
+    def signers(self, plan: Plan) -> list[Signer]:
+        return keys.signers(plan.peers, plan.ed25519)
+
+    def _make_liars(self, plan: Plan, founders: tuple[bytes, ...]) -> None:
+        colluders = tuple(self.peers[number].key for number in plan.liars)
+        shared: dict[str, Any] = {}
+        for number, name in plan.liars.items():
+            peer = self.peers[number]
+            peer.strategy = self._strategies[name](self._liar(peer, founders, shared, colluders))
+
+    def _liar(self, peer: Peer, founders: tuple[bytes, ...], shared: dict[str, Any], colluders: tuple[bytes, ...]) -> Liar:
+        return Liar(
+            signer=peer.signer,
+            chain_id=self.chain_id,
+            random=random.Random(f"liar {self.plan.seed} {peer.number}"),
+            founders=founders,
+            colluders=colluders,
+            shared=shared,
+            now=peer.now,
+            node=lambda: peer.node,
+            send=lambda to, message, seconds: self._lie(peer, to, message, seconds),
+        )
+
+    def _mark_twins(self) -> None:
+        """Two machines with one key tell no lies, and yet are a liar together."""
+        for numbers in self.numbers.values():
+            if len(numbers) > 1:
+                for number in numbers:
+                    self.peers[number].strategy = Strategy(self._liar(self.peers[number], (), {}, ()))
 
     # Running ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Trouble, then healing, then everything must be decided. Raises `Violation`."""
-        self._trouble_loop()
-        self.run_until(START + TROUBLE_SECONDS, lambda: False)
-        self.heal()
-        if not self.run_until(self.now + RECOVERY_SECONDS, self.is_finished):
-            heights = sorted(node.counter.height for node in self.honest)
-            raise Violation(f"no progress after healing: heights {heights}, open {self.items - self.honest[0].counter.done}")
+        """Trouble, then healing, then everybody must go on."""
+        caching = decoding_once() if self.plan.shares else contextlib.nullcontext()
+        with caching, _without_garbage_collection():
+            self.run_until(self.plan.heal_at)
+            self.heal()
+            self._recover()
+            self._go_on()
 
-    def run_until(self, time: float, finished: Callable[[], bool]) -> bool:
-        while self._queue and self._queue[0][0] <= time and not finished():
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
-        if not finished():
-            self.now = max(self.now, time)
+    def run_until(self, time: float, finished: Callable[[], bool] = lambda: False) -> bool:
+        """Whether `finished` came true. It is asked after every event."""
+        queue = self._queue
+        while queue and queue[0][0] <= time:
+            self.now, _, call, arguments = heapq.heappop(queue)
+            call(*arguments)
+            if finished():
+                return True
+        self.now = max(self.now, time)
         return finished()
 
-    def is_finished(self) -> bool:
-        return all(node.replica is not None and self.items <= node.counter.done for node in self.honest)
+    def after(self, seconds: float, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._order, call, arguments))
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (self.now + seconds, next(self._order), action))
+    def draw(self, span: tuple[float, float]) -> float:
+        low, high = span
+        return low + (high - low) * self._random.random()
 
-    def inject(self, item: int) -> None:
-        """An item reaches everybody, each at its own time."""
-        self.items.add(item)
-        for node in self.nodes.values():
-            self.after(self._draw(self.trouble.delay), lambda node=node: self._learn(node, item))
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _learn(self, node: Node, item: int) -> None:
-        node.counter.add(item)
-        self._give(node, WorkChanged())
+    @property
+    def height(self) -> int:
+        """The highest one that anybody honest has decided."""
+        return max(self.invariants.decided, default=0)
 
-    # Trouble ---------------------------------------------------------------------------------------------------------
+    def _recover(self) -> None:
+        self.height_healed = self.height
+        target = self.height + RECOVERY_HEIGHTS
+        if not self.run_until(self.now + RECOVERY_SECONDS, lambda: self._all_at(target)):
+            raise Violation("progress", f"{RECOVERY_SECONDS:.0f} s after healing, not at height {target}: {self._where()}")
+        self.recovered = self.now
 
-    def _trouble_loop(self) -> None:
-        if self.now >= START + TROUBLE_SECONDS:
+    def _go_on(self) -> None:
+        first = self.height + 1
+        while not self._all_at(self.plan.blocks):
+            self._decide_one_more(min(peer.height for peer in self.honest) + 1)
+        late = {height: view for height, view in self.invariants.views.items() if height > first and view > VIEWS_AFTER_HEALING}
+        if late:
+            raise Violation("progress", f"decided in late views after healing: {late}")
+
+    def _decide_one_more(self, target: int) -> None:
+        if not self.run_until(self.now + HEIGHT_SECONDS_MAX, lambda: self._all_at(target)):
+            raise Violation("progress", f"height {target} takes longer than {HEIGHT_SECONDS_MAX:.0f} s: {self._where()}")
+
+    def _all_at(self, height: int) -> bool:
+        return all(peer.height >= height for peer in self.honest)
+
+    def _where(self) -> str:
+        def one(peer: Peer) -> str:
+            if peer.node is None:
+                return f"{peer.number}: down"
+            replica = peer.node.replica
+            refusal = f" ({replica.refusal})" if replica.refusal else ""
+            return f"{peer.number}: applied {peer.height}, at {replica.height}.{replica.view}{refusal}"
+
+        return "; ".join(one(peer) for peer in self.peers)
+
+    def _pulse(self) -> None:
+        """There is always something to decide: otherwise nothing would show that the network lives."""
+        alive = [peer for peer in self.honest if peer.node is not None and not peer.is_late]
+        if self.has_work and alive:
+            peer = self._random.choice(alive)
+            if not peer.author.wishes:
+                peer.author.wishes.append(("counter/add", workload.Add(1)))
+            peer.submit()
+        for peer in alive:
+            if peer.author.invitation is not None:
+                peer.submit()
+        self.after(PULSE_SECONDS, self._pulse, ())
+
+    # Decisions -------------------------------------------------------------------------------------------------------
+
+    def apply(self, peer: Peer, state: State, decided: Decided) -> tuple[Any, State]:
+        block = decided.decode()
+        if isinstance(self.rules, SharedRules):
+            return self.rules.applied(state, block, decided.digest)
+        transition = self.rules.apply(state, block)
+        return transition, finish(transition, state)
+
+    def _refer(self, height: int, block: bytes) -> tuple[str | None, bytes]:
+        decoded = decode_block(block)
+        state = self._reference_state
+        problem = self._reference.problem(state, decoded.body)
+        if problem is None:
+            if isinstance(self._reference, SharedRules):
+                _, self._reference_state = self._reference.applied(state, decoded, self.invariants.decided[height])
+                self._reference.forget_below(height - 60)
+            else:
+                self._reference_state = finish(self._reference.apply(state, decoded), state)
+        return problem, self._reference_state.root
+
+    def note_durable(self, peer: Peer, turn: Turn) -> None:
+        if not turn.records and not turn.faults:
             return
-        if self.random.random() < self.trouble.crash:
-            node = self.random.choice(list(self.nodes.values()))
-            self.crash(node)
-            self.after(self.random.uniform(0.01, 8.0), lambda: self.restart(node))
-        if self.random.random() < self.trouble.partition:
-            self.partition({key: self.random.randint(0, 1) for key in self.nodes})
-            self.after(self.random.uniform(1.0, 10.0), lambda: self.partition(dict.fromkeys(self.nodes, 0)))
-        self.after(1.0, self._trouble_loop)
+        for record in turn.records:
+            signed = getattr(record, "signed", None)
+            what = signed.signature if signed is not None else getattr(record, "digest", b"")
+            self.history.update(struct.pack("<dH", self.now, peer.number) + type(record).__name__.encode() + what)
+        if not peer.is_honest:
+            return
+        self.invariants.on_durable(peer.key, turn.records)
+        for decided in turn.decided:
+            self.invariants.on_decided(peer.key, decided)
+            if decided.height % SAMPLED_EVERY == 0:
+                self.sample(peer)
+
+    def note_applied(self, peer: Peer, state: State) -> None:
+        self.history.update(struct.pack("<dHQ", self.now, peer.number, state.height) + state.root)
+        if not peer.is_honest:
+            return
+        members = state.members
+        expelled = [key for key, member in members.members.items() if member.expelled is not None]
+        sets = (members.previous, members.voters, members.upcoming)
+        self.invariants.on_applied(peer.key, state.height, state.root, sets, expelled)
+        node = peer.node
+        if node is not None and node.replica.divergence is not None:
+            raise Violation("roots", node.replica.divergence)
+
+    def sample(self, peer: Peer) -> None:
+        if peer.node is not None:
+            self.invariants.on_sample(peer.key, memory.sizes(peer.node), memory.limits(self.plan.peers))
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def send(self, peer: Peer, to: tuple[bytes, ...] | None, message: Any) -> None:
+        """Queues one message of a turn. `to` None: every link."""
+        if peer.strategy is not None:
+            self._send_lies(peer, to, message)
+            return
+        self.invariants.on_sent(peer.key, message)
+        data = codec.encode(message)
+        for number in self._receivers(peer, to):
+            self._outbox.setdefault(number, []).append(data)
+
+    def _receivers(self, peer: Peer, to: tuple[bytes, ...] | None) -> Iterable[int]:
+        if to is None:
+            return [link.receiver for link in self.network.links[peer.number] if link.up]
+        return [number for key in to for number in self.numbers.get(key, ()) if number != peer.number]
+
+    def _send_lies(self, peer: Peer, to: tuple[bytes, ...] | None, message: Any) -> None:
+        assert peer.strategy is not None
+        for number in self._receivers(peer, to):
+            for said in peer.strategy.sends(self.peers[number].key, message):
+                self._outbox.setdefault(number, []).append(said if isinstance(said, bytes) else codec.encode(said))
+
+    def flush(self, peer: Peer) -> None:
+        outbox, self._outbox = self._outbox, {}
+        for number, messages in outbox.items():
+            self.network.transmit(peer.number, number, messages)
+
+    def _lie(self, peer: Peer, to: bytes, message: Any, seconds: float) -> None:
+        data = message if isinstance(message, bytes) else codec.encode(message)
+        for number in self.numbers.get(to, ()):
+            if number != peer.number:
+                self.after(seconds, self.network.transmit, (peer.number, number, [data]))
+
+    def _arrive(self, link: Link, epoch: int, messages: list[bytes]) -> None:
+        if epoch != link.epoch or link.blocked:
+            return
+        sender, receiver = self.peers[link.sender], self.peers[link.receiver]
+        if receiver.node is None:
+            return
+        self.history.update(struct.pack("<dHH", self.now, link.sender, link.receiver))
+        for data in messages:
+            self.history.update(data)
+            if sender.key in self.watched and sender.is_honest:
+                self.invariants.on_delivered(sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT, *ROUNDS)))
+            if receiver.strategy is None or receiver.strategy.hears(sender.key, data):
+                receiver.inbox.append(Received(sender.key, data))
+        if not receiver.busy:
+            receiver.work()
+
+    def payload_seconds(self, trainer: bytes, receiver: Peer) -> float | None:
+        """None: the payload never comes."""
+        for number in self.numbers.get(trainer, ()):
+            strategy = self.peers[number].strategy
+            if strategy is not None:
+                return strategy.payload_seconds(receiver.key)
+        return 0.0
+
+    # Links -----------------------------------------------------------------------------------------------------------
+
+    def connect(self, peer: Peer) -> None:
+        for other in self.peers:
+            if other is not peer and other.key != peer.key and other.node is not None:
+                self._link(peer, other)
+
+    def _link(self, one: Peer, other: Peer) -> None:
+        out, back = self.network.between(one.number, other.number)
+        if out.up or one.node is None or other.node is None or frozenset((one.number, other.number)) in self._cut:
+            return
+        out.up = back.up = True
+        one.give(Connected(other.key))
+        other.give(Connected(one.key))
+
+    def _unlink(self, one: Peer, other: Peer) -> None:
+        out, back = self.network.between(one.number, other.number)
+        if not out.up:
+            return
+        for link in (out, back):
+            link.up = False
+            link.epoch += 1
+            link.held = []
+        one.give(Disconnected(other.key))
+        other.give(Disconnected(one.key))
+
+    def disconnect(self, peer: Peer) -> None:
+        if peer.is_honest:
+            self.invariants.on_forgotten(peer.key)
+        for other in self.peers:
+            if other is not peer:
+                self._unlink(peer, other)
+
+    def drop(self, peer: Peer, key: bytes, error: Any) -> None:
+        """A daemon closes the connection, and opens another one later."""
+        self.count(f"dropped {error.reason}")
+        if peer.is_honest:
+            self.invariants.on_dropped(peer.key, key, error)
+        for number in self.numbers.get(key, ()):
+            other = self.peers[number]
+            self._unlink(peer, other)
+            self.after(1.0, self._link, (peer, other))
+
+    # Faults ----------------------------------------------------------------------------------------------------------
+
+    def _schedule_faults(self) -> None:
+        self._cut: dict[frozenset[int], int] = {}
+        self.watched = {self.peers[fault.nodes[0]].key for fault in self.plan.of("rollback")}
+        for key in sorted(self.watched):
+            self.invariants.watch(key)
+        for fault in self.plan.faults:
+            if fault.kind in WEATHER:
+                self._between(fault, lambda fault=fault: self.network.begin(fault), lambda fault=fault: self.network.end(fault))
+            else:
+                getattr(self, "_fault_" + fault.kind.replace("-", "_"))(fault)
+
+    def _between(self, fault: Fault, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self.after(fault.at, self._unless_healed, (fault.kind, begin))
+        self.after(fault.until, self._unless_healed, ("", end))
+
+    def _unless_healed(self, kind: str, act: Callable[[], None]) -> None:
+        if self.healed is None:
+            if kind:
+                self.count(kind)
+            act()
+
+    def _fault_liar(self, fault: Fault) -> None:
+        self.count("liar")
+
+    def _fault_one_way(self, fault: Fault) -> None:
+        pairs = [(fault.nodes[0], fault.nodes[1])]
+        self._between(fault, lambda: self.network.block(pairs, 1), lambda: self.network.block(pairs, -1))
+
+    def _fault_clog(self, fault: Fault) -> None:
+        one, other = fault.nodes
+        self._between(fault, lambda: self.network.clog(one, other, 1), lambda: self.network.clog(one, other, -1))
+
+    def _across(self, fault: Fault) -> list[tuple[int, int]]:
+        return [
+            (one.number, other.number)
+            for one in self.peers
+            for other in self.peers
+            if (one.number in fault.nodes) != (other.number in fault.nodes)
+        ]
+
+    def _fault_partition(self, fault: Fault) -> None:
+        pairs = self._across(fault)
+        if fault.amount:
+            self._between(fault, lambda: self._separate(pairs), lambda: self._rejoin(pairs))
+        else:
+            self._between(fault, lambda: self.network.block(pairs, 1), lambda: self.network.block(pairs, -1))
+
+    def _fault_flap(self, fault: Fault) -> None:
+        """Apart and together again, every `amount` seconds."""
+        pairs = self._across(fault)
+        begin, at = True, fault.at
+        while at < fault.until or not begin:
+            act = self._separate if begin else self._rejoin
+            self.after(at, self._unless_healed, ("flap" if begin else "", lambda act=act: act(pairs)))
+            begin, at = not begin, at + fault.amount
+
+    def _separate(self, pairs: list[tuple[int, int]]) -> None:
+        for one, other in pairs:
+            if one < other:
+                pair = frozenset((one, other))
+                self._cut[pair] = self._cut.get(pair, 0) + 1
+                self._unlink(self.peers[one], self.peers[other])
+
+    def _rejoin(self, pairs: list[tuple[int, int]]) -> None:
+        for one, other in pairs:
+            if one < other:
+                pair = frozenset((one, other))
+                self._cut[pair] -= 1
+                if not self._cut[pair]:
+                    del self._cut[pair]
+                    self._link(self.peers[one], self.peers[other])
+
+    def _fault_break(self, fault: Fault) -> None:
+        one, other = (self.peers[number] for number in fault.nodes)
+        self._between(fault, lambda: self._unlink(one, other), lambda: self._link(one, other))
+
+    def _fault_slow(self, fault: Fault) -> None:
+        def set_to(seconds: float) -> None:
+            self.peers[fault.nodes[0]].slowness = seconds
+
+        self._between(fault, lambda: set_to(fault.amount), lambda: set_to(0.0))
+
+    def _fault_slow_disk(self, fault: Fault) -> None:
+        def set_to(seconds: float) -> None:
+            for peer in self.peers:
+                if not fault.nodes or peer.number in fault.nodes:
+                    peer.sync = seconds
+
+        self._between(fault, lambda: set_to(fault.amount), lambda: set_to(0.0))
+
+    def _fault_crash(self, fault: Fault) -> None:
+        """In the middle of the peer's next append; if none comes, at the end of the fault."""
+        peer = self.peers[fault.nodes[0]]
+
+        def doom() -> None:
+            peer.doomed = fault if peer.node is not None else None
+
+        def revive() -> None:
+            if peer.doomed is fault:
+                peer.stop()
+            if not peer.is_late:
+                peer.start()
+
+        self._between(fault, doom, revive)
+
+    def _fault_fsync(self, fault: Fault) -> None:
+        peer = self.peers[fault.nodes[0]]
+
+        def fail() -> None:
+            peer.disk.fails = True
+
+        def mend() -> None:
+            peer.disk.fails = False
+            if not peer.is_late:
+                peer.start()
+
+        self._between(fault, fail, mend)
+
+    def _fault_skew(self, fault: Fault) -> None:
+        self.peers[fault.nodes[0]].offset += fault.amount
+
+    def _fault_rollback(self, fault: Fault) -> None:
+        peer, images = self.peers[fault.nodes[0]], list[Disk]()
+
+        def restore() -> None:
+            if not images:
+                return
+            peer.stop()
+            self.invariants.on_rolled_back(peer.key)
+            peer.disk = images[0]
+            peer.start()
+
+        self._between(fault, lambda: images.append(peer.disk.image()), restore)
+
+    def _fault_join(self, fault: Fault) -> None:
+        def join() -> None:
+            peer = self.peers[fault.nodes[0]]
+            peer.is_late = False
+            peer.start()
+
+        self._between(fault, join, lambda: None)
+
+    def _fault_leave(self, fault: Fault) -> None:
+        peer = self.peers[fault.nodes[0]]
+        self.invariants.may_go.add(peer.key)
+        self._between(fault, lambda: peer.author.wishes.append(workload.leave()), lambda: None)
+
+    def _fault_rotate(self, fault: Fault) -> None:
+        """The same person goes on with another key, on another machine."""
+        old, new = (self.peers[number] for number in fault.nodes)
+        self.invariants.may_go.add(old.key)
+
+        def rotate() -> None:
+            old.author.wishes.append(workload.rotate(self.chain_id, old.key, new.signer))
+            new.is_late = False
+            new.start()
+
+        self._between(fault, rotate, lambda: None)
+
+    # Healing ---------------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        self.trouble = CALM
-        self.partition(dict.fromkeys(self.nodes, 0))
-        for node in self.nodes.values():
-            self.restart(node)
-            for item in self.items:
-                self._learn(node, item)
+        """Everybody runs, every link is made anew, and from now on messages arrive. Liars go on lying."""
+        self.healed = self.now
+        self.network.heal()
+        self._cut = {}
+        for peer in self.peers:
+            peer.slowness, peer.sync, peer.doomed, peer.disk.fails = 0.0, 0.0, None, False
+            peer.is_late = False
+            peer.start()
+        for one in self.peers:
+            for other in self.peers:
+                if one.number < other.number and one.key != other.key:
+                    self._unlink(one, other)
+                    self._link(one, other)
 
-    def crash(self, node: Node) -> None:
-        """Whatever is not durable is lost, in the middle of a turn too."""
-        if node.replica is None:
-            return
-        node.replica, node.inbox, node.syncing, node.deadline = None, [], False, None
-        node.life += 1
-        for other in self.nodes.values():
-            self._give(other, Disconnected(node.key))
 
-    def restart(self, node: Node) -> None:
-        if node.replica is None:
-            self._start(node)
-            for item in self.items:
-                self._learn(node, item)
+_histories = itertools.count(1)
 
-    def partition(self, group: dict[bytes, int]) -> None:
-        before, self._group = self._group, group
-        for one, other in itertools.permutations(self.nodes, 2):
-            was, is_now = before[one] == before[other], group[one] == group[other]
-            if was != is_now:
-                self._give(self.nodes[one], Connected(other) if is_now else Disconnected(other))
 
-    def _start(self, node: Node) -> None:
-        """From the journal; the application may be behind it and gets the rest as it did before."""
-        decided = node.journal.decided
-        node.counter = Counter(node.counter.founders, node.counter.candidates)
-        for height in range(1, self.random.randint(0, len(decided)) + 1):
-            node.counter.apply(decided[height])
-        restart = node.journal.load()
-        node.replica = self._replica(node.signer, CHAIN_ID, FastVerifier(), node.counter, node.counter.applied(), restart)
-        if node in self.honest:
-            self.invariants.on_restart(node.key, len(decided))
-        for height in range(node.counter.height + 1, len(decided) + 1):
-            self._apply_later(node, decided[height])
-        for other in self.nodes.values():
-            if other is not node and other.replica is not None and self._group[other.key] == self._group[node.key]:
-                self._give(other, Connected(node.key))
-                self._give(node, Connected(other.key))
-        self._give(node, Tick())
-
-    # One node --------------------------------------------------------------------------------------------------------
-
-    def _give(self, node: Node, event: Event) -> None:
-        if node.replica is not None:
-            node.inbox.append(event)
-            self._work(node)
-
-    def _work(self, node: Node) -> None:
-        """As the daemon does: all that has come in is stepped through, made durable once, and then sent."""
-        if node.replica is None or node.syncing or not node.inbox:
-            return
-        events, node.inbox = node.inbox, []
-        turns = [node.replica.step(event, self.now) for event in events]
-        turn = merge(turns)
-        if node in self.honest:
-            self._watch(node, turn)
-        self._set_timer(node, turn.deadline)
-        node.syncing = True
-        if self._sends_before_sync:
-            self._deliver(node, [send for send in turn.sends if isinstance(send, Send)])
-        life = node.life
-        self.after(self._draw(self.trouble.sync), lambda: self._synced(node, life, turn))
-
-    def _watch(self, node: Node, turn: Turn) -> None:
-        for fault in turn.faults:
-            if fault.peer in self.invariants.honest:
-                raise Violation(f"an honest node was blamed: {fault.error}")
-        for evidence in turn.evidence:
-            self.invariants.on_accused(evidence.culprit)
-        if node.replica is not None and node.replica.divergence is not None:
-            raise Violation(node.replica.divergence)
-
-    def _synced(self, node: Node, life: int, turn: Turn) -> None:
-        if node.life != life:
-            return
-        sends = persist(turn, node.journal)
-        if node in self.honest:
-            for decided in turn.decided:
-                self.invariants.on_decided(node.key, decided)
-        if not self._sends_before_sync:
-            self._deliver(node, list(sends))
-        for decided in turn.decided:
-            self._apply_later(node, decided)
-        node.syncing = False
-        self._work(node)
-
-    def _apply_later(self, node: Node, decided: Decided) -> None:
-        life = node.life
-
-        def apply() -> None:
-            if node.life != life:
-                return
-            if node.counter.height + 1 < decided.height:
-                self.after(0.01, apply)  # in order
-            else:
-                self._give(node, node.counter.apply(decided))
-
-        self.after(self._draw(self.trouble.apply), apply)
-
-    def _set_timer(self, node: Node, deadline: float | None) -> None:
-        node.deadline = deadline
-        if deadline is not None:
-            life = node.life
-            self.after(max(0.0, deadline - self.now), lambda: self._tick(node, life, deadline))
-
-    def _tick(self, node: Node, life: int, deadline: float) -> None:
-        if node.life == life and node.deadline == deadline:
-            self._give(node, Tick())
-
-    # Network ---------------------------------------------------------------------------------------------------------
-
-    def _deliver(self, node: Node, sends: list[Send]) -> None:
-        for send in sends:
-            if node in self.honest:
-                self.invariants.on_sent(node.key, send.message)
-            for changed in node.strategy(node.signer, CHAIN_ID, send):
-                for peer in changed.to:
-                    self._transmit(node.key, peer, changed.message)
-
-    def _transmit(self, sender: bytes, peer: bytes, message: Message) -> None:
-        self.sent += 1
-        if peer not in self.nodes or self.random.random() < self.trouble.loss:
-            return
-        copies = 2 if self.random.random() < self.trouble.duplicate else 1
-        for _ in range(copies):
-            self.after(self._draw(self.trouble.delay), lambda: self._arrive(sender, peer, message))
-
-    def _arrive(self, sender: bytes, peer: bytes, message: Message) -> None:
-        if self._group[sender] == self._group[peer]:
-            self._give(self.nodes[peer], Received(sender, message))
-
-    def _draw(self, span: tuple[float, float]) -> float:
-        return self.random.uniform(*span)
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Nothing here is freed before the history ends, so looking for it only costs time."""
+    if next(_histories) % COLLECTED_EVERY == 0:
+        gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

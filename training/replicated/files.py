@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
 
-from ledger.durable import sync_directory
+from ledger.crash_points import crash_points
+from ledger.durable import make_directory, sync_directory
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
@@ -36,24 +39,31 @@ class Saved:
 
 def write(directory: Path, saved: Saved, parameters: Float32Array, momentum: Float32Array) -> None:
     """Durable once it returns. Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
-    try:
-        _finish_exchange(directory)
+    with explained(directory):
+        finish_exchange(directory)
         if directory.exists() and _root_in(directory) == saved.root:
             return
         fresh = directory.with_name(f".{directory.name}.fresh")
-        _remove(fresh)
-        fresh.mkdir(parents=True)
-        _write_file(fresh / PARAMETERS, np.ascontiguousarray(parameters, dtype="<f4").data)
-        _write_file(fresh / MOMENTUM, np.ascontiguousarray(momentum, dtype="<f4").data)
-        _write_file(fresh / STATE, memoryview(codec.encode(saved)))
-        sync_directory(fresh)
-        _exchange(fresh, directory)
+        remove(fresh)
+        make_directory(fresh)
+        with crash_points("model-write"):
+            write_file(fresh / PARAMETERS, np.ascontiguousarray(parameters, dtype="<f4").data)
+            write_file(fresh / MOMENTUM, np.ascontiguousarray(momentum, dtype="<f4").data)
+            write_file(fresh / STATE, memoryview(codec.encode(saved)))
+            sync_directory(fresh)
+        exchange(fresh, directory)
+
+
+@contextmanager
+def explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StorageError(f"cannot write {directory}: {error.strerror}; free some space and start again") from error
 
 
 def read(directory: Path) -> tuple[Saved, Float32Array, Float32Array]:
-    _finish_exchange(directory)
+    finish_exchange(directory)
     saved = _read_state(directory)
     if root_of(saved.leaves, saved.state) != saved.root:
         raise _damaged(directory / STATE)
@@ -61,10 +71,18 @@ def read(directory: Path) -> tuple[Saved, Float32Array, Float32Array]:
     return saved, _map(directory / PARAMETERS, size), _map(directory / MOMENTUM, size)
 
 
+def read_manifest(directory: Path) -> bytes:
+    """What all the parts of a model can be checked with: an encoded `Saved`."""
+    try:
+        return (directory / STATE).read_bytes()
+    except OSError as error:
+        raise StorageError(f"{directory / STATE} cannot be read ({error}): restore a snapshot") from None
+
+
 def _read_state(directory: Path) -> Saved:
     try:
-        return codec.decode(Saved, (directory / STATE).read_bytes())
-    except (OSError, RemoteProtocolError) as error:
+        return codec.decode(Saved, read_manifest(directory))
+    except RemoteProtocolError as error:
         raise StorageError(f"{directory / STATE} cannot be read ({error}): restore a snapshot") from None
 
 
@@ -91,23 +109,26 @@ def _damaged(path: Path) -> StorageError:
 # Durability ----------------------------------------------------------------------------------------------------------
 
 
-def _exchange(fresh: Path, directory: Path) -> None:
+def exchange(fresh: Path, directory: Path) -> None:
     """`fresh` becomes `directory`; what was there moves aside first, since a rename cannot replace a full directory."""
     aside = _aside(directory)
     if directory.exists():
-        directory.rename(aside)
-    fresh.rename(directory)
-    sync_directory(directory.parent)
-    _remove(aside)
+        with crash_points("model-aside"):
+            directory.rename(aside)
+    with crash_points("model-name"):
+        fresh.rename(directory)
+        sync_directory(directory.parent)
+    with crash_points("model-remove"):
+        remove(aside)
 
 
-def _finish_exchange(directory: Path) -> None:
+def finish_exchange(directory: Path) -> None:
     """After a crash between the two renames the old model stands aside: it comes back."""
     aside = _aside(directory)
     if not aside.exists():
         return
     if directory.exists():
-        _remove(aside)
+        remove(aside)
     else:
         aside.rename(directory)
         sync_directory(directory.parent)
@@ -117,12 +138,12 @@ def _aside(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.aside")
 
 
-def _remove(directory: Path) -> None:
+def remove(directory: Path) -> None:
     if directory.exists():
         shutil.rmtree(directory)
 
 
-def _write_file(path: Path, data: memoryview) -> None:
+def write_file(path: Path, data: memoryview) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -35,7 +35,11 @@ def tensor_leaves(layout: Layout, parameters: Float32Array, momentum: Float32Arr
 
 
 def block_leaf(vector: Float32Array, block: Block) -> bytes:
-    return merkle.leaf_hash(vector[block.elements].astype("<f4", copy=False).tobytes())
+    return leaf_of(vector[block.elements].astype("<f4", copy=False).tobytes())
+
+
+def leaf_of(data: bytes) -> bytes:
+    return merkle.leaf_hash(data)
 
 
 def root_of(leaves: Sequence[bytes], state: State) -> bytes:

@@ -1,0 +1,244 @@
+"""How fast a network decides: `python -m benchmarks.consensus --json FILE`.
+
+Small networks are real: processes and sockets on loopback, light voters, scratch rounds that need no torch. Large ones are real
+nodes in virtual time (`benchmarks.virtual`), with what this machine needs for a signature, a frame and a durable write, a delay and
+an uplink per peer. Both close rounds: n ballots are in every block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.virtual import Costs, Height, Network, limit
+from consensus.quorum import faults_tolerated
+from peer.demo import Demo, DemoPeer, cast_roles
+from scenarios import network as scenario
+
+REAL = (4, 7, 10, 16)
+VIRTUAL = (31, 64, 100)
+ROUND_TRIPS_MS = (1, 50, 100, 200, 300)
+SILENT_ROUND_TRIPS_MS = (100, 150)
+UPLINK_BITS = 100e6
+HEIGHTS_WARM = 2  # not counted: silent voters lead once, and are then skipped
+ROUND_SECONDS_MAX = 120.0
+TICKS = os.sysconf("SC_CLK_TCK")
+AIMS = {
+    "n=4 on loopback, p50 ≤ 30 ms": lambda rows: _all(rows, 30, kind="real", n=4),
+    "n=100 at 100 ms RTT, p50 ≤ 700 ms": lambda rows: _all(rows, 700, kind="virtual", n=100, round_trip_ms=100),
+    "RTT ≤ 150 ms, p50 ≤ 1 s, also with f silent": lambda rows: all(
+        row.p50_ms <= 1_000 for row in rows if row.kind == "virtual" and row.round_trip_ms <= 150
+    ),
+    "n=100, processor time of a peer ≤ 60 ms a decision": lambda rows: all(
+        row.processor_ms <= 60 for row in rows if row.n == 100 and not row.silent
+    ),
+}
+
+
+@dataclass
+class Row:
+    kind: str
+    n: int
+    silent: int
+    round_trip_ms: float  # 0: loopback
+    decisions: int
+    p50_ms: float  # virtual: from the verdicts to the decision, at every peer; real: from the block's preparation
+    p99_ms: float
+    processor_ms: float  # of one peer and decision
+    kilobytes: float  # sent by one peer, for one decision
+    limit_ms: float | None = None
+    from_proposal_ms: float | None = None  # p50
+    round_ms: float | None = None  # p50 of a whole scratch round as its author sees it: two decisions, proposal and audit
+    verified: float | None = None  # signatures, by one peer for one decision
+    block_kilobytes: float | None = None
+    proposal_kilobytes: float | None = None  # the same block as its leader sends it
+    processor_parts_ms: dict[str, float] | None = None
+
+
+def _all(rows: list[Row], most_ms: float, **where: Any) -> bool:
+    chosen = [row for row in rows if not row.silent and all(getattr(row, name) == value for name, value in where.items())]
+    return bool(chosen) and all(row.p50_ms <= most_ms for row in chosen)
+
+
+def _percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+# Real processes -------------------------------------------------------------------------------------------------------
+
+
+class Voters(Demo):
+    """A network of light voters only; the first one does what is asked."""
+
+    @property
+    def watched(self) -> DemoPeer:
+        return self.peers[0]
+
+
+async def real(n: int, rounds: int) -> Row:
+    place = Path(tempfile.mkdtemp(prefix="folkmoot-bench-"))
+    options = argparse.Namespace(peers=n, malicious=0, seed=0, attack="", mixed=False)
+    peers = cast_roles(options, place)
+    for peer in peers:
+        peer.trains = False
+    network = scenario.Network(Voters(options, place, peers))
+    try:
+        await network.start()
+        return await _measure(network, rounds)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(network.stop)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+async def _measure(network: scenario.Network, rounds: int) -> Row:
+    first = network.peers[0]
+    with trio.fail_after(ROUND_SECONDS_MAX):
+        while (await first.client.status()).peers < len(network.peers) - 1:
+            await trio.sleep(0.1)
+    await _scratch_round(first)
+    before = await _figures(network)
+    seconds = [await _scratch_round(first) for _ in range(rounds)]
+    after = await _figures(network)
+    decisions = after["decisions"] - before["decisions"]
+    peers = len(network.peers)
+    stats = [await peer.client.stats() for peer in network.peers]
+    return Row(
+        kind="real",
+        n=peers,
+        silent=0,
+        round_trip_ms=0,
+        decisions=decisions,
+        p50_ms=statistics.median(view.decision_ms_p50 or 0.0 for view in stats),
+        p99_ms=max(view.decision_ms_p99 or 0.0 for view in stats),
+        processor_ms=1e3 * (after["processor"] - before["processor"]) / peers / decisions,
+        kilobytes=(after["bytes"] - before["bytes"]) / 1e3 / peers / decisions,
+        round_ms=1e3 * statistics.median(seconds),
+    )
+
+
+async def _scratch_round(peer: DemoPeer) -> float:
+    """Seconds from the order to the applied round: the job's block, proposal, ballots, the closing block."""
+    started = trio.current_time()
+    log = await peer.client.events(-1, 0.0)
+    last = log[-1].number if log else 0
+    job = await peer.client.test()
+    with trio.fail_after(ROUND_SECONDS_MAX):
+        while True:
+            events = await peer.client.events(last, 5.0)
+            if any(event.kind == "round" and event.fields.get("job") == job for event in events):
+                return trio.current_time() - started
+            last = events[-1].number if events else last
+
+
+async def _figures(network: scenario.Network) -> dict[str, Any]:
+    stats = [await peer.client.stats() for peer in network.peers]
+    sent = sum(count for view in stats for kind, count in view.bytes_sent.items() if kind != "blobs")
+    return {"decisions": stats[0].decisions, "bytes": sent, "processor": sum(map(_processor_seconds, network.peers))}
+
+
+def _processor_seconds(peer: DemoPeer) -> float:
+    assert peer.process is not None
+    fields = Path(f"/proc/{peer.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+# Virtual time ---------------------------------------------------------------------------------------------------------
+
+
+def virtual(n: int, round_trip_ms: float, silent: int, heights: int, costs: Costs) -> Row:
+    network = Network(n, round_trip_ms / 1e3, UPLINK_BITS, costs, silent)
+    network.begin()
+    measured = [network.round(number) for number in range(HEIGHTS_WARM + heights)][HEIGHTS_WARM:]
+    return _row(network, measured)
+
+
+def _row(network: Network, heights: list[Height]) -> Row:
+    seconds = [value for height in heights for value in height.from_verdicts]
+    peers = len(network.peers) * len(heights)
+    parts = {
+        name: round(1e3 * sum(getattr(height.spent, name) for height in heights) / peers, 3)
+        for name in ("turns", "applying", "signatures", "frames", "writes")
+    }
+    return Row(
+        kind="virtual",
+        n=network.n,
+        silent=network.silent,
+        round_trip_ms=1e3 * network.round_trip,
+        decisions=len(heights),
+        p50_ms=1e3 * statistics.median(seconds),
+        p99_ms=1e3 * _percentile(seconds, 0.99),
+        processor_ms=sum(parts.values()),
+        kilobytes=sum(sum(height.bytes_sent) for height in heights) / 1e3 / peers,
+        limit_ms=1e3 * statistics.mean(limit(network, height) for height in heights),
+        from_proposal_ms=1e3 * statistics.median(value for height in heights for value in height.from_proposal),
+        verified=sum(height.spent.verified for height in heights) / peers,
+        block_kilobytes=statistics.mean(height.block_bytes for height in heights) / 1e3,
+        proposal_kilobytes=statistics.mean(height.proposal_bytes for height in heights) / 1e3,
+        processor_parts_ms=parts,
+    )
+
+
+# Report ---------------------------------------------------------------------------------------------------------------
+
+
+def show(rows: list[Row], costs: Costs) -> None:
+    console = Console(width=130)
+    micro = {name: f"{1e6 * value:.3g} µs" for name, value in asdict(costs).items()}
+    console.print(f"measured here: {', '.join(f'{name} {value}' for name, value in micro.items())}")
+    table = Table(title="decisions")
+    for heading in ("", "n", "silent", "RTT ms", "p50 ms", "p99 ms", "limit ms", "CPU ms", "kB sent", "verified", "block kB", "sent as kB"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        figures = (row.round_trip_ms, row.p50_ms, row.p99_ms, row.limit_ms, row.processor_ms, row.kilobytes, row.verified)
+        figures += (row.block_kilobytes, row.proposal_kilobytes)
+        table.add_row(row.kind, str(row.n), str(row.silent), *("" if value is None else f"{value:.1f}" for value in figures))
+    console.print(table)
+    for aim, holds in AIMS.items():
+        console.print(f"{'held  ' if holds(rows) else 'MISSED'} {aim}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.consensus", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--real", type=int, nargs="*", default=REAL, metavar="N", help="sizes of networks of real processes")
+    parser.add_argument("--virtual", type=int, nargs="*", default=VIRTUAL, metavar="N", help="sizes of networks in virtual time")
+    parser.add_argument("--round-trips", type=float, nargs="*", default=ROUND_TRIPS_MS, metavar="MS")
+    parser.add_argument("--heights", type=int, default=5, help="decisions measured in virtual time, of each network")
+    parser.add_argument("--rounds", type=int, default=30, help="scratch rounds of each real network: two decisions or three each")
+    options = parser.parse_args()
+    started, costs, rows = time.time(), Costs.measured(), []
+    for n in options.real:
+        rows.append(trio.run(partial(real, n, options.rounds)))
+        print(f"real n={n}: p50 {rows[-1].p50_ms:.1f} ms", file=sys.stderr, flush=True)
+    for n in options.virtual:
+        cases = [(ms, 0) for ms in options.round_trips] + [(ms, faults_tolerated(n)) for ms in SILENT_ROUND_TRIPS_MS]
+        for round_trip_ms, silent in cases:
+            rows.append(virtual(n, round_trip_ms, silent, options.heights, costs))
+            print(f"virtual n={n} RTT {round_trip_ms} silent {silent}: p50 {rows[-1].p50_ms:.1f} ms", file=sys.stderr, flush=True)
+    show(rows, costs)
+    if options.json:
+        about = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "python": platform.python_version(), "at": int(started)}
+        about |= {"load": os.getloadavg()[0], "uplink_bits": UPLINK_BITS, "costs_seconds": asdict(costs)}
+        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

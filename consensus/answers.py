@@ -1,0 +1,76 @@
+"""What a replica says to those that ask, to those that have just come, and again to those that seem to have missed it."""
+
+from __future__ import annotations
+
+from consensus.book import Book
+from consensus.rollback import newest
+from consensus.state import ReplicaState
+from consensus.turn import SendBlock, SendDecisions
+from protocol.limits import HEARD_MAX
+from protocol.messages import (
+    Commit,
+    GetBlock,
+    GetDecisions,
+    GetHeard,
+    Heard,
+    Prepare,
+    Prepared,
+    Status,
+    TimedOut,
+    Timeout,
+    ViewEnded,
+    Vote,
+)
+
+
+class Answers(ReplicaState):
+    def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetHeard) -> None:
+        if not self._answers.allows(peer, self._now):
+            return
+        match message:
+            case GetDecisions():
+                self._sends.append(SendDecisions(peer, message.first, message.count))
+            case GetBlock() if message.height < self.height:
+                self._sends.append(SendDecisions(peer, message.height, 1))
+            case GetBlock() if message.block in self._stored:
+                self._sends.append(SendBlock(peer, message.height, message.block))
+            case GetHeard():
+                self._tell_heard(peer)
+
+    def _tell_heard(self, peer: bytes) -> None:
+        """The lock first: whoever forgot that it committed must hold its certificate when it begins to speak again."""
+        if self._book is not None and self._book.high is not None:
+            self._send(peer, Prepared(self._book.high))
+        books = [self._closed[height] for height in sorted(self._closed, reverse=True)]
+        if self._book is not None:
+            books.insert(0, self._book)
+        said = [signed for book in books for signed in book.said_by(peer)]
+        held = [*self._application.signed_by(peer), *said, *self._chain.commits_of(peer)]
+        self._send(peer, Heard(self.height, newest(held, HEARD_MAX)))
+
+    def _greet(self, peer: bytes) -> None:
+        self._send(peer, Status(self.height, self.view))
+        if self._book is not None and peer in self._book.voters:
+            if peer in self._check.unanswered(self.me, self._book.voters):
+                self._send(peer, GetHeard())
+            self._repeat_to((peer,), self._book)
+
+    def _repeat_to(self, peers: tuple[bytes, ...], book: Book) -> None:
+        """What this voter has signed last, the best certificate, and the proposal for those that seem to miss it."""
+        offer = book.offers.get(self.view)
+        unheard = tuple(key for key in book.silent_in(self.view) if key in peers)
+        if offer is not None and unheard and offer.digest in self._blocks:
+            self._send_to(unheard, self._proposal(offer))
+        ended = book.timeout_certificate(self.view - 1)
+        if book.high is not None:
+            self._send_to(peers, Prepared(book.high))
+        if ended is not None and unheard and not self._is_prepared(book):
+            self._send_to(unheard, ViewEnded(ended))
+        for view in (self.view - 1, self.view):
+            signed = self._own.get(Timeout.TAG, book.height, view)
+            if signed is not None:
+                self._send_to(peers, TimedOut(signed, book.high))
+        for tag in (Prepare.TAG, Commit.TAG):
+            signed = self._own.get(tag, book.height, self.view)
+            if signed is not None:
+                self._send_to(peers, Vote(signed))

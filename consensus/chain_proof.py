@@ -1,0 +1,91 @@
+"""Proof of who decides: a chain of certified headers from one voter set to the next, without the blocks between them.
+
+Who knows the set of one height, from the genesis or from its own decided blocks, follows the links to any later height. Keys that
+have retired could still sign another chain from where they voted: a newcomer therefore also trusts one recent block, its anchor,
+and takes no chain that does not go through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from consensus.block import Header, decode_header, encode_header, header_digest, header_of
+from consensus.turn import Decided
+from consensus.voters import VoterSet, verify_certificate
+from protocol.codec import Count, Digest
+from protocol.codec import Count, Digest
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Verifier
+from protocol.messages import Certificate, Commit, Link
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A decided block that is trusted without proof."""
+
+    height: Count
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    header: Header
+    digest: bytes
+    certificate: Certificate
+
+
+def link_of(decided: Decided, next_voters: VoterSet) -> Link | None:
+    """What proves that `next_voters` decide the height after this block; None if they are the same, or others are named."""
+    header = header_of(decided.decode())
+    if header.voters == header.next_voters or header.next_voters != next_voters.hash:
+        return None
+    return Link(encode_header(header), decided.certificate, next_voters.keys)
+
+
+class Path:
+    """What is proven so far: `voters` decide the height after `height`, as far as no later link says otherwise."""
+
+    def __init__(self, chain_id: bytes, verifier: Verifier, height: int, voters: VoterSet, anchor: Anchor | None) -> None:
+        self.height, self.voters = height, voters
+        self._chain_id, self._verifier = chain_id, verifier
+        self._anchor = anchor if anchor is not None and anchor.height > height else None
+
+    @property
+    def anchor_height(self) -> int:
+        """What the proof must still go through; 0: nothing."""
+        return self._anchor.height if self._anchor else 0
+
+    def follow(self, link: Link) -> Proven:
+        """Takes one link. Raises `RemoteProtocolError`, and stays where it is, if it proves nothing here."""
+        header, digest = decode_header(link.header), header_digest(link.header)
+        if header.height <= self.height:
+            raise RemoteProtocolError("bad-proof", f"height {header.height} after {self.height}")
+        if header.voters != self.voters.hash:
+            raise RemoteProtocolError("foreign-voters", f"height {header.height} was decided by another set than was named")
+        vote = verify_certificate(link.certificate, Commit, self.voters, self._chain_id, self._verifier)
+        if (vote.height, vote.block) != (header.height, digest):
+            raise RemoteProtocolError("bad-proof", f"the certificate is of another block than the header of {header.height}")
+        following = self._following(header, link.next_voters)
+        self._pass_anchor(header.height, digest)
+        self.height, self.voters = header.height, following
+        return Proven(header, digest, link.certificate)
+
+    def _following(self, header: Header, keys: tuple[bytes, ...]) -> VoterSet:
+        if header.next_voters == header.voters and not keys:
+            return self.voters
+        if not keys or any(left >= right for left, right in pairwise(keys)):
+            raise RemoteProtocolError("bad-proof", f"the next voters of {header.height} do not ascend")
+        following = VoterSet(keys)
+        if following.hash != header.next_voters:
+            raise RemoteProtocolError("bad-proof", f"other next voters than the header of {header.height} names")
+        return following
+
+    def _pass_anchor(self, height: int, digest: bytes) -> None:
+        if self._anchor is None or height < self._anchor.height:
+            return
+        if height > self._anchor.height:
+            raise RemoteProtocolError("foreign-chain", f"the proof passes by the trusted block of height {self._anchor.height}")
+        if digest != self._anchor.digest:
+            raise RemoteProtocolError("foreign-chain", f"another block at height {height} than the trusted one")
+        self._anchor = None

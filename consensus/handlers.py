@@ -1,0 +1,233 @@
+"""What a replica makes of the messages that come in: each is verified and becomes a fact in a book, or costs its sender."""
+
+from __future__ import annotations
+
+from consensus.answers import Answers
+from consensus.block import block_digest, header_digest
+from consensus.book import Book, Offer
+from consensus.catchup import FUTURE_HEIGHTS_MAX
+from consensus.chain import DECIDED_AHEAD_MAX
+from consensus.events import Message, OfHeight
+from consensus.rollback import open_heard
+from consensus.turn import Fault
+from consensus.voters import covers, verify_certificate, verify_timeout_certificate
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, short_id
+from protocol.limits import DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
+from protocol.messages import (
+    BlockBytes,
+    Certificate,
+    Commit,
+    Decision,
+    GetBlock,
+    GetDecisions,
+    GetHeard,
+    Heard,
+    Prepare,
+    Prepared,
+    Propose,
+    Proposed,
+    Status,
+    TimedOut,
+    Timeout,
+    TimeoutCertificate,
+    ViewEnded,
+    Vote,
+)
+
+
+class Handlers(Answers):
+    def _receive(self, peer: bytes, message: Message) -> None:
+        try:
+            self._handle(peer, message)
+        except RemoteProtocolError as error:
+            self._faults.append(Fault(peer, error))
+
+    def _handle(self, peer: bytes, message: Message) -> None:
+        match message:
+            case Proposed():
+                self._on_proposed(peer, message)
+            case Vote():
+                self._on_vote(peer, message)
+            case TimedOut():
+                self._on_timed_out(peer, message)
+            case Prepared():
+                self._on_prepared(peer, message)
+            case ViewEnded():
+                self._on_view_ended(peer, message)
+            case Decision():
+                self._on_decision(peer, message)
+            case Status():
+                self._on_status(peer, message)
+            case GetDecisions() | GetBlock() | GetHeard():
+                self._answer(peer, message)
+            case BlockBytes():
+                self._on_block_bytes(message)
+            case Heard():
+                self._on_heard(peer, message)
+
+    def _book_for(self, peer: bytes, height: int, message: OfHeight) -> Book | None:
+        """The book this message belongs to; None if it is of another height, or nothing can be verified yet."""
+        if height > self.height:
+            self._catch_up.claim(peer, height)
+        if height == self.height and self._book is not None:
+            return self._book
+        if self.height <= height <= self.height + FUTURE_HEIGHTS_MAX and self._chain.is_known_voter(peer):
+            self._future.keep(peer, height, message)
+        return None
+
+    # Proposals -------------------------------------------------------------------------------------------------------
+
+    def _on_proposed(self, peer: bytes, message: Proposed) -> None:
+        propose = codec.decode_message(message.propose.body, (Propose,))
+        self._remember(message.propose, propose)
+        book = self._book_for(peer, propose.height, message)
+        if book is None or not self._in_window(propose.view) or self._is_known_offer(peer, book, propose, message):
+            return
+        self._verify(book, message.propose, propose)
+        schedule = self._chain.schedule(self.height)
+        if schedule is None:
+            return
+        if message.propose.signer != schedule.leader(propose.view):
+            raise RemoteProtocolError("not-the-leader", f"{short_id(message.propose.signer)} in {propose.height}.{propose.view}")
+        if header_digest(message.header) != propose.block:
+            raise RemoteProtocolError("wrong-block", f"the header beside the proposal of {propose.height}.{propose.view}")
+        obligation = self._justify(book, propose, message)
+        self._add(book, message.propose, propose)
+        if propose.view >= self.view and propose.view not in book.offers:
+            book.offers[propose.view] = Offer(
+                message.propose, message.header, message.justification, propose.block, obligation, message.short, peer
+            )
+            self._ask_application = True
+
+    def _is_known_offer(self, peer: bytes, book: Book, propose: Propose, message: Proposed) -> bool:
+        offer = book.offers.get(propose.view)
+        if offer is None or offer.propose != message.propose:
+            return False
+        if offer.short is None:  # another sender may have the right one
+            book.offers[propose.view] = offer.spelled(message.short, peer)
+            self._ask_application = True
+        return True
+
+    def _justify(self, book: Book, propose: Propose, message: Proposed) -> Prepare | None:
+        """(S3) A later view's proposal carries the timeouts of the view before, and keeps to the certificate among them."""
+        certificate = message.justification
+        if (certificate is None) != (propose.view == 0):
+            raise RemoteProtocolError("bad-justification", f"of {propose.height}.{propose.view}")
+        if certificate is None:
+            return None
+        high = self._take_timeouts(book, certificate, propose.view - 1)
+        if high is not None and high.block != propose.block:
+            raise RemoteProtocolError("bad-justification", "another block was prepared and must be proposed again")
+        return high
+
+    # Votes and timeouts ----------------------------------------------------------------------------------------------
+
+    def _on_vote(self, peer: bytes, message: Vote) -> None:
+        vote: Prepare | Commit = codec.decode_message(message.vote.body, (Prepare, Commit))  # type: ignore[assignment]
+        self._remember(message.vote, vote)
+        book = self._book_for(peer, vote.height, message)
+        if book is not None and self._in_window(vote.view):
+            self._verify(book, message.vote, vote)
+            self._add(book, message.vote, vote)
+
+    def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
+        """What comes late, for a decided height, may prove a lie; a late commit shows in the next block who is there."""
+        book = self._closed.get(statement.height)
+        if book is None or book.closed_in is None or abs(statement.view - book.closed_in) > VIEWS_AHEAD_MAX:
+            return
+        self._verify(book, signed, statement)
+        self._add(book, signed, statement)
+        parent = self._chain.parent
+        if parent is not None and statement == parent.vote and signed.signer not in parent.certificate.signatures:
+            parent.add_commit(signed.signer, signed.signature)
+
+    def _on_timed_out(self, peer: bytes, message: TimedOut) -> None:
+        timeout = codec.decode_message(message.timeout.body, (Timeout,))
+        self._remember(message.timeout, timeout)
+        if timeout.height < self.height:
+            self._send(peer, Status(self.height, self.view))
+        book = self._book_for(peer, timeout.height, message)
+        if book is None or not self._in_window(timeout.view):
+            return
+        self._verify(book, message.timeout, timeout)
+        high = None
+        if message.high is not None:
+            high = self._take_prepared(book, message.high)
+        if not covers(high, timeout) or timeout.high_view > timeout.view:
+            # (S5) A timeout counts only with its certificate.
+            raise RemoteProtocolError("bad-timeout", f"the certificate of view {timeout.high_view} is missing")
+        self._add(book, message.timeout, timeout)
+
+    def _on_prepared(self, peer: bytes, message: Prepared) -> None:
+        height = codec.decode_message(message.certificate.vote, (Prepare,)).height
+        book = self._book_for(peer, height, message)
+        if book is not None:
+            self._take_prepared(book, message.certificate)
+
+    def _take_prepared(self, book: Book, certificate: Certificate) -> Prepare:
+        vote = verify_certificate(certificate, Prepare, book.voters, self._chain_id, self._verifier)
+        if vote.height != book.height:
+            raise RemoteProtocolError("wrong-height", f"prepare certificate of {vote.height} at {book.height}")
+        if self._adopt(book, certificate, vote):
+            self._add_certified(book, certificate, vote)
+        return vote
+
+    def _on_view_ended(self, peer: bytes, message: ViewEnded) -> None:
+        timeout = codec.decode_message(message.certificate.timeouts[0].body, (Timeout,))
+        book = self._book_for(peer, timeout.height, message)
+        if book is not None and timeout.view >= self.view - 1 and book.timeout_certificate(timeout.view) is None:
+            self._take_timeouts(book, message.certificate, timeout.view)
+
+    def _take_timeouts(self, book: Book, certificate: TimeoutCertificate, view: int) -> Prepare | None:
+        high = verify_timeout_certificate(certificate, book.height, view, book.voters, self._chain_id, self._verifier)
+        if certificate.high is not None and high is not None and self._adopt(book, certificate.high, high):
+            self._add_certified(book, certificate.high, high)
+        for signed in certificate.timeouts:
+            self._add(book, signed, codec.decode_message(signed.body, (Timeout,)))
+        return high
+
+    # Decisions -------------------------------------------------------------------------------------------------------
+
+    def _on_decision(self, peer: bytes, message: Decision) -> None:
+        height = codec.decode_message(message.certificate.vote, (Commit,)).height
+        if height > self.height:
+            self._catch_up.claim(peer, height + 1)
+            if height < self.height + DECISIONS_PER_REPLY_MAX:
+                self._future.keep_decision(peer, height, message)
+        if self._book is None or height != self.height or self.height - self._chain.applied > DECIDED_AHEAD_MAX:
+            return
+        vote = verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
+        if block_digest(message.block) != vote.block:
+            raise RemoteProtocolError("wrong-block", f"the bytes beside the certificate of {height}")
+        self._catch_up.delivered(peer)
+        self._hold(vote.block, message.block)
+        self._add_certified(self._book, message.certificate, vote)
+        self._book.adopt_commit(message.certificate, vote)
+
+    def _on_status(self, peer: bytes, message: Status) -> None:
+        if message.height > self.height:
+            self._catch_up.claim(peer, message.height)
+        elif message.height < self.height:
+            self._send(peer, Status(self.height, self.view))
+        elif self._book is not None and message.view < self.view and peer in self._book.voters:
+            self._repeat_to((peer,), self._book)
+
+    def _on_block_bytes(self, message: BlockBytes) -> None:
+        missing = self._missing_block()
+        if missing is not None and block_digest(message.block) == missing[0]:
+            self._hold(missing[0], message.block)
+            self._ask_application = True
+
+    def _on_heard(self, peer: bytes, message: Heard) -> None:
+        if self._book is None or peer not in self._book.voters:
+            return
+        statements, of_rounds = open_heard(message, self.me, self._chain_id, self._verifier)
+        for statement in statements:
+            self._recognise(statement)
+        self._heard.extend(of_rounds)
+        if message.height > self.height:
+            self._catch_up.claim(peer, message.height)
+        self._check.answer(peer, message.height, self.height)
+        self._ask_application = True  # this may have been the last answer that was missing

@@ -1,0 +1,113 @@
+"""What keeps a voter silent whose disk was rolled back to an older state: its own log cannot show that.
+
+Before its first signature, a voter asks the others what they have heard it sign. It speaks when q voters, itself counted, have
+answered, and then only at heights above everything that it seems to have forgotten.
+
+Why this is enough for a rolled-back disk that counts among the f faults. Agreement never depends on it: with f faults, any two
+quorums still share an honest voter that forgot nothing. The question keeps the voter from doing harm, and from being expelled
+for it, nearly as if it were no fault at all:
+
+- *What was decided with my commit.* q voters committed and q answered: they share f+1, so besides me f. Those that are honest
+  have decided that block, or hold a prepare certificate of it and send it before their answer: the forgotten lock is back. An
+  answer from above counts when I reach its height; from so far above that I cannot keep its certificate, I ask again.
+- *What I signed at an open height.* Links deliver in order or break, so honest answerers have what I sent them, and name it. A
+  statement of mine that is not in my log proves that something was forgotten, but not how much: who answers may be one height
+  behind where I was. So I am silent in the height of that statement and in the next one.
+- *Answerers that went on meanwhile* remember the statements of three heights, the open one and the last two decided: so they
+  recognise me also when they have decided what I took part in, and the height after it. Whatever is older is decided and
+  certified; I sign nothing below the (f+1)-th highest height claimed, so nothing below what some honest voter has left behind.
+
+A lying minority silences nobody: f liars do not reach the (f+1)-th highest claim, what I am said to have signed needs my
+signature, and n − f ≥ q honest voters answer. The limit of all this: answerers that restarted since know only certificates and
+what they themselves wrote down, so that votes of mine which entered no certificate are forgotten by all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from consensus.catchup import FUTURE_HEIGHTS_MAX
+from consensus.evidence import KINDS, STATEMENTS, Statement
+from consensus.voters import VoterSet
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Verifier, open_signed, short_id
+from protocol.messages import Heard
+
+ASK_SECONDS = 0.5  # then those whose answer is missing are asked again: they may have been far above my height
+SILENT_HEIGHTS = 2  # from the height of a forgotten statement on: an answerer may be one height behind what was forgotten
+BOOKS_KEPT = 2  # decided heights whose statements are remembered for others
+
+
+@dataclass(slots=True)
+class RollbackCheck:
+    """Whether a voter may sign. One per life of a replica; it starts closed and opens once. Holds what VOTERS_MAX voters said."""
+
+    is_over: bool = False
+    _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height it said it works on
+    _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts once their height is reached
+    silent_below: int = 0
+    _next: float = 0.0
+
+    def answer(self, voter: bytes, claim: int, height: int) -> None:
+        """`claim`: the voter's height; `height`: mine."""
+        self._claims[voter] = claim
+        if claim <= height + FUTURE_HEIGHTS_MAX:
+            self._answered.add(voter)
+
+    def forgot(self, height: int) -> None:
+        """A statement of mine turned up that is not in my log. It counts after the check too, when an answer came too late."""
+        self.silent_below = max(self.silent_below, height + SILENT_HEIGHTS)
+
+    def may_sign(self, me: bytes, height: int, voters: VoterSet) -> bool:
+        if not self.is_over:
+            self.is_over = self._is_answered(me, height, voters)
+        return self.is_over and height >= self.silent_below
+
+    def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:
+        """By the voters of the height to be signed: those of an old set, which a rolled-back disk names, may be liars by now."""
+        others = {voter: claim for voter, claim in self._claims.items() if voter in voters and voter != me}
+        answered = 1 + sum(voter in self._answered and claim <= height for voter, claim in others.items())
+        claims = sorted([height, *others.values()], reverse=True)
+        return answered >= voters.quorum and claims[voters.faults_tolerated] <= height
+
+    def enter(self, voters: VoterSet) -> None:
+        """A height with these voters opens: what others said is of no use."""
+        self._answered.intersection_update(voters.keys)
+        self._claims = {voter: claim for voter, claim in self._claims.items() if voter in voters}
+
+    def unanswered(self, me: bytes, voters: VoterSet) -> tuple[bytes, ...]:
+        """Whom to ask, and ask again: the voters whose answer is missing."""
+        if self.is_over or me not in voters:
+            return ()
+        return tuple(voter for voter in voters.keys if voter != me and voter not in self._answered)
+
+    def deadline(self) -> float:
+        return self._next
+
+    def asked(self, now: float) -> None:
+        self._next = now + ASK_SECONDS
+
+
+def open_heard(heard: Heard, me: bytes, chain_id: bytes, verifier: Verifier) -> tuple[list[Statement], list[Signed]]:
+    """My statements of the agreement and of rounds, as somebody remembers them; `RemoteProtocolError` if one is not mine."""
+    statements: list[Statement] = []
+    of_rounds: list[Signed] = []
+    for signed in heard.signed:
+        if signed.signer != me:
+            raise RemoteProtocolError("foreign-statement", f"heard of {short_id(signed.signer)}, asked about {short_id(me)}")
+        message = open_signed(signed, chain_id, verifier, KINDS)
+        if isinstance(message, STATEMENTS):
+            statements.append(message)
+        else:
+            of_rounds.append(signed)
+    return statements, of_rounds
+
+
+def certified(certificate_vote: bytes, signatures: dict[bytes, bytes]) -> list[Signed]:
+    """The votes of which a certificate consists, as they were signed."""
+    return [Signed(certificate_vote, signer, signature) for signer, signature in signatures.items()]
+
+
+def newest(signed: list[Signed], count: int) -> tuple[Signed, ...]:
+    """At most `count` different ones from the front."""
+    return tuple(dict.fromkeys(signed))[:count]

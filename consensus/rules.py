@@ -1,0 +1,207 @@
+"""The rules: each does one thing if its time has come, and says whether it did."""
+
+from __future__ import annotations
+
+from consensus.block import assemble, block_digest, decode_block, decode_header, encode_header, header_of
+from consensus.book import Book, Offer
+from consensus.chain import decided_record
+from consensus.handlers import Handlers
+from consensus.turn import Fault, Send
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.messages import NO_VIEW, Commit, Decision, Prepare, Propose, Status, TimedOut, Timeout, Vote
+
+
+class Rules(Handlers):
+    def _settle(self) -> None:
+        """What is certain comes before what follows from it; a vote comes last, when all that could forbid it is known."""
+        rules = (
+            self._decide,
+            self._collect_prepares,
+            self._follow,
+            self._join_timeouts,
+            self._vouch,
+            self._propose,
+            self._expand,
+            self._prepare,
+            self._commit,
+        )
+        while self._book is not None and any(rule(self._book) for rule in rules):
+            pass
+        self._ask_application = False
+
+    # Heights ---------------------------------------------------------------------------------------------------------
+
+    def _decide(self, book: Book) -> bool:
+        """(S5) A commit certificate decides, from whatever view it is."""
+        if book.commit is None or book.commit_vote is None:
+            return False
+        block = self._blocks.get(book.commit_vote.block)
+        if block is None:
+            return False
+        if book.commit_vote.view == self.view:
+            self._pacemaker.decided(self._now)
+        decided = decided_record(block, book.commit, book.commit_vote)
+        self._records.append(decided)
+        schedule = self._chain.schedule(self.height)
+        self._chain.add_decided(decided)
+        self._tell_observers(book, Decision(block, book.commit), schedule.leader(book.commit_vote.view) if schedule else None)
+        self._own.forget_below(self.height)
+        self._blocks.clear()
+        self._stored.clear()
+        self._close_book(book)
+        self._open_height()
+        return True
+
+    def _tell_observers(self, book: Book, decision: Decision, leader: bytes | None) -> None:
+        observers = tuple(sorted(peer for peer in self._links if peer not in book.voters))
+        if observers and self.me in book.voters:
+            # The leader sends the block; the others only say that there is one, in case the leader lies.
+            self._sends.append(Send(observers, decision if leader == self.me else Status(self.height, 0)))
+
+    def _open_height(self) -> None:
+        """Starts the book of the current height, once its voters are known."""
+        voters = self._chain.voters(self.height)
+        self._catch_up.reached(self.height, self._now)
+        if voters is None or self._book is not None:
+            return
+        self._book = book = Book(self.height, voters)
+        self._check.enter(voters)
+        self._lost = {peer: at for peer, at in self._lost.items() if peer in voters}
+        self._enter_view(book, self._own.view(self.height))
+        for signed, statement in self._own.statements(self.height):
+            book.add(signed, statement)
+        self._recover_certificate(book)
+        for peer, message in self._future.take(self.height):
+            self._receive(peer, message)
+
+    # Views -----------------------------------------------------------------------------------------------------------
+
+    def _collect_prepares(self, book: Book) -> bool:
+        prepared = book.take_prepared()
+        return prepared is not None and self._adopt(book, *prepared)
+
+    def _follow(self, book: Book) -> bool:
+        """(L) Any certificate of a later view takes us there."""
+        prepared_view = book.high_vote.view if book.high_vote else NO_VIEW
+        target = max(prepared_view, book.timed_out_view + 1)
+        if target <= self.view:
+            return False
+        self._enter_view(book, target)
+        return True
+
+    def _join_timeouts(self, book: Book) -> bool:
+        """(L) More voters than there can be liars gave up this view, or a later one: so do I."""
+        view = book.join_view()
+        if view < self.view or not self._may_sign(book) or self._own.timed_out(book.height) >= view:
+            return False
+        if view > self.view:
+            self._enter_view(book, view)
+        self._give_up(book, self.view)
+        return True
+
+    def _vouch(self, book: Book) -> bool:
+        """(L) Who is in a view and holds no certificate that shows why (it restarted, or joined) gives up the view before.
+
+        Otherwise it could be the one voter that the others need to follow it, and none of its messages would count for them.
+        """
+        before = self.view - 1
+        if before < 0 or not self._may_sign(book) or self._own.get(Timeout.TAG, book.height, before):
+            return False
+        if book.timeout_certificate(before) or self._is_prepared(book):
+            return False
+        self._give_up(book, before)
+        return True
+
+    def _give_up(self, book: Book, view: int) -> None:
+        high = book.high_vote
+        high_view, high_block = (high.view, high.block) if high else (NO_VIEW, None)
+        signed = self._sign(book, Timeout(book.voters.hash, book.height, view, high_view, high_block))
+        self._broadcast(book, TimedOut(signed, book.high))
+
+    # Blocks ----------------------------------------------------------------------------------------------------------
+
+    def _propose(self, book: Book) -> bool:
+        """(S3) The leader of a later view needs the timeouts of the view before and keeps to the certificate they carry."""
+        if not self._may_judge(book) or self.leader != self.me or self.view in book.offers:
+            return False
+        justification = None if self.view == 0 else book.timeout_certificate(self.view - 1)
+        if self.view > 0 and justification is None:
+            return False
+        obligation = book.high_vote if justification else None
+        if obligation is not None and obligation.view >= self.view:
+            return False  # this view's block was prepared before a restart: it goes on without being proposed again
+        block = self._block_to_propose(book, obligation)
+        if block is None:
+            return False
+        digest = block_digest(block)
+        signed = self._own.get(Propose.TAG, book.height, self.view)
+        if signed is None:
+            signed = self._sign(book, Propose(book.voters.hash, book.height, self.view, digest))
+        self._store(book.height, digest, block)
+        header = encode_header(header_of(decode_block(block)))
+        offer = Offer(signed, header, justification, digest, obligation, None, self.me)
+        book.offers[self.view] = offer
+        self._broadcast(book, self._proposal(offer))
+        return True
+
+    def _block_to_propose(self, book: Book, obligation: Prepare | None) -> bytes | None:
+        signed = self._own.get(Propose.TAG, book.height, self.view)
+        if signed is not None:
+            # (S1) Signed before a restart: the same block, unless the timeouts now oblige to another one.
+            digest = codec.decode_message(signed.body, (Propose,)).block
+            return None if obligation and obligation.block != digest else self._blocks.get(digest)
+        if obligation is not None:
+            return self._blocks.get(obligation.block)
+        if not self._ask_application:
+            return None
+        body = self._application.propose(book.height, self._now_ms())
+        return None if body is None else self._chain.build(body, self.me, self._now_ms())
+
+    def _expand(self, book: Book) -> bool:
+        """Makes the proposed block out of what is here. What is missing comes with the work, or is fetched in the end."""
+        offer = book.offers.get(self.view)
+        if offer is None or offer.short is None or offer.digest in self._blocks or not self._ask_application:
+            return False
+        try:
+            body = self._application.expand(offer.short)
+            if body is None:
+                return False
+            self._hold(offer.digest, assemble(decode_header(offer.header), body))
+        except RemoteProtocolError as error:
+            self._faults.append(Fault(offer.sender, error))
+            book.offers[self.view] = offer.spelled(None, offer.sender)
+        return True
+
+    def _prepare(self, book: Book) -> bool:
+        offer = book.offers.get(self.view)
+        block = self._blocks.get(offer.digest) if offer else None
+        if offer is None or block is None or not self._may_judge(book):
+            return False
+        if self._own.get(Prepare.TAG, book.height, self.view) or not self._is_sound(offer, block):
+            return False
+        self._store(book.height, offer.digest, block)
+        self._vote(book, Prepare(book.voters.hash, book.height, self.view, offer.digest))
+        return True
+
+    def _is_sound(self, offer: Offer, block: bytes) -> bool:
+        """Judges a fresh block; one that was prepared before is judged by nobody again (S3)."""
+        if offer.obligation is not None:
+            return True
+        if not self._ask_application:
+            return False
+        problem = self._chain.problem(block, offer.propose.signer, self._now_ms(), self._verifier)
+        self.refusal, self._ask_again = (problem.reason, problem.until) if problem else (None, None)
+        return problem is None
+
+    def _commit(self, book: Book) -> bool:
+        high = book.high_vote
+        if high is None or not self._is_prepared(book) or not self._may_sign(book):
+            return False
+        if self._own.timed_out(book.height) >= self.view or self._own.get(Commit.TAG, book.height, self.view):
+            return False
+        self._vote(book, Commit(book.voters.hash, book.height, self.view, high.block))
+        return True
+
+    def _vote(self, book: Book, vote: Prepare | Commit) -> None:
+        self._broadcast(book, Vote(self._sign(book, vote)))

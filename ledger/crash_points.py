@@ -1,0 +1,80 @@
+"""Names for the moments around every durable write, so that a test can kill a peer at each of them.
+
+With `FOLKMOOT_CRASH_AT=before-append-prepare:3` in its environment a process kills itself, as `kill -9` would, when it comes to
+that point for the third time. Without the variable nothing is looked up or written.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+VARIABLE = "FOLKMOOT_CRASH_AT"
+
+# What is written -> who writes it and when.
+WRITES = {
+    "identity.key": "`peer init`, `identity` and `join`: the secret key",
+    "genesis": "`peer init` and `join`: the founding block",
+    "store-create": "the first start: an empty database",
+    "store-count": "how many transactions were committed, in a file beside the database",
+    "append-propose": "the journal, in one transaction with all else of the turn: our block for a view",
+    "append-prepare": "our vote of the first phase",
+    "append-commit": "our vote of the second phase",
+    "append-timeout": "our vote to end a view",
+    "append-proposal": "our update of a round",
+    "append-ballot": "our verdicts on a round's updates",
+    "append-cut-off": "the list of ballots that we hold of a round",
+    "append-block": "the bytes of a block that is not decided yet",
+    "append-certificate": "the highest prepare certificate",
+    "append-decided": "a decided block",
+    "append-evidence": "two messages that no honest peer signs both",
+    "save-state": "the state after a block was applied",
+    "restore": "a snapshot: its state with the decisions that prove it",
+    "forget": "the round votes that nobody needs any more go",
+    "measure": "figures for people",
+    "blob": "a payload or a piece of data, made durable and then named",
+    "blob-keep": "a blob that was to pass is kept",
+    "model-write": "a model, beside its final name",
+    "model-aside": "a model of the same name moves aside",
+    "model-name": "the new model gets its name",
+    "model-remove": "what was moved aside goes",
+    "file-addresses": "where members were reached",
+    "file-txt": "a training text, put together from its pieces",
+    "file-tokens": "a tokenized text (in the worker process)",
+    "file-buffer": "an update's error-feedback buffer (in the worker process)",
+    "file-safetensors": "the parameters of an export",
+}
+POINTS = tuple(f"{side}-{write}" for write in WRITES for side in ("before", "after"))
+
+
+def _armed() -> tuple[str, int] | None:
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    name, _, count = text.partition(":")
+    if name not in POINTS or not (count or "1").isdecimal():
+        sys.exit(f"{VARIABLE}={text}: no such crash point; `python -m scenarios.crash_points --list` shows them")
+    return name, int(count or 1)
+
+
+_trap = _armed()
+
+
+@contextmanager
+def crash_points(write: str) -> Iterator[None]:
+    """The points before and after what the block writes durably."""
+    reach("before", write)
+    yield
+    reach("after", write)
+
+
+def reach(side: str, write: str) -> None:
+    global _trap
+    if _trap is not None and _trap[0] == f"{side}-{write}":
+        _trap = (_trap[0], _trap[1] - 1)
+        if _trap[1] <= 0:
+            os.write(sys.stderr.fileno(), f"crash point {_trap[0]}\n".encode())
+            os.kill(os.getpid(), signal.SIGKILL)

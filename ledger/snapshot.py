@@ -1,0 +1,301 @@
+"""Snapshots that a peer offers to others: which it keeps, what it proves with them, and how it answers. Sans-IO.
+
+A snapshot of height H is the state after H, which the block at H + 1 certifies: the ledger's modules and the models of its jobs.
+It costs nothing until somebody asks: states are values, and the models of past rounds are folders that are only kept longer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, Protocol
+
+from consensus.block import decode_header, encode_header, header_of
+from consensus.turn import Decided
+from ledger.state import CERTIFIED_ROOTS_KEPT, State, module_leaf
+from protocol import codec
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.limits import HEADER_BYTES_MAX, LINKS_MAX, PART_BYTES_MAX
+from protocol.messages import Content, GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+
+SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers hold the same ones and share the work
+# Further behind than this, a peer asks for a snapshot. A model is 64 bits a parameter, an update about one: so many heights of a
+# few trainers each are as much to carry, and then to apply besides.
+LAG_HEIGHTS: Final = 16
+RECENT_STATES: Final = 3  # certified states that can still be offered if none at a multiple will do; each keeps a model longer
+SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
+SNAPSHOTS_MAX: Final = 4  # with those that are still being fetched; then the oldest goes, and whoever fetches it begins again
+LEASE_SECONDS: Final = 30.0  # a snapshot is being fetched if somebody asked for a part of it this lately
+HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 go with it
+
+REQUESTS_MAX: Final = 16  # of one peer, waiting; twice what an honest one has open
+RATE_BYTES: Final = 32 << 20  # to one peer in a second: a fetch must not take the processor from training
+BURST_BYTES: Final = 8 << 20
+OFFER_COST_BYTES: Final = 256 << 10  # an offer is small but hashes the whole state
+OFFER_LINKS_BYTES_MAX: Final = PART_BYTES_MAX
+
+assert SNAPSHOT_HEIGHTS < LAG_HEIGHTS  # what is left to catch up with after a snapshot does not ask for one again
+assert BURST_BYTES >= PART_BYTES_MAX
+
+
+class IncomingModel(Protocol):
+    """A model that arrives in parts, beside whatever is held already."""
+
+    parts: int
+
+    def put(self, index: int, data: bytes) -> None:
+        """Keeps a part. Raises `RemoteProtocolError` if it is not the one under the model root."""
+
+    def install(self) -> None:
+        """All parts are there: durable under its name, whole or not at all."""
+
+    def abandon(self) -> None: ...
+
+
+class Models(Protocol):
+    """The models of jobs, as `State.jobs` names them: the one that a round starts from. Reading raises `StorageError`."""
+
+    def manifest(self, job: bytes, number: int) -> bytes: ...
+
+    def part(self, job: bytes, number: int, index: int) -> bytes: ...
+
+    def receive(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModel:
+        """Raises `RemoteProtocolError` if this is not what `root` is over."""
+
+    def holds(self, job: bytes, number: int, root: bytes) -> bool:
+        """Whether this very model is here; every byte of it is looked at."""
+
+    def pin(self, models: frozenset[tuple[bytes, int]]) -> None:
+        """Exactly these are kept, however old they are."""
+
+
+class Archive(Protocol):
+    """Decided blocks, and what proves older ones."""
+
+    def decision(self, height: int) -> Decided | None: ...
+
+    def header(self, height: int) -> bytes | None:
+        """Also of the heights just before the first block that is held."""
+
+    def links(self, after: int, until: int) -> Iterable[Link]:
+        """Of every height in `after` < h ≤ `until` that names another next set, ascending."""
+
+
+@dataclass
+class Snapshot:
+    """The state after `height`. Of `state` only the modules count: an empty block changes nothing else."""
+
+    height: int
+    state: State
+    asked: float = float("-inf")  # when somebody last asked for a part of it
+    modules_read: dict[str, bytes] = field(default_factory=dict)
+
+    @cached_property
+    def leaves(self) -> dict[str, bytes]:
+        return {name: module_leaf(name, self.module(name)) for name in sorted(self.state.modules)}
+
+    def module(self, name: str) -> bytes:
+        if name not in self.modules_read:
+            self.modules_read[name] = codec.encode(self.state.modules[name])
+        return self.modules_read[name]
+
+    @property
+    def models(self) -> frozenset[tuple[bytes, int]]:
+        return frozenset((key, job.round) for key, job in self.state.jobs.jobs.items())
+
+
+class Shelf:
+    """The snapshots of one peer. `applied` follows the chain; `answer` reads from disk, so it may run in a thread."""
+
+    def __init__(self, archive: Archive, models: Models) -> None:
+        self._archive, self._models = archive, models
+        self._recent: dict[int, Snapshot] = {}  # the last one is not certified yet
+        self._held: dict[int, Snapshot] = {}
+
+    def begin(self, state: State) -> None:
+        """After a start. If the last block left the root as it was, it certifies this state as the one before it."""
+        last = self._archive.decision(state.height)
+        if last is not None and last.decode().state_root == state.root:
+            self._add(Snapshot(state.height - 1, state))
+        self._add(Snapshot(state.height, state))
+        self._pin()
+
+    def applied(self, state: State, now: float) -> None:
+        """The block of `state.height` is stored and applied: it certifies the state before."""
+        self._add(Snapshot(state.height, state))
+        before = state.height - 1
+        if before % SNAPSHOT_HEIGHTS == 0 and before in self._recent and before >= HEIGHT_MIN:
+            self._held[before] = self._recent[before]
+        self._forget(now)
+        self._pin()
+
+    def _add(self, snapshot: Snapshot) -> None:
+        self._recent[snapshot.height] = snapshot
+        self._recent = {height: kept for height, kept in self._recent.items() if height >= snapshot.height - RECENT_STATES}
+
+    def _forget(self, now: float) -> None:
+        idle = [height for height, held in sorted(self._held.items()) if held.asked + LEASE_SECONDS < now]
+        for height in idle[: max(0, len(self._held) - SNAPSHOTS_KEPT)]:
+            del self._held[height]
+        while len(self._held) > SNAPSHOTS_MAX:
+            del self._held[min(self._held)]
+
+    def _pin(self) -> None:
+        self._models.pin(frozenset().union(*(kept.models for kept in (*self._recent.values(), *self._held.values()))))
+
+    # Answers ---------------------------------------------------------------------------------------------------------
+
+    def answer(self, message: GetSnapshot | GetPart, now: float) -> SnapshotOffer | NoSnapshot | Part:
+        """Raises `RemoteProtocolError` for what no correct peer asks."""
+        try:
+            return self._offer(message, now) if isinstance(message, GetSnapshot) else self._part(message, now)
+        except StorageError:  # whoever needs that model itself finds out soon enough
+            self._held.pop(message.height if isinstance(message, GetPart) else -1, None)
+            return NoSnapshot(message.height if isinstance(message, GetPart) else 0)
+
+    def _offer(self, message: GetSnapshot, now: float) -> SnapshotOffer | NoSnapshot:
+        snapshot = self._choose(max(message.wanted, message.known + HEIGHT_MIN, message.anchor - 1))
+        proof = self._proof(message, snapshot.height) if snapshot else None
+        if snapshot is None or proof is None:
+            return NoSnapshot(0)
+        snapshot.asked = now
+        self._held[snapshot.height] = snapshot
+        self._forget(now)
+        links, is_whole = proof
+        return SnapshotOffer(snapshot.height, links, snapshot.leaves if is_whole else {})
+
+    def _choose(self, wanted: int) -> Snapshot | None:
+        """Exactly the wanted one, else the newest at a multiple, else the newest; only certified ones."""
+        certified = {height: kept for height, kept in self._recent.items() if height < max(self._recent)} | self._held
+        able = {height: kept for height, kept in certified.items() if height >= max(wanted, HEIGHT_MIN)}
+        if wanted in able or not able:
+            return able.get(wanted)
+        return max(able.values(), key=lambda kept: (kept.height in self._held, kept.height))
+
+    def _proof(self, message: GetSnapshot, height: int) -> tuple[tuple[Link, ...], bool] | None:
+        """The links, and whether they reach `height`; None if what the asker trusts cannot be shown.
+
+        As many as one offer holds; the last three stay together, for they are what is proven.
+        """
+        heights = [message.anchor] if message.known < message.anchor < height - 1 else []
+        heights += [height - 1, height, height + 1]
+        shown = [link for of in heights if (link := self._link(of))]
+        if len(shown) < len(heights):
+            return None
+        links: list[Link] = []
+        size = last = 0
+        for link in heapq.merge(shown, self._archive.links(message.known, height + 1), key=link_height):
+            if link_height(link) == last:
+                continue
+            last, size = link_height(link), size + len(codec.encode(link))
+            if (size > OFFER_LINKS_BYTES_MAX or len(links) >= LINKS_MAX - 3) and links and last < height - 1:
+                return tuple(links), False
+            links.append(link)
+        return tuple(links), True
+
+    def _link(self, height: int) -> Link | None:
+        for link in self._archive.links(height - 1, height):
+            return link
+        decided = self._archive.decision(height)
+        return Link(encode_header(header_of(decided.decode())), decided.certificate, ()) if decided else None
+
+    def _part(self, message: GetPart, now: float) -> NoSnapshot | Part:
+        snapshot = self._held.get(message.height)
+        if snapshot is None:
+            return NoSnapshot(message.height)
+        snapshot.asked = now
+        data = self._data(snapshot, message)
+        return Part(message.height, message.content, message.name, message.index, data)
+
+    def _data(self, snapshot: Snapshot, message: GetPart) -> bytes:
+        match message.content:
+            case Content.BLOCK:
+                return _piece(self._block(snapshot.height, message.name), message.index)
+            case Content.HEADERS:
+                return self._headers(message.index)
+            case Content.MODULE:
+                name = message.name.decode(errors="replace")
+                if name not in snapshot.state.modules:
+                    raise RemoteProtocolError("bad-request", f"there is no module {name!r}")
+                return _piece(snapshot.module(name), message.index)
+        job = snapshot.state.jobs.jobs.get(message.name)
+        if job is None:
+            raise RemoteProtocolError("bad-request", "no such job in this snapshot")
+        if message.content is Content.MANIFEST:
+            return _piece(self._models.manifest(message.name, job.round), message.index)
+        return self._models.part(message.name, job.round, message.index)
+
+    def _block(self, height: int, digest: bytes) -> bytes:
+        for near in (height - 1, height, height + 1):
+            decided = self._archive.decision(near)
+            if decided is not None and decided.digest == digest:
+                return decided.block
+        raise RemoteProtocolError("bad-request", f"no block of this digest belongs to the snapshot of {height}")
+
+    def _headers(self, first: int) -> bytes:
+        headers: list[bytes] = []
+        size = 0
+        for height in range(first, max(0, first - CERTIFIED_ROOTS_KEPT), -1):
+            header = self._archive.header(height)
+            if header is None or size + len(header) > PART_BYTES_MAX - HEADER_BYTES_MAX:
+                break
+            size += len(header) + 8
+            headers.append(header)
+        if not headers:
+            raise RemoteProtocolError("bad-request", f"no header of height {first} is here")
+        return codec.encode(tuple(headers))
+
+
+def link_height(link: Link) -> int:
+    return decode_header(link.header).height
+
+
+def _piece(data: bytes, index: int) -> bytes:
+    return data[index * PART_BYTES_MAX : (index + 1) * PART_BYTES_MAX]
+
+
+@dataclass
+class _Asker:
+    waiting: deque[Any] = field(default_factory=deque)
+    budget: float = BURST_BYTES
+    at: float = 0.0
+
+
+class Queue:
+    """Whose request is answered next, and when: in turns, each peer within its rate."""
+
+    def __init__(self) -> None:
+        self._askers: dict[bytes, _Asker] = {}
+
+    def add(self, peer: bytes, message: GetSnapshot | GetPart, now: float) -> None:
+        asker = self._askers.setdefault(peer, _Asker(at=now))
+        if len(asker.waiting) >= REQUESTS_MAX:
+            raise RemoteProtocolError("flood", f"more than {REQUESTS_MAX} requests for snapshots at once")
+        asker.waiting.append(message)
+
+    def forget(self, peer: bytes) -> None:
+        self._askers.pop(peer, None)
+
+    def next(self, now: float) -> tuple[bytes, GetSnapshot | GetPart] | None:
+        """The request to be answered now; None: nobody's turn yet."""
+        for peer, asker in self._askers.items():
+            asker.budget = min(BURST_BYTES, asker.budget + (now - asker.at) * RATE_BYTES)
+            asker.at = now
+            if asker.waiting and asker.budget >= _cost(asker.waiting[0]):
+                message = asker.waiting.popleft()
+                asker.budget -= _cost(message)
+                self._askers[peer] = self._askers.pop(peer)  # to the end of the line
+                return peer, message
+        return None
+
+    def wait_seconds(self) -> float:
+        """Until `next` may give something, if nothing else comes in."""
+        lacks = [_cost(asker.waiting[0]) - asker.budget for asker in self._askers.values() if asker.waiting]
+        return max(0.0, min(lacks) / RATE_BYTES) if lacks else float("inf")
+
+
+def _cost(message: GetSnapshot | GetPart) -> int:
+    return OFFER_COST_BYTES if isinstance(message, GetSnapshot) else PART_BYTES_MAX

@@ -1,0 +1,347 @@
+"""Fetching a snapshot from several peers at once: whom to ask for what, and when to ask somebody else. Sans-IO.
+
+Each peer's offer is proven for itself, so nothing that one of them says hurts another's. The highest proven snapshot is fetched
+from all that offer it. Who sends what the certificates contradict is blamed and not asked again; who is slow is only passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from consensus.chain_proof import Anchor, Path, Proven
+from consensus.turn import Fault
+from consensus.voters import VoterSet
+from ledger.assembly import Assembly, Key, Restored
+from ledger.snapshot import HEIGHT_MIN, Models
+from ledger.state import Rules
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Verifier
+from protocol.limits import PART_BYTES_MAX
+from protocol.messages import GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+
+SOURCES_MAX: Final = 8  # peers that are asked at once; another takes the place of one that fails
+WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
+OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to offer a later one
+AGAIN_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
+STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/s
+REST_SECONDS_MAX: Final = 120.0  # a peer that stalled rests, twice as long each time
+HEDGE_SECONDS: Final = 1.0  # who is idle is asked for what another has not sent for this long
+STARVED_SECONDS: Final = 15.0  # not one part for so long: whoever offers this snapshot rests, and another is chosen
+
+Request = GetSnapshot | GetPart
+Answer = SnapshotOffer | NoSnapshot | Part
+
+
+@dataclass(slots=True)
+class Step:
+    """What is to be done: send these, drop those."""
+
+    sends: list[tuple[bytes, Request]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What is known before: who decides the height after `height`, and a block that the proof must go through."""
+
+    chain_id: bytes
+    verifier: Verifier
+    height: int
+    voters: VoterSet
+    anchor: Anchor | None = None
+
+    def path(self) -> Path:
+        return Path(self.chain_id, self.verifier, self.height, self.voters, self.anchor)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One thing that was asked of one peer."""
+
+    asked: float
+    pieces: list[bytes] = field(default_factory=list)
+    pieces_asked: int = 1
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+@dataclass(slots=True)
+class _Source:
+    path: Path
+    waits: bool = False  # for the answer to GetSnapshot
+    again: float = 0.0  # when it may be asked for an offer
+    links: list[Link] = field(default_factory=list)
+    tip: tuple[Proven, ...] = ()  # proven: what it offers
+    leaves: dict[str, bytes] = field(default_factory=dict)
+    pending: dict[Key, _Pending] = field(default_factory=dict)
+    heard: float = 0.0  # when it was asked while idle, or sent something
+    rest: float = STALL_SECONDS  # the next one
+
+
+class Transfer:
+    """Call `connected` for each peer there is, then every method as things happen, and `tick` when `deadline` has come.
+
+    Every call returns what is to be done. `restored` is set at the end; `conflict` if the chain itself proves to be forked.
+    """
+
+    def __init__(self, rules: Rules, models: Models, basis: Basis, wanted: int = 0) -> None:
+        self.restored: Restored | None = None
+        self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
+        self._rules, self._models, self._basis = rules, models, basis
+        self._wanted = max(wanted, HEIGHT_MIN)
+        self._sources: dict[bytes, _Source] = {}
+        self._liars: set[bytes] = set()
+        self._assembly: Assembly | None = None
+        self._first_offer: float | None = None
+        self._last_part = 0.0  # when a part was taken last
+        self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
+        self._links: tuple[Link, ...] = ()
+        self._step = Step()
+        self._now = 0.0
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The changes of the voter set on the way to what was restored."""
+        return self._links
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(height that is being fetched, or 0; things still to come)."""
+        return (self._assembly.height, len(self._assembly.missing)) if self._assembly else (0, 0)
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def connected(self, peer: bytes, now: float) -> Step:
+        if peer not in self._liars and peer not in self._sources:
+            self._sources[peer] = _Source(self._basis.path())
+        return self._finish(now)
+
+    def disconnected(self, peer: bytes, now: float) -> Step:
+        self._sources.pop(peer, None)
+        return self._finish(now)
+
+    def received(self, peer: bytes, message: Answer, now: float) -> Step:
+        source = self._sources.get(peer)
+        self._now = now
+        if source is not None and self.restored is None:
+            try:
+                self._take(source, message)
+            except RemoteProtocolError as error:
+                self._liars.add(peer)
+                del self._sources[peer]
+                self._step.faults.append(Fault(peer, error))
+        return self._finish(now)
+
+    def tick(self, now: float) -> Step:
+        return self._finish(now)
+
+    @property
+    def deadline(self) -> float:
+        return min(self._deadlines(), default=float("inf"))
+
+    def abandon(self) -> None:
+        """Deletes what was fetched and not installed."""
+        if self._assembly is not None:
+            self._assembly.abandon()
+
+    def _finish(self, now: float) -> Step:
+        self._now = now
+        if self.restored is None and self.conflict is None:
+            self._give_up_stalled()
+            self._ask_for_offers()
+            self._choose()
+            self._ask_for_parts()
+            self._conclude()
+        step, self._step = self._step, Step()
+        return step
+
+    def _deadlines(self) -> Iterator[float]:
+        if self.restored is not None or self.conflict is not None:
+            return
+        for source in self._sources.values():
+            if source.waits or source.pending:
+                yield source.heard + STALL_SECONDS
+            elif not source.tip and self._busy < SOURCES_MAX:
+                yield source.again
+        if self._assembly is None and self._first_offer is not None and any(source.tip for source in self._sources.values()):
+            yield self._first_offer + OFFERS_SECONDS
+        if self._assembly is not None:
+            yield self._last_part + STARVED_SECONDS
+        if any(source.tip and not source.pending for source in self._sources.values()):
+            yield from (pending.asked + HEDGE_SECONDS for _, pending in self._asked_of_one())
+
+    # Answers ---------------------------------------------------------------------------------------------------------
+
+    def _take(self, source: _Source, message: Answer) -> None:
+        match message:
+            case SnapshotOffer():
+                if source.waits:
+                    source.waits = False
+                    self._take_offer(source, message)
+            case NoSnapshot():
+                self._take_refusal(source, message)
+            case Part():
+                self._take_part(source, message)
+
+    def _take_offer(self, source: _Source, offer: SnapshotOffer) -> None:
+        proven = [source.path.follow(link) for link in offer.links]
+        source.links += [link for link in offer.links if link.next_voters]
+        source.heard, source.again = self._now, self._now
+        if not offer.modules:
+            return  # the proof goes on: it is asked again at once, for what comes after these links
+        tip = tuple(proven[-3:])
+        if [of.header.height for of in tip] != [offer.height - 1, offer.height, offer.height + 1] or offer.height < self._wanted:
+            raise RemoteProtocolError("bad-offer", f"the proof does not end around height {offer.height}")
+        if source.path.anchor_height:
+            raise RemoteProtocolError("foreign-chain", f"the proof ends before the trusted block of {source.path.anchor_height}")
+        Assembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
+        source.tip, source.leaves = tip, offer.modules
+        if self._tips.setdefault(offer.height, tip[-1].digest) != tip[-1].digest:
+            self.conflict = f"two different blocks are certified at height {offer.height + 1}"
+        self._first_offer = self._now if self._first_offer is None else self._first_offer
+
+    def _take_refusal(self, source: _Source, message: NoSnapshot) -> None:
+        offered = source.tip[1].header.height if source.tip else None
+        if source.waits or message.height == offered:
+            self._withdraw(source, self._now + AGAIN_SECONDS)
+
+    def _withdraw(self, source: _Source, again: float) -> None:
+        source.path, source.links, source.tip, source.leaves = self._basis.path(), [], (), {}
+        source.pending.clear()
+        source.waits, source.again = False, again
+
+    def _take_part(self, source: _Source, part: Part) -> None:
+        key = Key(part.content, part.name, 0)
+        key = key if key.in_pieces else Key(part.content, part.name, part.index)
+        pending = source.pending.get(key)
+        if pending is None or self._assembly is None or part.height != self._assembly.height:
+            return  # it came too late, after another peer had been asked
+        source.heard = pending.asked = self._now
+        if not key.in_pieces:
+            del source.pending[key]
+            self._finish_key(source, key, part.data)
+        elif part.index == len(pending.pieces):
+            pending.pieces.append(part.data)
+            self._take_piece(source, key, pending, is_last=len(part.data) < PART_BYTES_MAX)
+
+    def _take_piece(self, source: _Source, key: Key, pending: _Pending, is_last: bool) -> None:
+        assert self._assembly is not None
+        if pending.size > key.size_max:
+            raise RemoteProtocolError("oversized", f"{key.content.value} of more than {key.size_max} bytes")
+        if is_last:
+            del source.pending[key]
+            self._finish_key(source, key, b"".join(pending.pieces))
+
+    def _finish_key(self, source: _Source, key: Key, data: bytes) -> None:
+        assert self._assembly is not None
+        self._assembly.take(key, data)
+        self._last_part, source.rest = self._now, STALL_SECONDS
+
+    # Rules -----------------------------------------------------------------------------------------------------------
+
+    def _give_up_stalled(self) -> None:
+        for source in self._sources.values():
+            if (source.waits or source.pending) and source.heard + STALL_SECONDS <= self._now:
+                self._rest(source)
+
+    @property
+    def _busy(self) -> int:
+        return sum(bool(source.waits or source.tip) for source in self._sources.values())
+
+    def _ask_for_offers(self) -> None:
+        busy = self._busy
+        for peer, source in self._sources.items():
+            if busy < SOURCES_MAX and not source.waits and not source.tip and source.again <= self._now:
+                busy += 1
+                source.waits, source.heard = True, self._now
+                wanted = self._assembly.height if self._assembly else self._wanted
+                request = GetSnapshot(source.path.height, source.path.anchor_height, wanted)
+                self._step.sends.append((peer, request))
+
+    def _choose(self) -> None:
+        """The highest snapshot that is proven, once everybody has had the time to offer a higher one."""
+        self._leave_starved()
+        if self._assembly is not None or self._first_offer is None:
+            return
+        offers = [source for source in self._sources.values() if source.tip]
+        waiting = any(source.waits for source in self._sources.values())
+        if not offers or (waiting and self._now < self._first_offer + OFFERS_SECONDS):
+            return
+        best = max(offers, key=lambda source: source.tip[1].header.height)
+        self._assembly = Assembly(self._rules, self._models, best.tip, best.leaves)
+        self._links, self._last_part = tuple(best.links), self._now
+        for source in offers:
+            if source.tip[-1].digest != self._assembly.id:
+                self._withdraw(source, self._now)  # it may have the higher one too
+
+    def _leave_starved(self) -> None:
+        """Its holders may have given it up, or only pretend to hold it."""
+        if self._assembly is None or self._last_part + STARVED_SECONDS > self._now:
+            return
+        for source in self._sources.values():
+            if source.tip and source.tip[-1].digest == self._assembly.id:
+                self._rest(source)
+        self._assembly.abandon()
+        self._assembly = self._first_offer = None
+
+    def _rest(self, source: _Source) -> None:
+        self._withdraw(source, self._now + source.rest)
+        source.rest = min(REST_SECONDS_MAX, 2 * source.rest)
+
+    def _ask_for_parts(self) -> None:
+        assembly = self._assembly
+        if assembly is None:
+            return
+        for peer, source in self._sources.items():
+            if source.tip and source.tip[-1].digest != assembly.id:
+                self._withdraw(source, self._now + AGAIN_SECONDS)
+            source.pending = {key: pending for key, pending in source.pending.items() if key in assembly.missing}
+            self._continue_pieces(peer, source)
+        asked = {key for source in self._sources.values() for key in source.pending}
+        fresh = iter([key for key in assembly.missing if key not in asked])
+        # One for each peer in turn, so that what there is comes from all of them.
+        askable = [(peer, source) for peer, source in self._sources.items() if source.tip and len(source.pending) < WINDOW]
+        while askable:
+            peer, source = askable.pop(0)
+            key = next(fresh, None) or self._hedge(source)
+            if key is not None:
+                self._ask(peer, source, key)
+                if len(source.pending) < WINDOW:
+                    askable.append((peer, source))
+
+    def _continue_pieces(self, peer: bytes, source: _Source) -> None:
+        for key, pending in source.pending.items():
+            if len(pending.pieces) == pending.pieces_asked:
+                self._send_request(peer, key, pending.pieces_asked)
+                pending.pieces_asked += 1
+
+    def _ask(self, peer: bytes, source: _Source, key: Key) -> None:
+        if not source.pending:
+            source.heard = self._now
+        source.pending[key] = _Pending(self._now)
+        self._send_request(peer, key, 0 if key.in_pieces else key.index)
+
+    def _send_request(self, peer: bytes, key: Key, index: int) -> None:
+        assert self._assembly is not None
+        self._step.sends.append((peer, GetPart(self._assembly.height, key.content, key.name, index)))
+
+    def _asked_of_one(self) -> list[tuple[Key, _Pending]]:
+        """The requests that only one peer has, the oldest first."""
+        pending = [item for source in self._sources.values() for item in source.pending.items()]
+        counts = Counter(key for key, _ in pending)
+        return sorted((item for item in pending if counts[item[0]] == 1), key=lambda item: item[1].asked)
+
+    def _hedge(self, source: _Source) -> Key | None:
+        """For a peer that has nothing else to do: what another does not send."""
+        if source.pending:
+            return None
+        late = (key for key, pending in self._asked_of_one() if pending.asked + HEDGE_SECONDS <= self._now)
+        return next(late, None)
+
+    def _conclude(self) -> None:
+        self.restored = self._assembly.restored() if self._assembly else None

@@ -1,0 +1,332 @@
+"""One peer without its disk, its network, its clock and its threads: everything that is decided between "came in" and "goes out".
+
+The daemon's driver and the simulator run the same `Node`. What must be remembered and sent is in the `Turn` it returns; nothing
+here does input or output, and time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from consensus import events
+from consensus.evidence import Evidence
+from consensus.replica import Replica
+from consensus.turn import Decided, Fault, Outgoing, Restart, Send, Turn, merge
+from consensus.voters import VoterSet
+from ledger.jobs import Job
+from ledger.ledger import Ledger
+from ledger.state import Rules, State, Transition
+from ledger.transactions import Refused
+from peer.recall import Recall
+from peer.rounds import Outcome as Said
+from peer.rounds import RoundKey, RoundMessage, Rounds
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Signer, Verifier, short_id, sign
+from protocol.limits import EVIDENCE_PER_BLOCK_MAX
+from protocol.messages import (
+    AGREEMENT,
+    ROUNDS,
+    Accusation,
+    Ballot,
+    CutOff,
+    GetHeard,
+    GetRound,
+    Heard,
+    Notice,
+    Proposal,
+    Relay,
+    Transaction,
+)
+from transport.network import Connected, Disconnected, Received
+
+SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
+
+RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction, Notice)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedBlock:
+    """The shell has applied the decided block that follows the last one; `state` is durable."""
+
+    decided: Decided
+    transition: Transition
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Something to be done inside a turn: what it says goes out with the turn."""
+
+    do: Callable[[], Said | None]
+
+
+Item = Connected | Disconnected | Received | AppliedBlock | Do
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    """A round in which the shell may propose and judge: `rounds.publish`, `.deliver` and `.judge`, each inside a `Do`."""
+
+    key: RoundKey
+    job: Job
+    spoken: bool  # our proposal of before a restart stands
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    key: RoundKey
+    opened: float  # when it was opened here
+
+
+RoundChange = RoundOpened | RoundClosed
+
+
+class Node:
+    """What one peer makes of what it hears.
+
+    `ledger` holds the last applied state, `restart` what the journal had. Decided heights in the journal above the applied one
+    must be applied first thing, each with an `AppliedBlock`. `spoken(job, round)` reads from disk what this key signed in a
+    round: {message tag: signed}; it is called when a round opens. `verifier` is asked about every signature outside the
+    transition rules; give the one that `rules` has, and a caching one.
+
+    The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
+    passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.turn.persist`, then `deliver`.
+    Then it applies every block of `turn.decided` in order and at its own pace (`rules.apply`, the models' roots,
+    `Transition.finish`) and reports each with `AppliedBlock`; it drops the peers in `turn.faults`.
+    """
+
+    def __init__(
+        self,
+        signer: Signer,
+        rules: Rules,
+        ledger: Ledger,
+        restart: Restart,
+        verifier: Verifier,
+        spoken: Callable[[bytes, int], Mapping[str, Signed]],
+    ) -> None:
+        self.me = signer.public
+        self.chain_id = rules.chain_id
+        self.rules, self.ledger = rules, ledger
+        self.rounds = Rounds(signer, self.chain_id, ledger.books)
+        self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart)
+        self.heard: tuple[tuple[bytes, RoundMessage], ...] = ()  # round messages that began to count in the last turn, by signer
+        self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise
+        self.refused: dict[str, int] = {}  # how many messages were not for us, by reason
+        self._signer = signer
+        self._spoken = spoken
+        self._links: set[bytes] = set()
+        self._recall = Recall()
+        self._answered: dict[bytes, float] = {}
+        self._now = 0.0
+        self._turns: list[Turn] = []
+        self._deadline: float | None = None  # the replica's
+        self._changes: list[RoundChange] = []
+        self._has_started = False
+        for evidence in restart.evidence:
+            ledger.accuse(evidence)
+
+    @property
+    def state(self) -> State:
+        return self.ledger.state
+
+    @property
+    def may_speak(self) -> bool:
+        """Whether this peer signs anything: not before it knows that it has forgotten nothing that it signed."""
+        return self.replica.may_speak and (self.replica.is_voter or not self._trains or self._recall.look(self._voters))
+
+    @property
+    def _trains(self) -> bool:
+        return any(self.me in book.terms.trainers for book in self.rounds.books.values())
+
+    @property
+    def _voters(self) -> VoterSet:
+        return VoterSet(self.state.members.voters)
+
+    def take_round_changes(self) -> tuple[RoundChange, ...]:
+        """The rounds that opened and closed since this was asked last, in that order."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    # One turn --------------------------------------------------------------------------------------------------------
+
+    def turn(self, items: Sequence[Item], now: float) -> Turn:
+        """Everything that `items` lead to, merged: one fsync, then the sends. `now` is as for `Replica`."""
+        self._now = max(now, self._now)
+        self._turns, self.heard, self.dropped = [], (), ()
+        if not self._has_started:
+            self._has_started = True
+            self._follow_rounds()
+        self.rounds.is_silent = not self.may_speak
+        for item in items:
+            self._handle(item)
+        self._ask_what_was_heard()
+        self.rounds.is_silent = not self.may_speak
+        for key in self.rounds.seeking(self._now):
+            self._send(None, GetRound(*key))
+        self._say(self.rounds.due(self._now))
+        accused = len(self.ledger.accusations)
+        self._step(events.WorkChanged())  # runs the timers too
+        if len(self.ledger.accusations) > accused:
+            self._step(events.WorkChanged())  # a height was decided, and what was kept for the next one showed a liar
+        return self._finish()
+
+    def _finish(self) -> Turn:
+        times = (self._deadline, self.rounds.deadline(self._now), self._recall.deadline(self._now))
+        return replace(merge(self._turns), deadline=min((time for time in times if time is not None), default=None), heard=())
+
+    def _step(self, event: events.Event) -> None:
+        turn = self.replica.step(event, self._now)
+        self._deadline = turn.deadline
+        records = tuple(record for record in turn.records if not isinstance(record, Evidence))
+        self._turns.append(replace(turn, records=records))
+        for evidence in turn.evidence:
+            self._accuse(evidence)
+        for signed in turn.heard:
+            self._handle_relayed(signed)
+
+    def _ask_what_was_heard(self) -> None:
+        if self._trains and not self.replica.is_voter and not self._recall.look(self._voters):
+            asked = self._recall.ask(self._voters, self._links, self._now)
+            if asked:
+                self._send(asked, GetHeard())
+
+    def _say(self, said: Said) -> None:
+        self._turns.append(Turn(tuple(said.records), tuple(Send(None, Relay(signed)) for signed in said.sends)))
+        self.heard += tuple(said.heard)
+        for evidence in said.evidence:
+            self._accuse(evidence)
+
+    def _send(self, to: tuple[bytes, ...] | None, *messages: Outgoing) -> None:
+        self._turns.append(Turn(sends=tuple(Send(to, message) for message in messages)))
+
+    def _handle(self, item: Item) -> None:
+        match item:
+            case Received(peer=peer, data=data):
+                try:
+                    self._handle_message(peer, data)
+                except RemoteProtocolError as error:
+                    self._turns.append(Turn(faults=(Fault(peer, error),)))
+            case Connected(peer=peer):
+                self._links.add(peer)
+                self._step(events.Connected(peer))
+                self._send((peer,), *map(Relay, (*self.rounds.own(), *self.ledger.pool)), *self._accusations())
+            case Disconnected(peer=peer):
+                self._links.discard(peer)
+                self._answered.pop(peer, None)
+                self._step(events.Disconnected(peer))
+            case Do(do=do):
+                self._say(do() or Said())
+            case AppliedBlock():
+                self._handle_applied(item)
+
+    def _handle_applied(self, item: AppliedBlock) -> None:
+        self.ledger.advance(item.state, item.decided.decode().state_root)
+        pruned = self.ledger.pool.prune(self.rules, item.state)
+        self.dropped += tuple(entry for entry in pruned if entry[0].signer == self.me)
+        self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
+        self._step(_applied_event(item.state))
+        self._send(None, *self._accusations())
+        self._give_notice()
+
+    def _give_notice(self) -> None:
+        notice = self.ledger.notice_due(self.me)
+        if notice is not None and self.may_speak:
+            self.ledger.add_notice(self.me, notice)
+            self._send(None, Relay(sign(self._signer, self.chain_id, notice)))
+
+    def _follow_rounds(self) -> None:
+        books = dict(self.ledger.books)
+        opened, closed = self.rounds.follow(self.state)
+        self._changes += [RoundClosed(key, books[key[0]].opened) for key in closed]
+        for key in opened:
+            job, spoken = self.state.jobs.jobs[key[0]], self._spoken(*key)
+            seconds = self.rules.jobs.rules.terms(job.spec).proposal_seconds
+            self._say(self.rounds.open(key[0], job, self._now, spoken, seconds))
+            self._changes.append(RoundOpened(key, job, Proposal.TAG in spoken))
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def _handle_message(self, peer: bytes, data: bytes) -> None:
+        message: Any = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+        match message:
+            case Relay(signed=signed):
+                self._handle_relayed(signed)
+            case GetRound(job=job, round=number):
+                self._answer_seeker(peer, (job, number))
+            case Accusation(first=first, second=second):
+                self._accuse(Evidence(first, second))
+            case Heard():
+                self._step(events.Received(peer, message))
+                self._recall.answer(peer, message.height, self.replica.height)
+            case _:
+                self._step(events.Received(peer, message))
+
+    def _handle_relayed(self, signed: Signed) -> None:
+        message: Any = self.rules.open(signed, RELAYED)
+        if isinstance(message, Transaction):
+            self._handle_transaction(signed, message)
+            return
+        if isinstance(message, Notice):
+            self.ledger.add_notice(signed.signer, message)
+            return
+        try:
+            if signed.signer not in self.state.members.members:
+                raise RemoteProtocolError("not-a-member", f"{message.TAG} of {short_id(signed.signer)}")
+            outcome = self.rounds.receive(signed, message, self._now)
+        except RemoteProtocolError as error:
+            self._count_refused(error)
+            return
+        if outcome is not None:
+            self._say(outcome)
+
+    def _handle_transaction(self, signed: Signed, transaction: Transaction) -> None:
+        """Kept and passed on once (its author may know few peers), unless it was decided or never can be."""
+        member = self.state.members.members.get(signed.signer)
+        if member is not None and transaction.nonce <= member.nonce:
+            return
+        try:
+            self.rules.apply_transaction(self.state, signed, self.state.height + 1)
+        except Refused as refusal:
+            # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
+            if member is None:
+                self._count_refused(RemoteProtocolError("not-a-member", str(refusal)))
+                return
+        except RemoteProtocolError as error:
+            self._count_refused(error)
+            return
+        if self.ledger.pool.add(signed, member is not None):
+            self._send(None, Relay(signed))
+
+    def _accuse(self, evidence: Evidence) -> None:
+        """One proof about each culprit is kept and passed on, at once and at every new link and height, until a block has it.
+
+        `RemoteProtocolError` if it proves nothing.
+        """
+        if self.ledger.accuse(evidence):
+            self._turns.append(Turn(records=(evidence,)))
+            self._send(None, Accusation(evidence.first, evidence.second))
+
+    def _accusations(self) -> list[Accusation]:
+        """What waits for a block, as many as one can carry."""
+        waiting = islice(self.ledger.accusations.values(), EVIDENCE_PER_BLOCK_MAX)
+        return [Accusation(evidence.first, evidence.second) for evidence in waiting]
+
+    def _count_refused(self, error: RemoteProtocolError) -> None:
+        """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""
+        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+
+    def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
+        if self._now - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
+            self._answered[peer] = self._now
+            self._send((peer,), *map(Relay, self.rounds.held(key)))
+
+
+def _applied_event(state: State) -> events.Applied:
+    members = state.members
+    return events.Applied(
+        state.height, state.root, (VoterSet(members.previous), VoterSet(members.voters), VoterSet(members.upcoming))
+    )

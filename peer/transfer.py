@@ -1,0 +1,304 @@
+"""Snapshots in the daemon: serves them to others, and fetches one when this peer is far behind or has computed a wrong state.
+
+Thin: `ledger.snapshot` and `ledger.transfer` decide, this carries messages between them, the network and the disk. Nothing here
+delays a vote: messages come over a queue of their own, disk work runs in a thread, and what is sent has the lowest priority.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from consensus.chain_proof import Anchor
+from consensus.replica import Replica
+from consensus.voters import VoterSet
+from ledger.assembly import Restored
+from ledger.durable import writing
+from ledger.genesis import Genesis
+from ledger.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, Queue, Shelf
+from ledger.state import Rules, State, module_leaf
+from ledger.store import Store
+from ledger.transfer import Basis, Step, Transfer
+from peer.eventlog import EventLog
+from protocol import codec
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.identity import Verifier, short_id
+from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot, Link
+from training.host import ModelHost
+from transport.network import Network, Priority
+
+INBOX_MAX: Final = (
+    128  # messages that wait; what honest peers have on their way to us is less, and what is lost is asked for again
+)
+LINKS_SECONDS: Final = 1.0  # new and broken links are noticed this often while a snapshot is fetched
+OFFERLESS_SECONDS: Final = 10.0  # then nobody has what is wanted, and decisions one by one are all there is
+PAUSE_SECONDS: Final = 5.0  # between transfers: what the peers claim may be lies
+DIAGNOSTICS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
+
+# How the messages begin: whoever reads the network tells them from votes without unpacking a megabyte.
+_PREFIXES: Final = tuple(
+    bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOTS
+)
+
+Install = Callable[[Restored, tuple[Link, ...]], Awaitable[None]]
+
+
+def is_about_snapshots(data: bytes) -> bool:
+    return data.startswith(_PREFIXES)
+
+
+class Snapshots:
+    """`run` it once. The driver says what happens with `received`, `applied` and `look`; none of them waits."""
+
+    def __init__(
+        self,
+        genesis: Genesis,
+        rules: Rules,
+        verifier: Verifier,
+        store: Store,
+        host: ModelHost,
+        network: Network,
+        event_log: EventLog,
+        anchor: Anchor | None,
+        now: Callable[[], float],
+        state: Callable[[], State],
+        install: Install,
+    ) -> None:
+        self._genesis, self._rules, self._verifier = genesis, rules, verifier
+        self._store, self._host, self._network, self._events = store, host, network, event_log
+        self._anchor, self._now, self._state, self._install = anchor, now, state, install
+        self._shelf, self._queue = Shelf(store, host), Queue()
+        self._news: deque[State] = deque()  # applied, and not on the shelf yet
+        self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._wake = trio.Event()
+        self._links: frozenset[bytes] = frozenset()
+        self._transfer: Transfer | None = None
+        self._repairs, self._begun = False, 0.0  # whether the transfer is because of a divergence, and since when it runs
+        self._wanted: tuple[Basis, int] | None = None
+        self._not_before = -math.inf
+        self._diagnosed: str | None = None
+
+    # The driver's side -----------------------------------------------------------------------------------------------
+
+    def received(self, peer: bytes, data: bytes) -> None:
+        """Who sends more than can be handled loses the rest, as on a bad link."""
+        if len(self._inbox) < INBOX_MAX:
+            self._inbox.append((peer, data))
+            self._wake.set()
+
+    def applied(self, state: State) -> None:
+        self._news.append(state)
+        self._wake.set()
+
+    def look(self, replica: Replica) -> None:
+        """Whether a snapshot is needed now."""
+        if self._transfer is not None or self._wanted is not None or self._now() < self._not_before:
+            return
+        if replica.divergence is not None:
+            self._wanted = self._after_divergence(replica.divergence)
+        elif replica.claimed - replica.height > LAG_HEIGHTS:
+            self._wanted = self._when_behind(replica.height - 1)
+        if self._wanted is not None:
+            self._wake.set()
+
+    def check(self, height: int, digest: bytes) -> None:
+        """Raises `StorageError` if a block that was decided here is not the one that this peer's invitation names."""
+        if self._anchor is not None and self._anchor.height == height and self._anchor.digest != digest:
+            raise StorageError(
+                f"height {height} was decided with another block than the invitation names: the peers that were reached follow "
+                "another history; ask whoever invited you for a new invitation, and join with a new data directory"
+            )
+
+    def _when_behind(self, decided: int) -> tuple[Basis, int]:
+        """What this peer has decided itself it trusts without proof."""
+        state = self._state()
+        own = self._store.decision(decided) if decided > state.height else None
+        anchor = Anchor(decided, own.digest) if own else self._anchor
+        basis = Basis(self._rules.chain_id, self._verifier, state.height, VoterSet(state.members.voters), anchor)
+        return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
+
+    def _after_divergence(self, reason: str) -> tuple[Basis, int]:
+        """Of a state that is wrong nothing is trusted, the voters in it least of all; but the decided blocks are."""
+        if reason != self._diagnosed:
+            self._diagnosed = reason
+            self._diagnose(reason)
+        decided = self._store.decision(self._store.decided_height)
+        assert decided is not None, "a decided block showed the divergence"
+        anchor = Anchor(decided.height, decided.digest)
+        return Basis(self._rules.chain_id, self._verifier, 0, self._genesis.voters, anchor), max(HEIGHT_MIN, self._state().height)
+
+    def _diagnose(self, reason: str) -> None:
+        try:
+            folder = diagnose(self._store.path.parent, self._rules, self._state(), reason)
+            self._events.add("warning", f"{reason}; restoring the certified state, what was here is kept in {folder}")
+        except OSError as error:
+            self._events.add("warning", f"{reason}; restoring the certified state, no diagnostic could be kept: {error.strerror}")
+
+    # The one task ----------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await trio.to_thread.run_sync(self._shelf.begin, self._state())
+        task_status.started()
+        try:
+            while True:
+                self._wake = trio.Event()
+                self._notice()
+                await self._take_messages()
+                await self._serve()
+                await self._fetch()
+                with trio.move_on_after(self._wait_seconds()):
+                    await self._wake.wait()
+        finally:
+            self._end()
+
+    def _wait_seconds(self) -> float:
+        wait = self._queue.wait_seconds()
+        if self._transfer is not None:
+            wait = min(wait, LINKS_SECONDS, max(0.0, self._transfer.deadline - self._now()))
+        return wait
+
+    def _notice(self) -> None:
+        while self._news:
+            self._shelf.applied(self._news.popleft(), self._now())
+        links, before = self._network.connected(), self._links
+        self._links = links
+        for peer in before - links:
+            self._queue.forget(peer)
+            if self._transfer is not None:
+                self._do(self._transfer.disconnected(peer, self._now()))
+        if self._transfer is not None:
+            for peer in links - before:
+                self._do(self._transfer.connected(peer, self._now()))
+
+    async def _take_messages(self) -> None:
+        for _ in range(len(self._inbox)):
+            peer, data = self._inbox.popleft()
+            try:
+                message: Any = codec.decode_message(data, SNAPSHOTS)
+                if isinstance(message, (GetSnapshot, GetPart)):
+                    self._queue.add(peer, message, self._now())
+                elif self._transfer is not None:
+                    self._do(await trio.to_thread.run_sync(self._transfer.received, peer, message, self._now()))
+            except RemoteProtocolError as error:
+                self._drop(peer, error)
+
+    async def _serve(self) -> None:
+        """One request; the loop comes back at once if there are more."""
+        request = self._queue.next(self._now())
+        if request is None:
+            return
+        peer, message = request
+        try:
+            answer = await trio.to_thread.run_sync(self._shelf.answer, message, self._now())
+        except RemoteProtocolError as error:
+            self._drop(peer, error)
+        else:
+            self._network.send(peer, codec.encode(answer), Priority.BULK)
+
+    def _do(self, step: Step) -> None:
+        for fault in step.faults:
+            self._drop(fault.peer, fault.error)
+        for peer, request in step.sends:
+            self._network.send(peer, codec.encode(request), Priority.CONTROL)
+
+    def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:
+        self._events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)
+        self._network.drop(peer, error)
+
+    # Fetching --------------------------------------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        if self._wanted is not None:
+            self._begin(*self._wanted)
+        transfer = self._transfer
+        if transfer is None:
+            return
+        if transfer.deadline <= self._now():
+            self._do(await trio.to_thread.run_sync(transfer.tick, self._now()))
+        if transfer.conflict is not None:
+            self._warn_of_fork(transfer.conflict)
+            self._end()
+        elif transfer.restored is not None:
+            await self._finish(transfer, transfer.restored)
+        elif self._is_overtaken(transfer) or self._is_in_vain(transfer):
+            self._end()
+
+    def _begin(self, basis: Basis, wanted: int) -> None:
+        self._wanted = None
+        self._transfer = Transfer(self._rules, self._host, basis, wanted)
+        self._repairs, self._begun = basis.height == 0 and self._diagnosed is not None, self._now()
+        self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
+        for peer in self._links:
+            self._do(self._transfer.connected(peer, self._now()))
+
+    def _is_overtaken(self, transfer: Transfer) -> bool:
+        """Decisions one by one were quicker."""
+        return not self._repairs and 0 < transfer.progress[0] <= self._state().height
+
+    def _is_in_vain(self, transfer: Transfer) -> bool:
+        return not transfer.progress[0] and self._now() - self._begun > OFFERLESS_SECONDS
+
+    async def _finish(self, transfer: Transfer, restored: Restored) -> None:
+        own = [self._store.decision(decided.height) for decided in restored.decisions]
+        if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
+            self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
+        elif self._repairs or restored.height > self._state().height:
+            await self._install(restored, transfer.links)
+            seconds = self._now() - self._begun
+            text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
+            self._events.add("snapshot", text, height=restored.height, seconds=seconds)
+        self._end()
+
+    def _warn_of_fork(self, what: str) -> None:
+        text = f"{what}: nothing is restored; ask people you trust which history is the true one"
+        self._events.add("warning", text)
+
+    def _end(self) -> None:
+        if self._transfer is not None:
+            self._transfer.abandon()
+        self._transfer = None
+        self._not_before = self._now() + PAUSE_SECONDS
+
+
+def diagnose(directory: Path, rules: Rules, state: State, reason: str) -> Path:
+    """Keeps a wrong state for whoever looks for the cause: its bytes, and the roots of all that it consists of."""
+    parent = directory / "diagnostics"
+    folder = parent / f"height-{state.height}"
+    folder.mkdir(parents=True, exist_ok=True)
+    modules = {name: codec.encode(value) for name, value in state.modules.items()}
+    content = {
+        "reason": reason,
+        "height": state.height,
+        "state_root": state.root.hex(),
+        "modules": {name: module_leaf(name, data).hex() for name, data in sorted(modules.items())},
+        "models": {key.hex(): {"round": job.round, "root": job.model_root.hex()} for key, job in state.jobs.jobs.items()},
+    }
+    with writing(folder / "state.msgpack") as stream:
+        stream.write(rules.encode_state(state))
+    with writing(folder / "roots.json") as stream:
+        stream.write(json.dumps(content, indent=1).encode() + b"\n")
+    by_height = sorted(parent.glob("height-*"), key=lambda path: int(path.name.removeprefix("height-")))
+    for old in by_height[:-DIAGNOSTICS_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def first_disproved(store: Store, restored: Restored) -> int:
+    """From which height on what this peer computed is not certified; above the restored height it does not count."""
+    own = store.roots()
+    certified = {decided.height - 1: decided.decode().state_root for decided in restored.decisions}
+    first = restored.height
+    for height in sorted((height for height in own if height < restored.height), reverse=True):
+        child = store.decision(height + 1)
+        if (child.decode().state_root if child else certified.get(height)) == own[height]:
+            break
+        first = height
+    return first

@@ -1,0 +1,224 @@
+"""`python -m scenarios.crash_points`: a peer is killed right before and right after each of its durable writes.
+
+`ledger/crash_points.py` names the writes. Each time the others must finish the round and go on; the killed peer, started again,
+must take part again, hold the same roots, and have signed nothing twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import Random
+
+import trio
+
+from ledger.crash_points import POINTS, VARIABLE, WRITES
+from ledger.snapshot import LAG_HEIGHTS
+from peer.demo import DemoPeer
+from protocol.errors import UserError
+from protocol.identity import Identity
+from scenarios import network
+from scenarios.network import Network, children, holds
+from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order
+from scenarios.trials import Attempt, Trial, arguments, conduct
+
+REACH_SECONDS_MAX = 60.0  # until the point is reached: the rarest write needs a timer or two
+FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its view; in between, so that all hear it again
+COUNT_MAX = 3  # which time the point is reached is drawn from 1 to this
+ROUNDS_AFTER = 2  # closed by the others while the victim is down: the round of the crash, and one more
+
+NEWCOMERS = ("identity.key", "genesis", "store-create", "restore")  # written when a peer joins
+RARE = ("store-count", "append-timeout", "append-cut-off", "append-evidence", "file-addresses", "file-txt", "file-tokens")
+TRAINERS = ("append-proposal", "append-cut-off", "file-buffer", "file-tokens", "file-txt", "file-safetensors")
+IN_WORKER = ("file-buffer", "file-tokens")
+LIARS = ("append-evidence",)
+UNREACHED = {
+    "blob-keep": "only where a liar names somebody's payload as its buffer",
+}
+
+
+def write_of(point: str) -> str:
+    return point.partition("-")[2]
+
+
+# What brings a peer to write ------------------------------------------------------------------------------------------
+
+
+def prepare(peers: Network, victim: DemoPeer, write: str) -> None:
+    """While the victim is stopped: takes away, or puts in the way, what makes it write."""
+    match write:
+        case "file-addresses":
+            (victim.directory / "addresses").unlink(missing_ok=True)
+        case "file-txt":
+            shutil.rmtree(victim.directory / "texts", ignore_errors=True)
+        case "file-tokens":
+            for file in (victim.directory / "texts").glob("*.tokens"):
+                file.unlink()
+        case "model-aside":
+            for job in (victim.directory / "models").glob("[0-9a-f]*"):
+                last = max(int(model.name) for model in job.glob("[0-9]*"))
+                for number in range(last + 1, last + 100):
+                    (job / f"{number:08d}").mkdir()
+
+
+async def provoke(peers: Network, victim: DemoPeer, write: str, ends: Callable[[float], Awaitable[bool]]) -> None:
+    """While the victim runs, until it has ended: makes the others, or it, do what the write follows from.
+
+    `ends` waits so many seconds for the end.
+    """
+    others = [peer for peer in peers.honest if peer is not victim]
+    match write:
+        case "append-timeout":
+            has_ended, deadline = False, trio.current_time() + REACH_SECONDS_MAX
+            while not has_ended and trio.current_time() < deadline:
+                leader = await peers.leader(others[0])
+                frozen = leader if leader in others and leader is not None else others[-1]
+                peers.freeze(frozen)
+                has_ended = await ends(FROZEN_SECONDS)
+                peers.thaw(frozen)
+                has_ended = has_ended or await ends(THAWED_SECONDS)
+        case "append-cut-off":  # one says nothing and one cannot judge: too few accept, and too few do not
+            voter = next((peer for peer in others if not peer.trains), others[0])
+            judge = next(peer for peer in others if peer.trains and peer is not voter)
+            assert judge.process is not None
+            workers = children(judge.process.pid)
+            peers.freeze(voter)
+            network.signal_all(workers, stop=True)
+            await ends(REACH_SECONDS_MAX)
+            network.signal_all(workers, stop=False)
+            peers.thaw(voter)
+        case "file-safetensors":
+            try:
+                await victim.client.export(str(victim.directory / "export"))
+            except UserError:
+                pass  # it died of it
+            await ends(REACH_SECONDS_MAX)
+        case _:
+            await ends(REACH_SECONDS_MAX)
+
+
+# Attempts ------------------------------------------------------------------------------------------------------------
+
+
+async def crash(random: Random, point: str, peers: Network, trial: Trial) -> None:
+    write = write_of(point)
+    candidates = [peer for peer in peers.honest if peer.trains or write not in TRAINERS]
+    victim = random.choice([peer for peer in candidates if peer is not peers.demo.watched])
+    asked = next(peer for peer in peers.honest if peer is not victim)
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await in_order(peers)
+    await peers.end(victim)
+    prepare(peers, victim, write)
+    count = 1 if write in RARE else random.randint(1, COUNT_MAX)
+    trial.figures |= {"victim": victim.name, "time": count}
+    if not await _reach(peers, victim, point, count):
+        trial.problems.append("the point was never reached")
+    trial.figures["round"] = (await asked.client.rounds(1))[-1].round + 1
+    peers.kill(victim)  # nothing to kill but where only its worker died
+    if len(peers.honest) == len(peers.peers):
+        await goes_on(asked, ROUNDS_AFTER)  # with a liar beside it the others are not enough
+    await peers.restart(victim)
+    await comes_back(peers, victim, asked, trial)
+    await goes_on(asked, 1)
+
+
+async def _reach(peers: Network, victim: DemoPeer, point: str, count: int) -> bool:
+    """Runs the victim until it has killed itself there."""
+    log = victim.directory / "peer.log"
+    before = log.stat().st_size
+    said = f"crash point {point}\n".encode()
+
+    async def ends(seconds: float) -> bool:
+        return await holds(died, seconds)
+
+    async def died() -> bool:
+        has_ended = victim.process is None or victim.process.poll() is not None
+        return has_ended or (write_of(point) in IN_WORKER and said in log.read_bytes()[before:])
+
+    async def started() -> bool:
+        return await died() or await peers.height(victim) >= 0
+
+    victim.environment[VARIABLE] = f"{point}:{count}"
+    try:
+        peers.launch(victim)
+        await holds(started, REACH_SECONDS_MAX)
+        await provoke(peers, victim, write_of(point), ends)
+    finally:
+        del victim.environment[VARIABLE]
+    return said in log.read_bytes()[before:]
+
+
+async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
+    """A newcomer's `peer join` is killed, and given again."""
+    number = len(list((peers.demo.folder / "peers").iterdir()))
+    directory = peers.demo.folder / "peers" / f"new-{number}"
+    newcomer = DemoPeer(number, Identity.generate(), directory, False, False, 1, False)
+    directory.mkdir()
+    if write_of(point) == "restore":
+        with trio.fail_after(STALL_SECONDS_MAX):
+            await in_order(peers)
+        await goes_on(peers.demo.watched, 2 * LAG_HEIGHTS)  # more than a newcomer fetches block by block
+    invitation = await peers.demo.watched.client.invite()
+    newcomer.environment[VARIABLE] = point
+    command = ("join", invitation, "--no-stand")
+    peers.launch(newcomer, *command)
+    try:
+        died = await peers.dies(newcomer, REACH_SECONDS_MAX)
+        trial.require(died and f"crash point {point}" in (directory / "peer.log").read_text(), "the point was never reached")
+        del newcomer.environment[VARIABLE]
+        if died:
+            await peers.restart(newcomer, *command)
+            trial.require(await holds(partial(_is_member, peers, newcomer), REACH_SECONDS_MAX), "never became a member")
+    finally:
+        peers.kill(newcomer)
+
+
+async def _is_member(peers: Network, newcomer: DemoPeer) -> bool:
+    mine = (await newcomer.client.status()).peer
+    return any(view.peer == mine and view.member for view in await peers.demo.watched.client.peers())
+
+
+def attempts(options: argparse.Namespace) -> list[tuple[str, Attempt]]:
+    random = Random(options.seed)
+    found: list[tuple[str, Attempt]] = []
+    for point in POINTS:
+        if not point.startswith(options.only) and options.only != write_of(point):
+            continue
+        if write_of(point) in NEWCOMERS:
+            found.append((point, partial(crash_newcomer, point)))
+        elif write_of(point) not in (*UNREACHED, *LIARS):
+            found.append((point, partial(crash, random, point)))
+    return found
+
+
+async def run(options: argparse.Namespace) -> int:
+    status = 0
+    if found := attempts(options):
+        status = await conduct(options, "killed at every durable write", found)
+    for side in ("before", "after"):  # a liar is found out once
+        point = f"{side}-append-evidence"
+        if point.startswith(options.only) or options.only in LIARS:
+            one = argparse.Namespace(**{**vars(options), "json": options.json and f"{options.json}.{side}-evidence"})
+            attempt = (point, partial(crash, Random(options.seed), point))
+            status |= await conduct(one, "killed with a proof in hand", [attempt], malicious=1, attack="equivocate")
+    return status
+
+
+def main() -> int:
+    parser = arguments("crash_points", __doc__)
+    parser.add_argument("--only", default="", metavar="NAME", help="one write, one point, or all points that begin like this")
+    parser.add_argument("--list", action="store_true", help="print every crash point and end")
+    options = parser.parse_args()
+    if options.list:
+        for write, about in WRITES.items():
+            note = f"; not tried here: {UNREACHED[write]}" if write in UNREACHED else ""
+            print(f"before-{write}, after-{write}\n    {about}{note}")
+        return 0
+    return network.main(partial(run, options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

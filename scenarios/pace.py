@@ -1,0 +1,77 @@
+"""How fast a network goes, whether all of it takes part, and how long it waits for whom."""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import median
+
+import trio
+
+from consensus.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN
+from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
+from peer.demo import DemoPeer
+from protocol.api import RoundView
+from protocol.identity import peer_id
+from scenarios.network import Network, Watch, holds
+from scenarios.trials import Trial
+
+NORMAL_ROUNDS = 6  # with everybody there: their median is the normal time of a round
+SLOWER_MAX = 1.5  # times the normal time, from the second round after the one of the fault
+BACK_SECONDS_MAX = 60.0  # for a peer that was hurt until its proposal, or its ballot, is decided again
+STALL_SECONDS_MAX = 120.0  # nothing here takes that long: whatever is being waited for will not come
+
+
+async def in_order(peers: Network) -> int:
+    """Returns the first round from which on everybody takes part: each honest trainer accepted, two rounds in a row."""
+    trainers = {peer_id(peer.identity.public) for peer in peers.honest if peer.trains}
+    while True:
+        last = await peers.demo.watched.client.rounds(2)
+        if len(last) == 2 and all(view.verdicts.get(key) == "accept" for view in last for key in trainers):
+            return last[-1].round + 1
+        await trio.sleep(0.1)
+
+
+async def usual(peers: Network, first: int) -> float:
+    """The normal time of a round."""
+    watch = Watch(peers.demo.watched)
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await watch.until_round(first + NORMAL_ROUNDS)
+    return median(seconds for number, seconds in watch.durations().items() if number > first)
+
+
+def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
+    """T1 of `consensus.ballots`, for the round after `before`."""
+    awaited = sum(verdict == "accept" for verdict in before.verdicts.values())
+    pace = sorted(arrivals)[min(awaited // 2, len(arrivals) - 1)]
+    return max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
+
+
+def view_timer(views: list[RoundView]) -> float:
+    """The first view's timer of `consensus.pacemaker`."""
+    return max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(view.decision_ms for view in views[-32:]) / 1000)
+
+
+async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:
+    """Whether the last round has this peer's ballot and, if it trains, has accepted its proposal."""
+    key = peer_id(peer.identity.public)
+    last = await asked.client.rounds(1)
+    return any(key in view.ballots and (not peer.trains or view.verdicts.get(key) == "accept") for view in last)
+
+
+async def goes_on(asked: DemoPeer, rounds: int) -> None:
+    """Returns when that many more rounds are closed. Raises `trio.TooSlowError`."""
+    watch = Watch(asked)
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await watch.until_round((await asked.client.rounds(1))[-1].round + rounds)
+
+
+async def comes_back(peers: Network, peer: DemoPeer, asked: DemoPeer, trial: Trial) -> None:
+    """Waits for a peer that was hurt, and looks at what it did."""
+    started = trio.current_time()
+    if not await holds(partial(takes_part, peer, asked), BACK_SECONDS_MAX):
+        trial.problems.append(f"{peer.name} takes no part {BACK_SECONDS_MAX:.0f} s later, at height {await peers.height(peer)}")
+    trial.figures["back"] = trio.current_time() - started
+    halted = (await peer.client.status()).halted
+    trial.require(not halted, halted)
+    _, twice = await trio.to_thread.run_sync(peers.votes, peer)
+    trial.problems += [f"{peer.name} signed {slot} twice" for slot in twice]

@@ -1,0 +1,160 @@
+"""`python -m scenarios.partition --shape 2,2`: real peers are cut into groups that do not hear each other, and joined again.
+
+Every link goes through a proxy (`scenarios/proxy.py`). In turn: the links between the groups are held back; they are closed; they
+are held back in one direction only; they come and go quickly. The seed draws who is with whom, when, and for how long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import permutations
+from random import Random
+
+import trio
+
+from consensus.quorum import quorum
+from peer.demo import DemoPeer
+from protocol.codec import decode
+from protocol.messages import Certificate
+from scenarios import network
+from scenarios.network import Network, holds, journal
+from scenarios.pace import STALL_SECONDS_MAX, goes_on, in_order
+from scenarios.proxy import Direction, Proxy, running_proxy
+from scenarios.trials import Attempt, Trial, arguments, conduct
+
+KINDS = ("hold", "close", "one way", "flapping")
+CUT_SECONDS = (5.0, 12.0)  # drawn from these; below what TCP and the links' own pings bear, and above it
+FLAP_SECONDS = (0.3, 1.5)  # between changes
+SETTLE_SECONDS = 1.0  # what is on its way when the cut begins arrives, and is decided on
+HEAL_SECONDS_MAX = 60.0  # until all links are there again: a peer that found nobody pauses up to 20 s before it dials again
+HEAL_HEIGHTS_MAX = 3
+
+Groups = list[list[DemoPeer]]
+
+
+def groups_of(peers: Sequence[DemoPeer], shape: Sequence[int], random: Random) -> Groups:
+    drawn = random.sample(list(peers), len(peers))
+    return [[drawn.pop() for _ in range(size)] for size in shape]
+
+
+def between(groups: Groups) -> list[Direction]:
+    return [(a.name, b.name) for one, other in permutations(groups, 2) for a in one for b in other]
+
+
+def one_way(groups: Groups) -> list[Direction]:
+    """The first group is not heard by the others, but hears them."""
+    return [(a.name, b.name) for other in groups[1:] for a in groups[0] for b in other]
+
+
+async def split(proxy: Proxy, kind: str, shape: Sequence[int], random: Random, peers: Network, trial: Trial) -> None:
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await in_order(peers)
+    await trio.sleep(random.uniform(0, 1))  # any moment of a round
+    groups = groups_of(peers.peers, shape, random)
+    trial.figures["groups"] = " | ".join(" ".join(str(peer.number) for peer in group) for group in groups)
+    seconds = random.uniform(*CUT_SECONDS)
+    try:
+        if kind == "flapping":
+            await _flap(proxy, groups, seconds, random)
+        else:
+            await _cut(proxy, groups, kind, seconds, peers, trial)
+    finally:
+        proxy.heal()
+    await _heal(peers, trial)
+
+
+async def _flap(proxy: Proxy, groups: Groups, seconds: float, random: Random) -> None:
+    with trio.move_on_after(seconds):
+        while True:
+            proxy.cut(between(groups), close=random.random() < 0.5)
+            await trio.sleep(random.uniform(*FLAP_SECONDS))
+            proxy.heal()
+            await trio.sleep(random.uniform(*FLAP_SECONDS))
+
+
+async def _cut(proxy: Proxy, groups: Groups, kind: str, seconds: float, peers: Network, trial: Trial) -> None:
+    proxy.cut(one_way(groups) if kind == "one way" else between(groups), close=kind == "close")
+    await trio.sleep(SETTLE_SECONDS)
+    before = [await peers.heights(group) for group in groups]
+    await trio.sleep(seconds)
+    after = [await peers.heights(group) for group in groups]
+    trial.figures["decided in the cut"] = " | ".join(str(max(b) - max(a)) for a, b in zip(before, after, strict=True))
+    if kind == "one way":
+        return  # some of these can decide: who hears enough of the others; what they decide with is looked at in the end
+    for group, old, new in zip(groups, before, after, strict=True):
+        if len(group) >= quorum(len(peers.peers)):
+            trial.require(min(new) > min(old), f"{len(group)} together, a quorum, decided nothing in {seconds:.0f} s")
+        else:
+            # All of a group may learn what one of it knew before the cut.
+            trial.require(max(new) == max(old), f"{len(group)} together, no quorum, went from {max(old)} to {max(new)}")
+
+
+async def _heal(peers: Network, trial: Trial) -> None:
+    """All must be at one height within a few heights, counted from when they all hear each other again."""
+    started = trio.current_time()
+
+    async def linked() -> bool:
+        return all([(await peer.client.status()).links == len(peers.peers) - 1 for peer in peers.peers])
+
+    trial.require(await holds(linked, HEAL_SECONDS_MAX), f"not all links are back after {HEAL_SECONDS_MAX:.0f} s")
+    trial.figures["linked"] = trio.current_time() - started
+    start = max(await peers.heights(peers.peers))
+    heights: list[int] = []
+
+    async def together() -> bool:
+        heights[:] = await peers.heights(peers.peers)
+        return min(heights) >= start and max(heights) - min(heights) <= 1
+
+    with trio.fail_after(HEAL_SECONDS_MAX):
+        await holds(together, float("inf"))
+    trial.figures |= {"healed": trio.current_time() - started, "heights to heal": max(heights) - start}
+    trial.require(max(heights) - start <= HEAL_HEIGHTS_MAX, f"{max(heights) - start} heights until all were together again")
+    await goes_on(peers.demo.watched, 1)
+    trial.figures["next round"] = trio.current_time() - started
+
+
+def thin(peers: Network) -> list[str]:
+    """Decisions that fewer than a quorum signed."""
+    found = []
+    for peer in peers.honest:
+        with journal(peer) as database:
+            for height, data in database.execute("SELECT height, certificate FROM blocks"):
+                signers = len(decode(Certificate, data).signatures)
+                if signers < quorum(len(peers.peers)):
+                    found.append(f"height {height} on the disk of {peer.name} was decided by {signers}")
+    return found
+
+
+def attempts(options: argparse.Namespace, proxy: Proxy) -> list[tuple[str, Attempt]]:
+    found: list[tuple[str, Attempt]] = []
+    for number in range(options.trials):
+        random = Random(f"{options.seed}/{number}")
+        kind = options.kind or KINDS[number % len(KINDS)]
+        found.append((kind, partial(split, proxy, kind, options.shape, random)))
+    return found
+
+
+async def run(options: argparse.Namespace) -> int:
+    options.peers = sum(options.shape)
+    title = "cut into " + " | ".join(map(str, options.shape))
+    async with running_proxy() as proxy:
+        return await conduct(options, title, attempts(options, proxy), dress=proxy.dress, also=thin)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def main() -> int:
+    parser = arguments("partition", __doc__, peers=None)
+    parser.add_argument("--shape", type=_shape, default=(2, 2), help="sizes of the groups: 2,2 or 3,1, of seven peers 5,2 or 4,3")
+    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--kind", choices=KINDS, help="of all trials; without it they take turns")
+    return network.main(partial(run, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

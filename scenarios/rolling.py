@@ -1,0 +1,76 @@
+"""`python -m scenarios.rolling`: every peer in turn loses its disk and comes back as a newcomer, while the network trains.
+
+It leaves, is stopped, and everything it has is deleted, its key too. It joins again by an invitation, asks for a vote, the others
+approve, and it must take part as before.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+
+from peer.datadir import DataDirectory
+from peer.demo import DemoPeer
+from protocol.errors import UserError
+from protocol.identity import peer_id
+from scenarios import network
+from scenarios.network import Network, holds
+from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order
+from scenarios.trials import Trial, arguments, conduct
+
+LEAVE_SECONDS_MAX = 30.0
+JOIN_SECONDS_MAX = 90.0  # to catch up, to be admitted, to be approved, and two heights
+
+
+async def wipe(number: int, peers: Network, trial: Trial) -> None:
+    peer = peers.peers[number]
+    others = [other for other in peers.honest if other is not peer]
+    trial.figures["peer"] = peer.name
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await in_order(peers)
+    await peer.client.leave()
+    trial.require(await holds(partial(_votes, peer, False), LEAVE_SECONDS_MAX), "it still votes after it left")
+    await peers.end(peer)
+    await goes_on(others[0], 1)
+    started, height = trio.current_time(), await peers.height(others[0])
+    await _rejoin(peers, peer, others)
+    trial.figures["voter after"] = trio.current_time() - started
+    trial.figures["heights meanwhile"] = await peers.height(others[0]) - height
+    await comes_back(peers, peer, others[0], trial)
+
+
+async def _rejoin(peers: Network, peer: DemoPeer, others: Sequence[DemoPeer]) -> None:
+    shutil.rmtree(peer.directory)
+    peer.identity = DataDirectory.create(peer.directory).create_identity()
+    await peers.restart(peer, "join", await others[0].client.invite())
+    await trio.to_thread.run_sync(peers.record, peer)
+
+    async def is_voter() -> bool:
+        for other in others:
+            try:
+                await other.client.approve(peer_id(peer.identity.public))
+            except UserError:
+                pass  # it does not stand yet, or does not need this one's approval any more
+        return await _votes(peer, True)
+
+    if not await holds(is_voter, JOIN_SECONDS_MAX):
+        raise trio.TooSlowError
+
+
+async def _votes(peer: DemoPeer, wanted: bool) -> bool:
+    return (await peer.client.status()).voter == wanted
+
+
+def main() -> int:
+    parser = arguments("rolling", __doc__)
+    options = parser.parse_args()
+    attempts = [(f"wiped and back: peer {number}", partial(wipe, number)) for number in range(options.peers)]
+    return network.main(partial(conduct, options, "every disk lost once", attempts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

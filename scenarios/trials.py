@@ -1,0 +1,128 @@
+"""What scenarios have in common: trials, one after another, in one network; a table, JSON and an exit status at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from peer.demo import DemoPeer
+from protocol.errors import UserError
+from scenarios import network
+from scenarios.network import SMALL_JOB, Network
+
+WIDTH = 160  # of a table that no terminal shows
+
+
+@dataclass
+class Trial:
+    what: str
+    figures: dict[str, Any] = field(default_factory=dict)  # seconds if not said otherwise; what the columns are called
+    problems: list[str] = field(default_factory=list)
+
+    def require(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self.problems.append(problem)
+
+
+Attempt = Callable[[Network, Trial], Awaitable[None]]  # from a network in good order to a network in good order
+
+
+def arguments(name: str, about: str | None, *, peers: int | None = 4) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m scenarios.{name}", description=about)
+    if peers is not None:
+        parser.add_argument("--peers", type=int, default=peers)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
+    parser.add_argument("--json", metavar="FILE")
+    return parser
+
+
+async def conduct(
+    options: argparse.Namespace,
+    title: str,
+    attempts: Iterable[tuple[str, Attempt]],
+    *,
+    dress: Callable[[DemoPeer], None] = lambda peer: None,
+    also: Callable[[Network], list[str]] = lambda peers: [],
+    malicious: int = 0,
+    attack: str = "sign-flip",
+) -> int:
+    """Runs the attempts in one network that trains meanwhile; the exit status. A network that got stuck ends it."""
+    started, trials = trio.current_time(), list[Trial]()
+    running = network.running(options.peers, malicious, seed=options.seed, attack=attack, folder=options.keep, dress=dress)
+    async with running as peers:
+        await peers.train({**SMALL_JOB, "seed": str(options.seed)})
+        for what, attempt in attempts:
+            trials.append(trial := Trial(what))
+            stuck = await _try(peers, attempt, trial)
+            print(f"{len(trials)}. {what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
+            if stuck:
+                break
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(peers.stop)
+        failures = [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
+        failures += peers.failures() + also(peers)
+    failures += [] if trials else ["nothing was tried"]
+    seconds = trio.current_time() - started
+    title = f"{title}, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all; seconds"
+    return report(options, title, *_rows(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds})
+
+
+async def _try(peers: Network, attempt: Attempt, trial: Trial) -> bool:
+    """Whether the network got stuck."""
+    try:
+        await attempt(peers, trial)
+    except trio.TooSlowError:
+        heights = {peer.name: await peers.height(peer) for peer in peers.peers}
+        trial.problems.append(f"the network got stuck; heights {heights}")
+        return True
+    except UserError as error:
+        trial.problems.append(str(error))
+        return True
+    return False
+
+
+def _rows(trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
+    names = list(dict.fromkeys(name for trial in trials for name in trial.figures))
+    rows = []
+    for number, trial in enumerate(trials):
+        figures = [_shown(trial.figures.get(name, "")) for name in names]
+        rows.append([str(number + 1), trial.what, *figures, "no" if trial.problems else "yes"])
+    return ["", "what", *names, "held"], rows
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def report(
+    options: argparse.Namespace,
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    failures: Sequence[str],
+    result: dict[str, Any],
+) -> int:
+    """Prints the table and what failed, writes the JSON file if one was asked for; the exit status."""
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("what", "peer") else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(table)
+    for failure in failures:
+        console.print(failure, style="red", markup=False)
+    console.print("all held" if not failures else f"{len(failures)} failures")
+    if options.json:
+        Path(options.json).write_text(json.dumps({**result, "failures": list(failures)}, indent=1) + "\n")
+    return 1 if failures else 0

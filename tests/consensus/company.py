@@ -1,0 +1,348 @@
+"""The other voters of one replica under test: honest ones that keep the rules of the agreement, and f liars that sign anything.
+
+They agree among themselves, with the replica's help or without it, and remember whatever anybody signed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+
+from consensus.block import block_digest, decode_block, encode_header, header_of
+from consensus.events import Applied, Message, Received
+from consensus.evidence import Evidence
+from consensus.quorum import faults_tolerated
+from consensus.replica import Replica
+from consensus.turn import Decided, Record, Restart, StoredBlock, StoredCertificate, Voted
+from consensus.voters import VoterSet
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, sign
+from protocol.messages import (
+    NO_VIEW,
+    Certificate,
+    Commit,
+    Decision,
+    Prepare,
+    Prepared,
+    Propose,
+    Proposed,
+    TimedOut,
+    Timeout,
+    TimeoutCertificate,
+    ViewEnded,
+    Vote,
+)
+from tests.sim.keys import FastSigner, FastVerifier
+
+CHAIN_ID = bytes(range(32))
+ITEMS_PER_BLOCK = 3
+Numbers = tuple[int, ...]
+Digests = tuple[codec.Digest, ...]
+
+
+def digest_of(item: int) -> bytes:
+    return hashlib.sha256(codec.encode(item)).digest()
+
+
+class Log:
+    """An application whose bodies are lists of numbers. The short form names each by its digest."""
+
+    def __init__(self, voters: VoterSet) -> None:
+        self.voters = voters
+        self.known: dict[bytes, int] = {}  # numbers this peer has heard of
+        self.done: set[int] = set()
+        self.height = 0
+        self.root = hashlib.sha256(b"genesis").digest()
+
+    def hear(self, item: int) -> None:
+        self.known[digest_of(item)] = item
+
+    def propose(self, height: int, now_ms: int) -> bytes | None:
+        waiting = sorted(set(self.known.values()) - self.done)[:ITEMS_PER_BLOCK]
+        return codec.encode(waiting) if waiting else None
+
+    def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
+        assert height == self.height + 1
+        try:
+            items = codec.decode(Numbers, body)
+        except RemoteProtocolError as error:
+            return str(error)
+        return "decided before" if self.done & set(items) else None
+
+    def has_work(self) -> bool:
+        return bool(set(self.known.values()) - self.done)
+
+    def participants(self, body: bytes) -> frozenset[bytes] | None:
+        return None
+
+    def condense(self, body: bytes) -> bytes:
+        return codec.encode(tuple(map(digest_of, codec.decode(Numbers, body))))
+
+    def expand(self, short: bytes) -> bytes | None:
+        items = [self.known.get(digest) for digest in codec.decode(Digests, short)]
+        return None if None in items else codec.encode(items)
+
+    def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
+        return ()
+
+    def apply(self, decided: Decided) -> Applied:
+        assert decided.height == self.height + 1
+        items = codec.decode(Numbers, decided.decode().body)
+        self.height, self.root = decided.height, hashlib.sha256(self.root + decided.digest).digest()
+        self.done |= set(items)
+        for item in items:
+            self.hear(item)
+        return self.applied()
+
+    def applied(self) -> Applied:
+        return Applied(self.height, self.root, (self.voters,) * 3)
+
+
+@dataclass
+class Memory:
+    """A journal that survives its replica and can be copied, as a disk can."""
+
+    decided: dict[int, Decided] = field(default_factory=dict)
+    votes: tuple[Voted, ...] = ()
+    blocks: dict[bytes, StoredBlock] = field(default_factory=dict)
+    prepared: Certificate | None = None
+    evidence: tuple[Evidence, ...] = ()
+
+    def copy(self) -> Memory:
+        return Memory(dict(self.decided), self.votes, dict(self.blocks), self.prepared, self.evidence)
+
+    def append(self, records: Sequence[Record]) -> None:
+        for record in records:
+            match record:
+                case Voted():
+                    self.votes += (record,)
+                case StoredBlock():
+                    self.blocks[record.digest] = record
+                case StoredCertificate():
+                    self.prepared = record.certificate
+                case Evidence():
+                    self.evidence += (record,)
+                case Decided():
+                    assert record.height == len(self.decided) + 1, "decided heights are contiguous"
+                    self.decided[record.height] = record
+                    self.votes = tuple(voted for voted in self.votes if voted.slot[1] > record.height)
+                    self.blocks, self.prepared = {}, None
+
+    def load(self) -> Restart:
+        last = tuple(self.decided[height] for height in sorted(self.decided)[-2:])
+        return Restart(last, self.votes, tuple(self.blocks.values()), self.prepared)
+
+    def decision(self, height: int) -> Decided | None:
+        return self.decided.get(height)
+
+    def block(self, digest: bytes) -> bytes | None:
+        stored = self.blocks.get(digest)
+        return stored.block if stored else None
+
+
+@dataclass
+class Honest:
+    """One honest voter at the frontier, reduced to what it may sign."""
+
+    signer: FastSigner
+    view: int = 0
+    timed_out: int = -1
+    high: tuple[int, bytes, Certificate] | None = None
+    prepared: set[int] = field(default_factory=set)
+
+    def adopt(self, view: int, digest: bytes, certificate: Certificate) -> None:
+        if self.high is None or view > self.high[0]:
+            self.high = (view, digest, certificate)
+        self.view = max(self.view, view)
+
+
+class Company:
+    def __init__(self, n: int, place: int) -> None:
+        self.signers = sorted((FastSigner(f"voter {i}") for i in range(n)), key=lambda signer: signer.public)
+        self.voters = VoterSet.of(signer.public for signer in self.signers)
+        self.me = self.signers.pop(place)
+        self.liars = self.signers[: faults_tolerated(n)]
+        self.now_ms = 1_000_000
+        # An observer that hears every decision: it knows the leaders, and how a sound block of the frontier looks.
+        self._log = Log(self.voters)
+        self._observer = Replica(FastSigner("observer"), CHAIN_ID, FastVerifier(), self._log, self._log.applied())
+        self.decided: dict[int, Decision] = {}
+        self.mail: list[tuple[bytes, Message]] = []  # everything sound that anybody said, with its author
+        self.signed: dict[tuple[int, bytes], dict[bytes, Signed]] = {}  # (height, body) -> who signed it
+        self.blocks: dict[bytes, bytes] = {}
+        self._open()
+
+    def _open(self) -> None:
+        self.honest = [Honest(signer) for signer in self.signers[len(self.liars) :]]
+        self.proposals: dict[int, list[Proposed]] = {}
+        self.ended: dict[int, TimeoutCertificate] = {}
+        self.timeouts: dict[int, dict[bytes, TimedOut]] = {}
+        self.prepared: list[tuple[int, bytes, Certificate]] = []
+
+    @property
+    def height(self) -> int:
+        """The frontier: nobody has decided this height yet."""
+        return self._observer.height
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [signer.public for signer in self.signers]
+
+    @property
+    def view(self) -> int:
+        """The latest view that an honest voter is in."""
+        return max(voter.view for voter in self.honest)
+
+    def leader(self, view: int) -> bytes:
+        schedule = self._observer._chain.schedule(self.height)
+        assert schedule is not None
+        return schedule.leader(view)
+
+    # Saying ----------------------------------------------------------------------------------------------------------
+
+    def say(self, author: bytes, message: Message) -> tuple[bytes, Message]:
+        self.mail.append((author, message))
+        return self.mail[-1]
+
+    def sign(self, signer: FastSigner, statement: Propose | Prepare | Commit | Timeout) -> Signed:
+        signed = sign(signer, CHAIN_ID, statement)
+        self.remember(signed, statement.height)
+        return signed
+
+    def remember(self, signed: Signed, height: int) -> None:
+        self.signed.setdefault((height, signed.body), {})[signed.signer] = signed
+
+    def is_liar(self, key: bytes) -> bool:
+        return any(liar.public == key for liar in self.liars)
+
+    def propose(self, view: int, item: int) -> tuple[bytes, Message] | None:
+        """By whoever leads this view: a new block, or the one it is obliged to. A liar may do it again."""
+        key = self.leader(view)
+        honest = next((voter for voter in self.honest if voter.signer.public == key), None)
+        before = self.proposals.setdefault(view, [])
+        justification = self.ended.get(view - 1)
+        if key == self.me.public or (view > 0) != (justification is not None) or len(before) > 2:
+            return None
+        if honest is not None and (before or honest.timed_out >= view or honest.view > view):
+            return None
+        obligation = justification.high if justification else None
+        if obligation is not None:
+            block = self.blocks[codec.decode_message(obligation.vote, (Prepare,)).block]
+        else:
+            block = self.build(codec.encode([item]), key)
+        signer = next(signer for signer in self.signers if signer.public == key)
+        signed = self.sign(signer, Propose(self.voters.hash, self.height, view, block_digest(block)))
+        header = header_of(decode_block(block))
+        message = Proposed(signed, encode_header(header), self._log.condense(decode_block(block).body), justification)
+        before.append(message)
+        return self.say(key, message)
+
+    def build(self, body: bytes, proposer: bytes) -> bytes:
+        self.now_ms += 1
+        block = self._observer._chain.build(body, proposer, self.now_ms)
+        self.blocks[block_digest(block)] = block
+        return block
+
+    def prepare(self, honest: Honest, view: int, choice: int) -> tuple[bytes, Message] | None:
+        offered = self.proposals.get(view, [])
+        if not offered or honest.timed_out >= view or view < honest.view or view in honest.prepared:
+            return None
+        honest.view = view
+        honest.prepared.add(view)
+        digest = codec.decode_message(offered[choice % len(offered)].propose.body, (Propose,)).block
+        return self.say(
+            honest.signer.public, Vote(self.sign(honest.signer, Prepare(self.voters.hash, self.height, view, digest)))
+        )
+
+    def commit(self, honest: Honest) -> tuple[bytes, Message] | None:
+        if honest.high is None or honest.high[0] != honest.view or honest.timed_out >= honest.view:
+            return None
+        commit = Commit(self.voters.hash, self.height, honest.view, honest.high[1])
+        return self.say(honest.signer.public, Vote(self.sign(honest.signer, commit)))
+
+    def time_out(self, honest: Honest) -> tuple[bytes, Message] | None:
+        if honest.timed_out < honest.view:
+            honest.timed_out = honest.view
+            self.timeouts.setdefault(honest.view, {})[honest.signer.public] = self.timeout(
+                honest.signer, honest.view, honest.high
+            )
+        return self.say(honest.signer.public, self.timeouts[honest.view][honest.signer.public])
+
+    def timeout(self, signer: FastSigner, view: int, high: tuple[int, bytes, Certificate] | None) -> TimedOut:
+        high_view, digest, certificate = high or (NO_VIEW, None, None)
+        return TimedOut(self.sign(signer, Timeout(self.voters.hash, self.height, view, high_view, digest)), certificate)
+
+    # Certificates ----------------------------------------------------------------------------------------------------
+
+    def certify(self, kind: type[Prepare] | type[Commit], view: int) -> tuple[bytes, Message] | None:
+        """What a quorum, the liars among it, has signed in this view: a Prepared, or a Decision that moves the frontier on."""
+        for offer in self.proposals.get(view, []):
+            digest = codec.decode_message(offer.propose.body, (Propose,)).block
+            statement = kind(self.voters.hash, self.height, view, digest)
+            by = {**self.signed.get((self.height, codec.encode(statement)), {})}
+            by |= {liar.public: self.sign(liar, statement) for liar in self.liars}
+            if len(by) < self.voters.quorum:
+                continue
+            certificate = Certificate(codec.encode(statement), {key: by[key].signature for key in sorted(by)})
+            if kind is Commit:
+                return self.decide(Decision(self.blocks[digest], certificate))
+            self.prepared.append((view, digest, certificate))
+            return self.say(self.keys[0], Prepared(certificate))
+        return None
+
+    def too_small(self, kind: type[Prepare] | type[Commit], view: int, item: int) -> Message:
+        """A certificate that lacks one signature. (No honest voter signs this; it stands for more liars than there may be.)"""
+        block = self.build(codec.encode([item]), self.leader(view))
+        statement = kind(self.voters.hash, self.height, view, block_digest(block))
+        signed = [sign(signer, CHAIN_ID, statement) for signer in self.signers[: self.voters.quorum - 1]]
+        by = {entry.signer: entry.signature for entry in sorted(signed, key=lambda entry: entry.signer)}
+        certificate = Certificate(codec.encode(statement), by)
+        return Prepared(certificate) if kind is Prepare else Decision(block, certificate)
+
+    def decide(self, decision: Decision) -> tuple[bytes, Message]:
+        self.decided[self.height] = decision
+        turn = self._observer.step(Received(self.keys[0], decision), self.now_ms / 1_000)
+        self._observer.step(self._log.apply(turn.decided[0]), self.now_ms / 1_000)
+        self._open()
+        return self.say(self.keys[0], decision)
+
+    def end_view(self, view: int, with_lies: bool) -> tuple[bytes, Message] | None:
+        said = dict(self.timeouts.get(view, {}))
+        for liar in self.liars:
+            known = [entry for entry in self.prepared if entry[0] <= view]
+            said.setdefault(liar.public, self.timeout(liar, view, None if with_lies or not known else known[-1]))
+        if len(said) < self.voters.quorum:
+            return None
+        high = max((message.high for message in said.values() if message.high), key=self._view_of, default=None)
+        certificate = TimeoutCertificate(tuple(said[key].timeout for key in sorted(said)), high)
+        self.ended.setdefault(view, certificate)
+        return self.say(self.keys[0], ViewEnded(certificate))
+
+    def _view_of(self, certificate: Certificate) -> int:
+        return codec.decode_message(certificate.vote, (Prepare,)).view
+
+    def hear_me(self, message: Message, block_of: dict[bytes, StoredBlock]) -> None:
+        """What the replica under test has sent counts for the others, as far as they are at its height."""
+        match message:
+            case Vote(vote=signed):
+                statement: Prepare | Commit = codec.decode_message(signed.body, (Prepare, Commit))  # type: ignore[assignment]
+                self.remember(signed, statement.height)
+            case TimedOut(timeout=signed):
+                timeout = codec.decode_message(signed.body, (Timeout,))
+                self.remember(signed, timeout.height)
+                if timeout.height == self.height:
+                    self.timeouts.setdefault(timeout.view, {})[signed.signer] = copy(message)
+            case Proposed(propose=signed) if signed.signer == self.me.public:
+                propose = codec.decode_message(signed.body, (Propose,))
+                self.remember(signed, propose.height)
+                if propose.height == self.height and message not in self.proposals.setdefault(propose.view, []):
+                    self.proposals[propose.view].append(message)
+                    self.blocks[propose.block] = block_of[propose.block].block
+
+    def heard_of_me(self) -> tuple[Signed, ...]:
+        heights = (self.height - 2, self.height - 1, self.height)
+        held = [by[self.me.public] for (height, _), by in self.signed.items() if height in heights and self.me.public in by]
+        return tuple(dict.fromkeys(held))[-200:]

@@ -1,0 +1,175 @@
+"""A small network of replicas in virtual time, whose messages take a few milliseconds and arrive."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from consensus.events import Connected, Disconnected, Event, Message, Received, Tick, WorkChanged
+from consensus.replica import Replica
+from consensus.turn import Decided, Turn, merge, persist
+from consensus.voters import VoterSet
+from tests.consensus.counter import Counter
+from tests.sim.journal import MemoryJournal
+from tests.sim.keys import FastSigner, FastVerifier
+
+START = 1_000.0  # virtual seconds since the epoch
+DELAY_SECONDS = (0.01, 0.02)  # of a message
+SYNC_SECONDS = (0.0, 0.002)  # until a turn is durable
+APPLY_SECONDS = (0.0, 0.01)
+CHAIN_ID = hashlib.sha256(b"simulated chain").digest()
+
+
+@dataclass
+class Node:
+    signer: FastSigner
+    counter: Counter
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
+    replica: Replica | None = None  # None: crashed
+    inbox: list[Event] = field(default_factory=list)
+    life: int = 0  # counts restarts: what was scheduled for an earlier life is void
+    syncing: bool = False
+    deadline: float | None = None
+
+    @property
+    def key(self) -> bytes:
+        return self.signer.public
+
+
+class Network:
+    """`observers` stand behind the `n` founding voters."""
+
+    def __init__(self, n: int = 4, observers: int = 0, seed: int = 3) -> None:
+        self.random = random.Random(seed)
+        self.now = START
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        signers = [FastSigner(f"node {i}") for i in range(n + observers)]
+        founders = VoterSet.of(signer.public for signer in signers[:n])
+        candidates = tuple(signer.public for signer in signers)
+        self.nodes = {signer.public: Node(signer, Counter(founders, candidates)) for signer in signers}
+        self.items: set[int] = set()
+        self.sent = 0
+        for node in self.nodes.values():
+            self._start(node)
+
+    @property
+    def all(self) -> list[Node]:
+        return list(self.nodes.values())
+
+    # Running ---------------------------------------------------------------------------------------------------------
+
+    def run_until(self, time: float, finished: Callable[[], bool]) -> bool:
+        while self._queue and self._queue[0][0] <= time and not finished():
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+        if not finished():
+            self.now = max(self.now, time)
+        return finished()
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), action))
+
+    def inject(self, item: int) -> None:
+        """An item reaches everybody, each at its own time."""
+        self.items.add(item)
+        for node in self.all:
+            self.after(self._draw(DELAY_SECONDS), lambda node=node: self._learn(node, item))  # type: ignore[misc]
+
+    def _learn(self, node: Node, item: int) -> None:
+        node.counter.add(item)
+        self._give(node, WorkChanged())
+
+    def _draw(self, span: tuple[float, float]) -> float:
+        return self.random.uniform(*span)
+
+    # Lives -----------------------------------------------------------------------------------------------------------
+
+    def crash(self, node: Node) -> None:
+        """Whatever is not durable is lost, in the middle of a turn too."""
+        node.replica, node.inbox, node.syncing, node.deadline = None, [], False, None
+        node.life += 1
+        for other in self.all:
+            self._give(other, Disconnected(node.key))
+
+    def restart(self, node: Node) -> None:
+        self._start(node)
+        for item in self.items:
+            self._learn(node, item)
+
+    def _start(self, node: Node) -> None:
+        """From the journal; the application may be behind it and gets the rest as it did before."""
+        decided = node.journal.decided
+        node.counter = Counter(node.counter.founders, node.counter.candidates)
+        for height in range(1, self.random.randint(0, len(decided)) + 1):
+            node.counter.apply(decided[height])
+        restart = node.journal.load()
+        node.replica = Replica(node.signer, CHAIN_ID, FastVerifier(), node.counter, node.counter.applied(), restart)
+        for height in range(node.counter.height + 1, len(decided) + 1):
+            self._apply_later(node, decided[height])
+        for other in self.all:
+            if other is not node and other.replica is not None:
+                self._give(other, Connected(node.key))
+                self._give(node, Connected(other.key))
+        self._give(node, Tick())
+
+    # Turns -----------------------------------------------------------------------------------------------------------
+
+    def _give(self, node: Node, event: Event) -> None:
+        if node.replica is not None:
+            node.inbox.append(event)
+            self._work(node)
+
+    def _work(self, node: Node) -> None:
+        """As the daemon does: all that has come in is stepped through, made durable once, and then sent."""
+        if node.replica is None or node.syncing or not node.inbox:
+            return
+        events, node.inbox = node.inbox, []
+        turn = merge([node.replica.step(event, self.now) for event in events])
+        assert not turn.faults and not turn.evidence and node.replica.divergence is None
+        self._set_timer(node, turn.deadline)
+        node.syncing = True
+        life = node.life
+        self.after(self._draw(SYNC_SECONDS), lambda: self._synced(node, life, turn))
+
+    def _synced(self, node: Node, life: int, turn: Turn) -> None:
+        if node.life != life:
+            return
+        for send in persist(turn, node.journal):
+            for peer in send.to or ():
+                self._transmit(node.key, peer, send.message)  # type: ignore[arg-type]
+        for decided in turn.decided:
+            self._apply_later(node, decided)
+        node.syncing = False
+        self._work(node)
+
+    def _apply_later(self, node: Node, decided: Decided) -> None:
+        life = node.life
+
+        def apply() -> None:
+            if node.life != life:
+                return
+            if node.counter.height + 1 < decided.height:
+                self.after(0.01, apply)  # in order
+            else:
+                self._give(node, node.counter.apply(decided))
+
+        self.after(self._draw(APPLY_SECONDS), apply)
+
+    def _set_timer(self, node: Node, deadline: float | None) -> None:
+        node.deadline = deadline
+        if deadline is not None:
+            life = node.life
+            self.after(max(0.0, deadline - self.now), lambda: self._tick(node, life, deadline))
+
+    def _tick(self, node: Node, life: int, deadline: float) -> None:
+        if node.life == life and node.deadline == deadline:
+            self._give(node, Tick())
+
+    def _transmit(self, sender: bytes, peer: bytes, message: Message) -> None:
+        self.sent += 1
+        self.after(self._draw(DELAY_SECONDS), lambda: self._give(self.nodes[peer], Received(sender, message)))

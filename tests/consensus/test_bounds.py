@@ -1,0 +1,238 @@
+"""What a replica holds, answers and asks is bounded, whatever the others send."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from consensus.block import decode_block, encode_block
+from consensus.catchup import ANSWERS_AT_ONCE, ANSWERS_PER_SECOND, RETRY_SECONDS_MAX, CatchUp, Future
+from consensus.events import Connected, Disconnected, Tick
+from consensus.turn import Turn
+from protocol.limits import CLOCK_AHEAD_SECONDS, DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
+from protocol.messages import Commit, Decision, GetBlock, GetDecisions, GetHeard, Heard, Prepare, Prepared, Status, ViewEnded
+from tests.consensus.bench import Bench
+from tests.consensus.counter import Counter
+
+LIAR, HONEST = b"l" * 32, b"h" * 32
+ABSURD = 2**53 - 1
+
+
+def follower() -> Bench:
+    return Bench(place=next(i for i in range(4) if i not in (Bench().leader(0), Bench().leader(1))))
+
+
+def others(bench: Bench) -> tuple[int, ...]:
+    return tuple(i for i in range(bench.n) if i != bench.place)
+
+
+def decide(bench: Bench, item: int) -> bytes:
+    block = bench.block(bench.leader(), bytes([0x91, item]))
+    turn = bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench))))
+    bench.apply(turn.decided[0])
+    return block
+
+
+# Requests ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_asks_without_end_is_answered_at_the_named_rate() -> None:
+    bench = follower()
+    asker = others(bench)[0]
+    answers = sum(bool(bench.give(asker, GetDecisions(1, 5)).sends) for _ in range(200))
+    assert answers == ANSWERS_AT_ONCE
+    bench.now += 2.0
+    assert sum(bool(bench.give(asker, GetDecisions(1, 5)).sends) for _ in range(200)) == 2 * ANSWERS_PER_SECOND
+    assert not bench.give(asker, GetBlock(0, bytes(32))).sends and not bench.give(asker, GetHeard()).sends
+    assert bench.give(others(bench)[1], GetBlock(0, bytes(32))).sends, "the others are not made to wait for it"
+
+
+def test_a_peer_without_a_link_is_not_counted_any_more() -> None:
+    bench = follower()
+    bench.give(others(bench)[0], GetDecisions(1, 5))
+    bench.step(Disconnected(bench.signers[others(bench)[0]].public))
+    assert not bench.replica._answers._left
+
+
+# Claims --------------------------------------------------------------------------------------------------------------
+
+
+def requests(catch_up: CatchUp, start: float, seconds: float) -> list[bytes]:
+    asked, now = [], start
+    while True:
+        deadline = catch_up.deadline(now)
+        assert deadline is not None
+        now = max(now, deadline)
+        if now > start + seconds:
+            return asked
+        asked.append(catch_up.ask(now)[0])
+
+
+def test_who_claims_an_absurd_height_is_asked_ever_more_rarely() -> None:
+    catch_up = CatchUp()
+    catch_up.claim(LIAR, ABSURD)
+    assert len(requests(catch_up, 0.0, 100.0)) < 10
+    assert len(requests(catch_up, 1_000.0, 1_000.0)) <= 1_000.0 / RETRY_SECONDS_MAX + 1
+
+
+def test_progress_by_others_does_not_make_a_liar_worth_asking() -> None:
+    catch_up, asked = CatchUp(), 0
+    for height in range(1, 200):
+        catch_up.reached(height, float(height))
+        catch_up.claim(LIAR, ABSURD)
+        asked += len(requests(catch_up, float(height), 0.9))
+    assert asked < 15
+
+
+def test_who_delivers_is_asked_again_at_once_and_a_liar_does_not_slow_it_down() -> None:
+    catch_up = CatchUp()
+    catch_up.claim(LIAR, ABSURD)
+    catch_up.claim(HONEST, 3_000)
+    now, height = 0.0, 1
+    while height < 3_000:
+        catch_up.reached(height, now)
+        deadline = catch_up.deadline(now)
+        assert deadline is not None
+        now = max(now, deadline)
+        if catch_up.ask(now)[0] == HONEST:
+            catch_up.delivered(HONEST)
+            height += DECISIONS_PER_REPLY_MAX
+    assert now < 10.0
+
+
+def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again() -> None:
+    bench = follower()
+    peer = bench.signers[others(bench)[0]].public
+    bench.give(others(bench)[0], Status(40, 0))
+    bench.step(Tick(), wait=1.0)
+    assert bench.replica._catch_up._claims[peer].not_before > bench.now
+    block = bench.block(bench.leader())
+    bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench))))
+    assert bench.replica._catch_up._claims[peer].not_before <= bench.now
+
+
+# Times ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_proposal_from_the_future_is_judged_again_when_its_time_has_come() -> None:
+    bench = follower()
+    late = dataclasses.replace(
+        decode_block(bench.block(bench.leader())), time_ms=int((bench.now + CLOCK_AHEAD_SECONDS) * 1000) + 400
+    )
+    bench.give(bench.leader(), bench.propose(encode_block(late)))
+    assert not bench.sent_votes(Prepare) and bench.replica.refusal
+    assert bench.turn.deadline is not None and bench.turn.deadline - bench.now < 0.41
+    bench.step(Tick(), wait=0.39)
+    assert not bench.sent_votes(Prepare)
+    bench.step(Tick(), wait=0.02)
+    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.refusal is None
+
+
+# Books ---------------------------------------------------------------------------------------------------------------
+
+
+def test_statements_of_views_long_left_behind_are_forgotten() -> None:
+    bench = follower()
+    for view in range(0, 600, VIEWS_AHEAD_MAX):
+        bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(view, others(bench))))
+        for voter in others(bench):
+            for nearby in range(view, view + VIEWS_AHEAD_MAX):
+                bench.give(voter, bench.timed_out(voter, nearby))
+    book = bench.replica._book
+    assert book is not None
+    assert max(map(len, book._statements.values())) <= 2 * (2 * VIEWS_AHEAD_MAX + 1)
+    assert len(book._tallies) <= 2 * (2 * VIEWS_AHEAD_MAX + 1)
+
+
+def test_two_decided_heights_are_remembered_without_what_voting_needs() -> None:
+    bench = follower()
+    for item in range(1, 8):
+        decide(bench, item)
+    assert sorted(bench.replica._closed) == [6, 7]
+    assert all(not book.offers and not book._tallies for book in bench.replica._closed.values())
+
+
+def test_a_closed_book_takes_no_statements_of_views_far_from_its_decision() -> None:
+    bench = follower()
+    block, voter = decide(bench, 1), others(bench)[0]
+    for view in range(200):
+        bench.give(voter, bench.prepare(voter, block, view))
+    assert len(bench.replica._closed[1]._statements[bench.signers[voter].public]) <= VIEWS_AHEAD_MAX + 2
+    assert not bench.replica._closed[1]._tallies
+
+
+def test_proposals_for_later_heights_have_a_bound_together() -> None:
+    bench, future = follower(), Future()
+    large = dataclasses.replace(bench.propose(bench.block(bench.leader())), short=bytes(4 << 20))
+    for peer in range(100):
+        future.keep(bytes([peer]) * 32, 2, large)
+    assert len(future._proposals) == 8
+
+
+def test_peers_that_come_and_go_leave_nothing_behind() -> None:
+    bench = follower()
+    for stranger in range(200):
+        bench.step(Connected(bytes([stranger]) * 32))
+        bench.give_from(bytes([stranger]) * 32, Status(ABSURD, 0))
+        bench.step(Disconnected(bytes([stranger]) * 32))
+    replica = bench.replica
+    assert not replica._lost and not replica._links and not replica._catch_up._claims and not replica._answers._left
+
+
+# Late evidence and old keys ------------------------------------------------------------------------------------------
+
+
+def evidence_at(bench: Bench, voter: int, height: int, turn: Turn) -> bool:
+    return [item.culprit for item in turn.evidence] == [bench.signers[voter].public]
+
+
+def test_a_second_statement_for_one_of_the_last_two_decided_heights_is_evidence() -> None:
+    bench = follower()
+    voter = others(bench)[0]
+    blocks = [decide(bench, item) for item in (1, 2, 3)]
+    for block, known in zip(blocks, (False, True, True), strict=True):
+        height = decode_block(block).height
+        second = bench.sign(voter, Commit(bench.voters.hash, height, 0, bytes(32)))
+        turn = bench.give(voter, dataclasses.replace(bench.commit(voter, block), vote=second))
+        assert evidence_at(bench, voter, height, turn) == known, "the first one came in the certificate"
+    assert not bench.faults
+
+
+def test_a_certificate_that_contradicts_a_vote_is_evidence_against_its_voter() -> None:
+    bench = follower()
+    liar = others(bench)[0]
+    one, two = bench.block(bench.leader()), bench.block(bench.leader(), b"\x91\x02")
+    bench.give(liar, bench.prepare(liar, one))
+    turn = bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, two, 0, others(bench))))
+    assert evidence_at(bench, liar, 1, turn)
+
+
+def test_a_late_commit_shows_in_the_next_block() -> None:
+    bench = follower()
+    block = bench.block(bench.leader())
+    bench.give(1, Decision(block, bench.certificate(Commit, block, 0, (0, 1, 2))))
+    bench.apply(bench.turn.decided[0])
+    bench.give(3, bench.commit(3, block))
+    bench.give(3, bench.commit(3, block, view=1))
+    certificate = decode_block(bench.block(bench.leader())).parent_certificate
+    assert certificate is not None and bench.signers[3].public in certificate.signatures
+
+
+def test_a_key_that_has_left_the_voters_signs_nothing_that_counts() -> None:
+    bench = follower()
+    leaver = others(bench)[0]
+    bench.counter.candidates = tuple(signer.public for signer in bench.signers)
+    change = Counter.CHANGE + leaver
+    body = b"\x91\xce" + change.to_bytes(4, "big")
+    for content in (body, b"\x91\x01"):
+        block = bench.block(bench.leader(), content)
+        certificate = bench.certificate(Commit, block, 0, others(bench))
+        bench.apply(bench.give(others(bench)[1], Decision(block, certificate)).decided[0])
+    block = bench.block(others(bench)[1], b"\x91\x03")
+    bench.give(leaver, bench.prepare(leaver, block))
+    assert bench.faults == ["foreign-voters"], "it signs as if nothing had changed"
+    bench.voters = bench.counter.voters[1]
+    assert bench.replica.height == 3 and len(bench.voters) == 3
+    bench.give(leaver, bench.prepare(leaver, block))
+    assert bench.faults == ["not-a-voter"]
+    bench.give(leaver, Heard(3, ()))
+    assert bench.signers[leaver].public not in bench.replica._check._claims

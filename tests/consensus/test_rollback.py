@@ -1,0 +1,411 @@
+"""A voter whose disk may have been rolled back: whom it asks, when it is silent, and what the others remember for it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+
+from consensus.block import decode_block
+from consensus.events import Connected, Disconnected, Tick, WorkChanged
+from consensus.rollback import ASK_SECONDS, RollbackCheck
+from consensus.turn import Decided, Send, Turn
+from consensus.voters import VoterSet
+from protocol.identity import Signed
+from protocol.limits import HEARD_MAX
+from protocol.messages import (
+    Ballot,
+    Commit,
+    CutOff,
+    Decision,
+    GetHeard,
+    Heard,
+    Prepare,
+    Prepared,
+    Proposed,
+    TimedOut,
+    Vote,
+)
+from tests.consensus.bench import START, Bench
+from tests.consensus.counter import Counter
+from tests.consensus.network import Network, Node
+
+ONE, TWO = b"\x91\x01", b"\x91\x02"
+
+
+class Untold(Bench):
+    """Nobody has answered the first question yet."""
+
+    def tell_that_nothing_was_heard(self) -> None:
+        pass
+
+
+def follower(kind: type[Bench] = Untold, n: int = 4) -> Bench:
+    first = kind(n)
+    return kind(n, next(i for i in range(n) if i not in (first.leader(0), first.leader(1))))
+
+
+def others(bench: Bench) -> list[int]:
+    return [i for i in range(bench.n) if i != bench.place]
+
+
+def tell(bench: Bench, other: int, height: int = 1, signed: tuple[Signed, ...] = ()) -> Turn:
+    return bench.give(other, Heard(height, signed))
+
+
+def is_silent(bench: Bench) -> bool:
+    """Whether a sound proposal makes it sign nothing."""
+    bench.give(bench.leader(), bench.propose(bench.block(bench.leader(), bytes([0x91, 100 + bench.replica.height]))))
+    return not bench.sent_votes(Prepare)
+
+
+def decide(bench: Bench, body: bytes) -> Decided:
+    block = bench.block(bench.leader(), body)
+    turn = bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, tuple(others(bench)))))
+    bench.apply(turn.decided[0])
+    return turn.decided[0]
+
+
+# Asking --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_voter_signs_nothing_before_a_quorum_itself_counted_has_answered() -> None:
+    bench = follower()
+    first, second, _ = others(bench)
+    assert is_silent(bench) and not bench.replica.may_speak
+    tell(bench, first)
+    assert not bench.sent_votes(Prepare) and not bench.replica.may_speak
+    tell(bench, second)
+    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.may_speak
+
+
+def test_nothing_is_timed_out_nor_joined_before_it_has_answers() -> None:
+    bench = follower()
+    bench.counter.add(1)
+    bench.step(WorkChanged())
+    bench.step(Tick(), wait=100.0)
+    for voter in others(bench):
+        bench.give(voter, bench.timed_out(voter))
+    assert not bench.journal.load().votes
+
+
+def test_one_voter_twice_or_a_stranger_is_no_second_answer() -> None:
+    bench = follower()
+    tell(bench, others(bench)[0])
+    tell(bench, others(bench)[0])
+    stranger = Untold(7)
+    bench.signers.append(next(signer for signer in stranger.signers if signer not in bench.signers))
+    tell(bench, 4)
+    assert is_silent(bench)
+
+
+def test_every_voter_with_a_link_is_asked_and_asked_again_until_it_answers_and_no_longer() -> None:
+    bench = follower()
+    bench.connect(*others(bench)[:2])
+    assert bench.sent(GetHeard)
+    tell(bench, others(bench)[0])
+    turn = bench.step(Tick(), wait=ASK_SECONDS)
+    [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetHeard)]
+    assert asked.to == (bench.signers[others(bench)[1]].public,)
+    tell(bench, others(bench)[1])
+    bench.step(Tick(), wait=10 * ASK_SECONDS)
+    bench.connect(others(bench)[2])
+    assert not bench.sent(GetHeard)
+
+
+def test_a_voter_alone_needs_nobody() -> None:
+    bench = Untold(n=1)
+    bench.counter.add(1)
+    assert len(bench.step(WorkChanged()).decided) == 1
+
+
+def test_an_observer_asks_nothing_and_may_speak_in_rounds() -> None:
+    network = Network(observers=1)
+    observer = network.all[-1]
+    network.run_until(START + 1, lambda: False)
+    assert observer.replica is not None and observer.replica.may_speak and not observer.replica.is_voter
+
+
+# Heights -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("claims", "silent"), [((2**53 - 1, 1, 1), False), ((3, 3, 1), True), ((3, 1, 1, 1, 1), False), ((3, 3, 1, 1, 1), True)]
+)
+def test_f_liars_cannot_silence_by_their_height_and_more_claims_than_that_hold_until_it_is_reached(
+    claims: tuple[int, ...], silent: bool
+) -> None:
+    """Six voters tolerate one liar, and four of them are a quorum: two that are ahead do not keep the others from answering."""
+    bench = follower(n=len(claims) + 1)
+    for other, claim in zip(others(bench), claims, strict=True):
+        tell(bench, other, claim)
+    assert is_silent(bench) == silent
+    if silent:
+        decide(bench, ONE)
+        decide(bench, TWO)
+        assert not is_silent(bench)
+
+
+def test_an_answer_from_further_above_than_its_certificate_is_kept_is_asked_for_again() -> None:
+    bench = follower()
+    bench.connect(*others(bench))
+    for other in others(bench):
+        tell(bench, other, 9)
+    turn = bench.step(Tick(), wait=ASK_SECONDS)
+    [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetHeard)]
+    assert asked.to is not None and len(asked.to) == 3
+
+
+def test_an_answer_from_just_above_counts_when_its_height_is_reached() -> None:
+    bench = follower()
+    first, second, _ = others(bench)
+    tell(bench, first, 2)
+    tell(bench, second, 1)
+    assert is_silent(bench)
+    decide(bench, ONE)
+    assert not is_silent(bench)
+
+
+def test_a_voter_that_left_and_came_back_is_asked_again() -> None:
+    both, one = VoterSet.of((bytes(32), bytes([1]) * 32)), VoterSet.of((bytes(32),))
+    check = RollbackCheck()
+    check.answer(both.keys[1], 1, 1)
+    assert check.unanswered(bytes(32), both) == ()
+    check.enter(one)
+    check.enter(both)
+    assert check.unanswered(bytes(32), both) == both.keys[1:]
+
+
+def test_the_voters_of_the_height_to_be_signed_must_answer_not_those_of_an_old_set() -> None:
+    old, new = VoterSet.of(bytes([i]) * 32 for i in range(4)), VoterSet.of(bytes([i]) * 32 for i in (0, 7, 8, 9))
+    check = RollbackCheck()
+    for voter in old.keys[1:]:
+        check.answer(voter, 1, 1)
+    check.enter(new)
+    assert not check.may_sign(bytes(32), 3, new)
+    assert check.unanswered(bytes(32), new) == new.keys[1:]
+
+
+# What was forgotten ---------------------------------------------------------------------------------------------------
+
+
+def test_a_statement_that_is_not_in_the_log_silences_until_the_height_after_it_is_decided() -> None:
+    bench = follower()
+    forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
+    for other in others(bench):
+        tell(bench, other, 1, (forgotten,))
+    assert is_silent(bench) and not bench.replica.may_speak
+    decide(bench, ONE)
+    assert is_silent(bench)
+    decide(bench, TWO)
+    assert not is_silent(bench) and bench.replica.may_speak
+
+
+def test_one_honest_answer_is_enough_also_when_it_comes_after_the_others() -> None:
+    bench = follower()
+    for other in others(bench)[:2]:
+        tell(bench, other)
+    forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
+    tell(bench, others(bench)[2], 1, (forgotten,))
+    assert is_silent(bench)
+
+
+def test_a_statement_of_the_log_and_one_of_a_height_left_behind_silence_nobody() -> None:
+    bench = follower(Bench)
+    block = bench.block(bench.leader())
+    bench.give(bench.leader(), bench.propose(block))
+    known = bench.sent_votes(Prepare)[0]
+    late = Untold(place=bench.place, journal=bench.journal)
+    late.replica = late._replica(bench.journal.load())
+    for other in others(late):
+        tell(late, other, 1, (known,))
+    assert late.replica.may_speak
+    decide(late, ONE)
+    old = late.sign(late.place, Prepare(late.voters.hash, 1, 5, bytes(32)))
+    tell(late, others(late)[0], 2, (old,))
+    assert late.replica.may_speak
+
+
+def test_other_bytes_in_a_slot_of_the_log_are_forgotten_too() -> None:
+    bench = follower(Bench)
+    bench.give(bench.leader(), bench.propose(bench.block(bench.leader())))
+    tell(bench, others(bench)[2], 1, (bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote,))
+    assert not bench.replica.may_speak
+
+
+def test_nobody_is_silenced_by_what_it_has_not_signed() -> None:
+    bench = follower()
+    other = others(bench)[0]
+    foreign = bench.prepare(other, bench.block(bench.leader())).vote
+    tell(bench, other, 1, (foreign,))
+    assert bench.faults == ["foreign-statement"]
+    tell(bench, other, 1, (dataclasses.replace(foreign, signer=bench.signers[bench.place].public),))
+    assert bench.faults == ["bad-signature"]
+    for honest in others(bench)[1:]:
+        tell(bench, honest)
+    assert not is_silent(bench)
+
+
+def test_a_certificate_with_a_vote_of_ours_that_the_log_lacks_silences() -> None:
+    bench = follower(Bench)
+    block = bench.block(bench.leader(), TWO)
+    bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 0, (bench.place, *others(bench)[:2]))))
+    assert not bench.sent_votes(Commit) and not bench.replica.may_speak
+
+
+def test_what_we_forgot_is_no_evidence_that_we_write_against_ourselves() -> None:
+    bench = follower(Bench)
+    bench.give(bench.leader(), bench.propose(bench.block(bench.leader())))
+    turn = bench.give(others(bench)[0], bench.prepare(bench.place, bench.block(bench.leader(), TWO)))
+    assert not turn.evidence and not bench.replica.may_speak
+
+
+def test_what_we_signed_in_rounds_is_handed_on_and_silences_no_vote() -> None:
+    bench = follower(Bench)
+    cut_off = bench.sign(bench.place, CutOff(bytes(32), 3, ()))
+    ballot = bench.sign(bench.place, Ballot(bytes(32), 3, bytes(32), ()))
+    assert tell(bench, others(bench)[2], 1, (cut_off, ballot)).heard == (cut_off, ballot)
+    assert bench.replica.may_speak
+
+
+# Answering -----------------------------------------------------------------------------------------------------------
+
+
+def heard(bench: Bench, asker: int) -> Heard:
+    bench.give(asker, GetHeard())
+    [answer] = bench.sent(Heard)
+    assert isinstance(answer, Heard)
+    return answer
+
+
+def test_an_answer_names_what_was_signed_at_the_open_height_and_the_two_decided_before_and_nothing_older() -> None:
+    bench, asker = follower(Bench), 0
+    bench = Bench(place=next(i for i in range(4) if i != asker))
+    said: list[Signed] = []
+    for height in range(1, 5):
+        block = bench.block(bench.leader(), bytes([0x91, height]))
+        for vote in (bench.prepare(asker, block), bench.commit(asker, block)):
+            bench.give(asker, vote)
+            said.append(vote.vote)
+        if height < 4:
+            turn = bench.give(asker, Decision(block, bench.certificate(Commit, block, 0, (0, 1, 2))))
+            bench.apply(turn.decided[0])
+    answer = heard(bench, asker)
+    assert answer.height == 4 and set(answer.signed) == set(said[2:])
+
+
+def test_an_answer_names_what_came_only_in_certificates_also_after_a_restart() -> None:
+    bench = follower(Bench)
+    asker = others(bench)[0]
+    block = bench.block(bench.leader())
+    prepares = bench.certificate(Prepare, block, 0, tuple(others(bench)))
+    bench.give(others(bench)[1], Prepared(prepares))
+    signed = Signed(prepares.vote, bench.signers[asker].public, prepares.signatures[bench.signers[asker].public])
+    assert heard(bench, asker).signed == (signed,)
+    bench.restart()
+    assert heard(bench, asker).signed == (signed,)
+    commits = bench.certificate(Commit, block, 0, tuple(others(bench)))
+    bench.apply(bench.give(others(bench)[1], Decision(block, commits)).decided[0])
+    bench.restart()
+    assert [signed.body for signed in heard(bench, asker).signed] == [commits.vote]
+
+
+def test_the_lock_is_sent_before_the_answer() -> None:
+    bench = follower(Bench)
+    block = bench.block(bench.leader())
+    bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench)))))
+    turn = bench.give(others(bench)[0], GetHeard())
+    assert [type(send.message) for send in turn.sends if isinstance(send, Send)] == [Prepared, Heard]
+
+
+def test_an_answer_is_bounded_and_keeps_the_newest() -> None:
+    bench = follower(Bench)
+    asker = others(bench)[0]
+    for view in range(64):
+        bench.give(asker, bench.timed_out(asker, view))
+        for kind in ("prepare", "commit"):
+            bench.give(asker, getattr(bench, kind)(asker, bench.block(bench.leader()), view))
+    many = tuple(bench.sign(asker, CutOff(bytes(32), number, ())) for number in range(HEARD_MAX - 10))
+    bench.counter.signed_by = lambda peer: many  # type: ignore[method-assign]
+    answer = heard(bench, asker)
+    assert len(answer.signed) == HEARD_MAX and answer.signed[: len(many)] == many
+    newest = [signed for signed in answer.signed[len(many) :] if signed.body[1:].startswith(b"\xa7timeout")]
+    assert bench.timed_out(asker, 63).timeout in newest and bench.timed_out(asker, 0).timeout not in newest
+
+
+# Whole networks ------------------------------------------------------------------------------------------------------
+
+
+def decided_by_all(network: Network, item: int) -> bool:
+    network.inject(item)
+    running = [node for node in network.all if node.replica is not None]
+    return network.run_until(network.now + 60.0, lambda: all(item in node.counter.done for node in running))
+
+
+def votes_of(network: Network, node: Node, height: int) -> bool:
+    witness = next(other for other in network.all if other is not node)
+    return node.key in decode_block(witness.journal.decided[height].block).parent_certificate.signatures  # type: ignore[union-attr]
+
+
+def test_a_whole_network_that_starts_again_at_once_goes_on() -> None:
+    network = Network()
+    assert decided_by_all(network, 1)
+    for node in network.all:
+        network.crash(node)
+    for node in network.all:
+        network.restart(node)
+    assert decided_by_all(network, 2)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 10])
+def test_a_rolled_back_voter_contradicts_nothing_that_it_said_and_votes_again(lost: int) -> None:
+    """`Network` fails at the first evidence anywhere."""
+    network = Network()
+    node = network.all[1]
+    backups = []
+    for item in range(10):
+        backups.append(copy.deepcopy(node.journal))
+        assert decided_by_all(network, item)
+    network.inject(100)
+    network.run_until(network.now + 0.025, lambda: False)  # the next height is being voted on
+    network.crash(node)
+    node.journal = backups[-lost]
+    network.restart(node)
+    for item in range(11, 20):
+        assert decided_by_all(network, item)
+    height = len(network.all[0].journal.decided)
+    assert any(votes_of(network, node, at) for at in range(height - 3, height + 1))
+
+
+def test_a_voter_with_a_lost_disk_and_its_old_key_votes_again() -> None:
+    network = Network()
+    node = network.all[2]
+    for item in range(5):
+        assert decided_by_all(network, item)
+    network.crash(node)
+    node.journal = type(node.journal)()
+    network.restart(node)
+    for item in range(6, 14):
+        assert decided_by_all(network, item)
+    assert votes_of(network, node, len(network.all[0].journal.decided))
+
+
+def test_a_new_voter_asks_and_votes_from_its_first_height_on_or_the_next() -> None:
+    network = Network(observers=1)
+    joiner = network.all[-1]
+    for item in (Counter.CHANGE + 4, 2, 3, 4):
+        assert decided_by_all(network, item)
+    assert votes_of(network, joiner, 4)
+
+
+def test_while_it_is_silent_a_voter_neither_repeats_timeouts_nor_sets_view_timers() -> None:
+    bench = follower()
+    bench.counter.add(1)
+    bench.step(WorkChanged())
+    assert bench.turn.deadline is None
+    bench.connect(*others(bench))
+    assert bench.turn.deadline is not None and bench.turn.deadline <= START + ASK_SECONDS
+    bench.step(Disconnected(bench.signers[others(bench)[0]].public))
+    bench.step(Connected(bench.signers[others(bench)[0]].public))
+    assert not [kind for kind in (TimedOut, Vote, Proposed) if bench.sent(kind)]

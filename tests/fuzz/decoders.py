@@ -1,0 +1,347 @@
+"""Everything that turns bytes from outside into something: where valid bytes come from, how they are read, what may be raised."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import trio
+from hypothesis import strategies as st
+
+from ledger import jobs, members
+from ledger.genesis import Founder, Genesis
+from ledger.state import EMPTY_BODY, decode_body
+from ledger.transactions import Refused
+from peer import config, control
+from peer.invitation import make_invitation, parse_invitation
+from protocol import codec
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign
+from protocol.messages import Status, Transaction
+from tests.fuzz import wire
+from tests.fuzz.strategies import strategy_of
+from tests.ledger.world import PEOPLE, World
+from tests.sim.keys import FastVerifier
+from tests.transport.helpers import ALICE, BOB, exchange_bytes, make_session
+from training import checkpoint, tasks
+from training.data import Manifest
+from training.replicated import codec as payloads
+from training.replicated.init import initial_parameters
+from training.replicated.layout import layout_of
+from training.spec import JobSpec, ModelSpec, Objective
+from training.tokenizer import load_tokenizer
+from transport.framing import Channel, Inbox, Outbox, Priority
+
+READ_BYTES_FACTOR = 6  # memory while decoding, per byte of input: the input's own copies inside the value
+READ_BYTES_FIXED = 256 << 10  # and whatever the input, once the readers of all types are built
+LOCAL = frozenset({"control socket"})  # read for programs of the same person, who may fill the memory anyway
+STATE_BYTES_FACTOR = 48  # of tables and specifications, whose entries are small objects; no stranger's message holds one
+
+
+@dataclass(frozen=True)
+class Decoder:
+    name: str
+    valid: st.SearchStrategy[bytes]
+    decode: Callable[[bytes], Any]
+    encode: Callable[[Any], bytes] | None = None  # None: the form is not canonical, or the value is not kept
+    refuses: tuple[type[Exception], ...] = (RemoteProtocolError,)
+    bytes_factor: int = READ_BYTES_FACTOR
+    always: bool = True  # whatever is valid is accepted; a transaction may be well formed and still have no place
+
+    def accepts(self, data: bytes) -> bool:
+        """Whether `data` is read. Whatever is read must be written the same again."""
+        try:
+            value = self.decode(data)
+        except self.refuses:
+            return False
+        if self.encode is not None:
+            assert self.encode(value) == data, f"{self.name}: {data.hex()} is read, and written as {self.encode(value).hex()}"
+        return True
+
+
+@functools.cache
+def decoders() -> dict[str, Decoder]:
+    states = [module.state_type() for module in World().rules.modules.values()]
+    found = (
+        [_of_message(kind) for kind in wire.messages()] + [_of_record(kind) for kind in (*wire.records(), *states)] + _special()
+    )
+    assert len({decoder.name for decoder in found}) == len(found)
+    return {decoder.name: decoder for decoder in found}
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _of_message(kind: type) -> Decoder:
+    def decode(data: bytes) -> Any:
+        return codec.decode_message(data, (Status, kind))
+
+    return Decoder(_qualified(kind), strategy_of(kind).map(codec.encode), decode, codec.encode)
+
+
+def _of_record(kind: type) -> Decoder:
+    def decode(data: bytes) -> Any:
+        return codec.decode(kind, data, len(data))
+
+    factor = READ_BYTES_FACTOR if kind.__module__.startswith(("protocol", "consensus")) else STATE_BYTES_FACTOR
+    return Decoder(_qualified(kind), strategy_of(kind).map(codec.encode), decode, codec.encode, bytes_factor=factor)
+
+
+# Those that do more than the codec -----------------------------------------------------------------------------------
+
+SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))
+SCRATCH = JobSpec(name="s", objective=Objective.SCRATCH, data=bytes(32))
+GENESIS = Genesis("net", 5, bytes(16), {key: Founder("a", ("trainer",)) for key in (bytes(32), b"\x01" * 32)})
+
+
+def _special() -> list[Decoder]:
+    return [
+        _of_class(JobSpec, SPEC, SCRATCH),
+        _of_class(Genesis, GENESIS),
+        _of_class(Manifest, Manifest(3, bytes(32), (bytes(32),)), Manifest((1 << 20) + 1, bytes(32), (bytes(32),) * 2)),
+        _signed(),
+        _peer_ids(),
+        _invitations(),
+        _payloads(),
+        _checkpoints(),
+        _tokenizers(),
+        _frames(),
+        _sessions(),
+        _pipe(),
+        _control(),
+        _configuration(),
+        *_ledger(),
+    ]
+
+
+def _of_class(kind: Any, *examples: Any) -> Decoder:
+    encoded = [codec.encode(example) for example in examples]
+    return Decoder(
+        f"{kind.__name__}.decode", st.sampled_from(encoded), kind.decode, codec.encode, bytes_factor=STATE_BYTES_FACTOR
+    )
+
+
+def _signed() -> Decoder:
+    message = Transaction(1, 2, "member/leave", b"")
+    examples = [codec.encode(sign(person, bytes(32), message)) for person in PEOPLE[:3]]
+
+    def decode(data: bytes) -> Signed:
+        signed = codec.decode(Signed, data)
+        assert open_signed(signed, bytes(32), FastVerifier(), (Transaction,)) == message, "nothing else was signed"
+        return signed
+
+    return Decoder("open_signed", st.sampled_from(examples), decode, codec.encode)
+
+
+def _peer_ids() -> Decoder:
+    def decode(data: bytes) -> bytes:
+        return parse_peer_id(data.decode(errors="replace"))
+
+    return Decoder("parse_peer_id", strategy_of(codec.Key).map(lambda key: peer_id(key).encode()), decode, refuses=(UserError,))
+
+
+def _invitations() -> Decoder:
+    text = make_invitation(Identity(bytes(32)), GENESIS, 7, ("127.0.0.1:7700",)).encode()
+
+    def decode(data: bytes) -> Any:
+        return parse_invitation(data.decode(errors="replace"))
+
+    return Decoder("parse_invitation", st.just(text), decode, refuses=(UserError,), bytes_factor=64)
+
+
+def _payloads() -> Decoder:
+    layout = layout_of(SCRATCH)
+    header = payloads.Header.of(SCRATCH, bytes(32), 3, b"t" * 32, b"r" * 32)
+    buffers = [initial_parameters(SCRATCH) * scale for scale in (0, 1, 1e-6)]
+    examples = [payloads.encode(header, buffer, layout) for buffer in buffers]
+
+    def decode(data: bytes) -> payloads.Update:
+        update = payloads.decode(data, header, layout)
+        assert update.dense().shape == (layout.size,) and update.norm_squared() >= 0
+        return update
+
+    return Decoder("payload", st.sampled_from(examples), decode, payloads.Update.encode, bytes_factor=STATE_BYTES_FACTOR)
+
+
+@functools.cache
+def _folder() -> Path:
+    place = tempfile.TemporaryDirectory(prefix="folkmoot-fuzz-")  # deleted when the process ends
+    _kept.append(place)
+    return Path(place.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _checkpoints() -> Decoder:
+    def decode(data: bytes) -> Any:
+        path = _folder() / "changed.safetensors"
+        path.write_bytes(data)
+        return checkpoint.read(path)
+
+    def example() -> bytes:
+        path = _folder() / "valid.safetensors"
+        checkpoint.export(path, SPEC, initial_parameters(SPEC), checkpoint.Origin(bytes(32), 1, bytes(32)))
+        return path.read_bytes()
+
+    return Decoder("checkpoint", st.builds(functools.cache(example)), decode, refuses=(UserError,), bytes_factor=64)
+
+
+def _tokenizers() -> Decoder:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    characters = [chr(byte) if byte in printable else None for byte in range(256)]
+    extra = iter(range(256, 512))
+    tokens = [character or chr(next(extra)) for character in characters]
+    model = {"type": "BPE", "vocab": {token: i for i, token in enumerate([*tokens, "ab"])}, "merges": [["a", "b"]]}
+    text = json.dumps({"model": model}).encode()
+
+    def decode(data: bytes) -> Any:
+        return load_tokenizer(data).decode([0, 255])
+
+    return Decoder("tokenizer", st.just(text), decode, bytes_factor=128)
+
+
+def _frames() -> Decoder:
+    def frame(parts: list[bytes]) -> bytes:
+        outbox = Outbox()
+        for index, part in enumerate(parts):
+            outbox.push(Channel.APPLICATION, part, Priority(index % 3))
+        return outbox.fill(400)
+
+    def decode(data: bytes) -> Any:
+        inbox = Inbox()
+        return inbox.take(data) + inbox.take(data)  # the first may leave a message unfinished
+
+    return Decoder("Inbox.take", st.lists(st.binary(max_size=300), max_size=5).map(frame), decode, bytes_factor=128)
+
+
+def _sessions() -> Decoder:
+    """What an initiator sends: everything from the preamble on, and two frames."""
+
+    class Recorder(bytearray):
+        def of(self, session: Any) -> Any:
+            send = session.data_to_send
+
+            def recorded() -> bytes:
+                data: bytes = send()
+                self.extend(data)
+                return data
+
+            session.data_to_send = recorded
+            return session
+
+    said = Recorder()
+    initiator, responder = said.of(make_session(ALICE, True)), make_session(BOB, False)
+    exchange_bytes(initiator, responder)
+    for part in (b"a", bytes(300)):
+        initiator.outbox.push(Channel.APPLICATION, part, Priority.VOTE)
+        exchange_bytes(initiator, responder)
+
+    def decode(data: bytes) -> Any:
+        session = make_session(BOB, False)
+        return session.receive(data[:40]) + session.receive(data[40:])
+
+    return Decoder("Session.receive", st.just(bytes(said)), decode, bytes_factor=STATE_BYTES_FACTOR)
+
+
+def _pipe() -> Decoder:
+    def decode(data: bytes) -> Any:
+        header = data[: tasks.FRAME_HEADER_BYTES].ljust(tasks.FRAME_HEADER_BYTES, b"\0")  # a shorter one is waited for
+        length, number = tasks.parse_header(header)
+        return number, tasks.parse_body(data[tasks.FRAME_HEADER_BYTES :][:length], tasks.FROM_WORKER)
+
+    values = st.one_of(*map(strategy_of, tasks.FROM_WORKER))
+    return Decoder("worker pipe", st.builds(tasks.frame, st.integers(0, 2**32 - 1), values), decode)
+
+
+CONTENTS: dict[str, Any] = {**members.KINDS, "job/start": jobs.Start, "job/stop": jobs.Stop}  # transaction kind -> its content
+
+
+class _Anybody:
+    """Answers every method of `PeerApi` with nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(*arguments: Any) -> None:
+            return None
+
+        return answer
+
+
+def _control() -> Decoder:
+    requests = st.sampled_from(sorted(control.METHODS.items())).flatmap(
+        lambda item: st.tuples(st.just(item[0]), st.tuples(*map(strategy_of, item[1].kinds)))
+    )
+    valid = requests.map(lambda call: codec.encode([control.VERSION, call[0], call[1]]))
+
+    def decode(data: bytes) -> Any:
+        reply = trio.run(control._reply, _Anybody(), codec.unpack(data, len(data)))
+        if reply[0] != "ok":
+            raise RemoteProtocolError("refused", reply[1])
+        return reply
+
+    return Decoder("control socket", valid, decode)
+
+
+def _configuration() -> Decoder:
+    directory = {"data_directory": "/nowhere"}
+    text = config.show(config.load({**directory, "bootstrap": ("a:1", "[::1]:2")}, {})).encode()
+
+    def decode(data: bytes) -> Any:
+        file = _folder() / "peer.toml"
+        file.write_bytes(data)
+        return config.load(directory, {}, file)
+
+    return Decoder("configuration", st.just(text), decode, refuses=(UserError,), bytes_factor=256)
+
+
+def _ledger() -> list[Decoder]:
+    world = World()
+    rules, state = world.rules, world.state
+    contents = st.one_of(
+        *(
+            st.builds(lambda content, kind=kind: world.tx(PEOPLE[1], kind, content), strategy_of(content))
+            for kind, content in CONTENTS.items()
+        ),
+        st.sampled_from([world.tx(PEOPLE[0], "member/leave", CONTENTS["member/leave"]()), world.admission(PEOPLE[9])]),
+    )
+
+    def apply(data: bytes) -> Any:
+        return rules.apply_transaction(state, codec.decode(Signed, data), 1)
+
+    def check(data: bytes) -> Any:
+        problem = rules.problem(state, data)
+        if problem is not None:
+            raise RemoteProtocolError("refused", problem)
+        return data
+
+    def decode_state(data: bytes) -> bytes:
+        return rules.encode_state(rules.decode_state(data))
+
+    def opened(data: bytes) -> Any:
+        """Content that nobody changed on the way is judged too: whoever signs may sign anything."""
+        transaction = codec.decode(Transaction, data)
+        return rules.apply_transaction(state, sign(PEOPLE[1], world.chain, transaction), 1)
+
+    def unsigned(signed: Signed) -> bytes:
+        return signed.body
+
+    refuses = (Refused, RemoteProtocolError)
+    encoded_state = rules.encode_state(world.decide(world.tx(PEOPLE[0], "member/leave", CONTENTS["member/leave"]())))
+    empty = decode_body(EMPTY_BODY)
+    bodies = contents.map(lambda signed: codec.encode(replace(empty, transactions=(signed,))))
+    return [
+        Decoder("Rules.apply_transaction", contents.map(codec.encode), apply, None, refuses, STATE_BYTES_FACTOR, False),
+        Decoder("Rules.apply_transaction, well signed", contents.map(unsigned), opened, None, refuses, STATE_BYTES_FACTOR, False),
+        Decoder("Rules.problem", bodies, check, _same, refuses, STATE_BYTES_FACTOR, False),
+        Decoder("Rules.decode_state", st.just(encoded_state), decode_state, _same, refuses, STATE_BYTES_FACTOR),
+    ]
+
+
+def _same(data: bytes) -> bytes:
+    return data

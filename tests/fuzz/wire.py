@@ -1,0 +1,65 @@
+"""Which types are read from bytes: found in the source, so that none can be forgotten."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+PACKAGES = ("protocol", "consensus", "transport", "ledger", "training", "peer")
+WITH_TORCH = ("training.compute", "peer.worker_main")  # they decode nothing that a peer sends
+
+
+@functools.cache
+def modules() -> tuple[ModuleType, ...]:
+    found = []
+    for package in PACKAGES:
+        top = importlib.import_module(package)
+        names = (info.name for info in pkgutil.walk_packages(top.__path__, f"{package}."))
+        found += [importlib.import_module(name) for name in names if not name.startswith(WITH_TORCH)]
+    return tuple(found)
+
+
+@functools.cache
+def messages() -> tuple[type, ...]:
+    """Every dataclass with a tag."""
+    kinds = (kind for module in modules() for kind in vars(module).values() if _is_own(kind, module))
+    return tuple(kind for kind in kinds if getattr(kind, "TAG", None) is not None)
+
+
+@functools.cache
+def records() -> tuple[type, ...]:
+    """Every dataclass without a tag that some `codec.decode(…)` names, and those in tables of kinds it picks from."""
+    found = {kind: None for module in modules() for call in _decode_calls(module) for kind in _named(call.args[0], module)}
+    return tuple(kind for kind in found if kind not in messages())
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    return isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__
+
+
+def _decode_calls(module: ModuleType) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="codec"), attr="decode"), args=[_, *_]):
+                yield node
+            case ast.Call(func=ast.Attribute(attr="_decoded"), args=[_, *_]):  # the store's wrapper of it
+                yield node
+
+
+def _named(expression: ast.expr, module: ModuleType) -> list[type]:
+    match expression:
+        case ast.Name(id="cls"):
+            return [kind for kind in vars(module).values() if _is_own(kind, module) and "decode" in vars(kind)]
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            value = getattr(module, name, None)
+            return [value] if isinstance(value, type) and dataclasses.is_dataclass(value) else []
+        case ast.Subscript(value=ast.Name(id=name)):
+            return list(getattr(module, name).values())
+    return []

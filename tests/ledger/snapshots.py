@@ -1,0 +1,293 @@
+"""A chain of real blocks and certificates with models of a few bytes, peers that serve its snapshots, and one that fetches."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from consensus.block import Block, block_digest, encode_block, encode_header, header_of
+from consensus.chain_proof import Anchor, link_of
+from consensus.turn import Decided, Fault
+from consensus.voters import VoterSet
+from ledger.ledger import Ledger
+from ledger.members import Approve, Leave, Stand
+from ledger.snapshot import Shelf
+from ledger.state import State, decode_body
+from ledger.transfer import Answer, Basis, Request, Step, Transfer
+from protocol import codec, merkle
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.identity import sign
+from protocol.messages import Certificate, Commit, GetPart, GetSnapshot, Link
+from tests.ledger.world import BY_KEY, PEOPLE, World
+from tests.sim.keys import FastSigner, FastVerifier
+
+PARTS = 5  # of a model
+DELAY_SECONDS = 0.01  # one way
+
+
+@dataclass
+class MemoryModels:
+    """Implements `ledger.snapshot.Models`."""
+
+    models: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
+    pinned: frozenset[tuple[bytes, int]] = frozenset()
+
+    def make(self, job: bytes, number: int) -> bytes:
+        """The model that round `number` starts from; its root."""
+        self.models[job, number] = [job + bytes([number, part]) * (part + 1) for part in range(PARTS)]
+        return self.root(job, number)
+
+    def root(self, job: bytes, number: int) -> bytes:
+        return merkle.root(list(map(merkle.leaf_hash, self._get(job, number))))
+
+    def _get(self, job: bytes, number: int) -> list[bytes]:
+        if (job, number) not in self.models:
+            raise StorageError("no such model")
+        return self.models[job, number]
+
+    def manifest(self, job: bytes, number: int) -> bytes:
+        return codec.encode(tuple(map(merkle.leaf_hash, self._get(job, number))))
+
+    def part(self, job: bytes, number: int, index: int) -> bytes:
+        return self._get(job, number)[index]
+
+    def receive(self, job: bytes, number: int, root: bytes, manifest: bytes) -> MemoryIncoming:
+        leaves = codec.decode(tuple[bytes, ...], manifest)
+        if merkle.root(leaves) != root:
+            raise RemoteProtocolError("bad-part", "manifest")
+        return MemoryIncoming(self, (job, number), leaves, [b""] * len(leaves))
+
+    def holds(self, job: bytes, number: int, root: bytes) -> bool:
+        return (job, number) in self.models and self.root(job, number) == root
+
+    def pin(self, models: frozenset[tuple[bytes, int]]) -> None:
+        self.pinned = models
+
+
+@dataclass
+class MemoryIncoming:
+    host: MemoryModels
+    key: tuple[bytes, int]
+    leaves: tuple[bytes, ...]
+    data: list[bytes]
+    abandoned: bool = False
+
+    @property
+    def parts(self) -> int:
+        return len(self.leaves)
+
+    def put(self, index: int, data: bytes) -> None:
+        if merkle.leaf_hash(data) != self.leaves[index]:
+            raise RemoteProtocolError("bad-part", "model")
+        self.data[index] = data
+
+    def install(self) -> None:
+        self.host.models[self.key] = self.data
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+class Chain(World):
+    """Everything that was ever decided; implements `ledger.snapshot.Archive` for a peer that was there from the start."""
+
+    def __init__(self, voters: int = 4, trainers: int = 3) -> None:
+        super().__init__(voters, trainers)
+        self.models = MemoryModels()
+        self.decided: dict[int, Decided] = {}
+        self.states = {0: self.state}
+        self.proof: dict[int, Link] = {}
+        self.signers: Callable[[VoterSet], Iterable[FastSigner]] = lambda voters: [BY_KEY[key] for key in voters.keys]
+
+    def fork(self) -> Chain:
+        """The same history, which goes on by itself from here."""
+        other = Chain()
+        other.genesis, other.rules, other.chain = self.genesis, self.rules, self.chain
+        other.ledger = Ledger(self.rules, self.state, self.ledger.certified_root)
+        other.models = MemoryModels(dict(self.models.models))
+        other.decided, other.states, other.proof = dict(self.decided), dict(self.states), dict(self.proof)
+        other.signers = self.signers
+        return other
+
+    def decide_body(self, body: bytes) -> State:
+        before = self.state
+        height, time_ms = before.height + 1, before.time_ms + 1
+        transition = self.rules.transition(before, height, time_ms, before.root, decode_body(body))
+        jobs = transition.state.jobs.jobs
+        stepped = [*transition.started, *(closed.job for closed in transition.closed)]
+        state = transition.finish({job: self.models.make(job, jobs[job].round) for job in stepped})
+        self._store(before, state, body)
+        self.ledger.advance(state, before.root)
+        self.follow()
+        return state
+
+    def _store(self, before: State, state: State, body: bytes) -> None:
+        voters, following = VoterSet(before.members.voters), VoterSet(before.members.upcoming)
+        parent = self.decided.get(before.height)
+        block = encode_block(
+            Block(
+                state.height,
+                parent.digest if parent else self.chain,
+                state.time_ms,
+                voters.keys[0],
+                voters.hash,
+                following.hash,
+                before.root,
+                parent.certificate if parent else None,
+                {},
+                body,
+            )
+        )
+        votes = [
+            sign(signer, self.chain, Commit(voters.hash, state.height, 0, block_digest(block))) for signer in self.signers(voters)
+        ]
+        certificate = Certificate(votes[0].body, dict(sorted((vote.signer, vote.signature) for vote in votes)))
+        decided = self.decided[state.height] = Decided(state.height, block_digest(block), block, certificate)
+        self.states[state.height] = state
+        link = link_of(decided, following)
+        if link is not None:
+            self.proof[state.height] = link
+
+    # Archive
+
+    def decision(self, height: int) -> Decided | None:
+        return self.decided.get(height)
+
+    def header(self, height: int) -> bytes | None:
+        decided = self.decided.get(height)
+        return encode_header(header_of(decided.decode())) if decided else None
+
+    def links(self, after: int, until: int) -> list[Link]:
+        return [self.proof[height] for height in sorted(self.proof) if after < height <= until]
+
+    # History
+
+    def grow(self, height: int) -> None:
+        while self.state.height < height:
+            self.decide()
+
+    def play(self, job: bytes) -> None:
+        self.decide(closings=(self.closing(job),))
+
+    def admit_voter(self, person: FastSigner, number: int) -> None:
+        """Three blocks, after which the newcomer decides."""
+        token = FastSigner(f"token {number}")
+        self.decide(self.admission(person, token=token))
+        self.decide()  # certifies a root
+        root = self.state.certified_roots[self.state.height - 1]
+        self.decide(self.tx(person, "member/stand", Stand(self.state.height - 1, root)))
+        self.decide(*(self.tx(BY_KEY[key], "member/approve", Approve(person.public)) for key in self.state.members.voters))
+        self.decide()
+        self.decide()
+        assert person.public in self.state.members.voters
+
+    def dismiss_voter(self, person: FastSigner) -> None:
+        self.decide(self.tx(person, "member/leave", Leave()))
+        self.decide()
+        self.decide()
+        assert person.public not in self.state.members.voters
+
+    def anchor(self, height: int) -> Anchor:
+        return Anchor(height, self.decided[height].digest)
+
+    def shelf(self, until: int | None = None) -> Shelf:
+        """Of a peer that has applied all of it, or a part."""
+        shelf = Shelf(self, self.models)
+        for height in range(1, (until or self.state.height) + 1):
+            shelf.applied(self.states[height], 0.0)
+        return shelf
+
+    def basis(self, height: int = 0, anchor: Anchor | None = None) -> Basis:
+        return Basis(self.chain, FastVerifier(), height, VoterSet(self.states[height].members.voters), anchor)
+
+
+def lived(height: int = 40) -> Chain:
+    """Voters come and go, a job is over and another goes on."""
+    chain = Chain()
+    done = chain.start()
+    chain.admit_voter(PEOPLE[4], 1)
+    for _ in range(2):
+        chain.play(done)
+    chain.dismiss_voter(PEOPLE[1])
+    running = chain.start(spec=b"unaudited:99")
+    chain.grow(height - 3)
+    chain.play(running)
+    chain.grow(height)
+    return chain
+
+
+Says = Callable[[Request, Any], Any]  # (what was asked, the honest answer) -> what is sent; None: nothing
+
+
+def honestly(request: Request, answer: Answer) -> Answer:
+    return answer
+
+
+@dataclass
+class Server:
+    shelf: Shelf
+    says: Says = honestly
+    delay: float = DELAY_SECONDS
+    asked: list[Request] = field(default_factory=list)
+    served: list[GetPart] = field(default_factory=list)
+
+
+class Fetch:
+    """One peer that fetches from these servers, in virtual time."""
+
+    def __init__(self, chain: Chain, servers: dict[bytes, Server], basis: Basis | None = None, wanted: int = 0) -> None:
+        self.servers = servers
+        self.models = MemoryModels()
+        self.transfer = Transfer(chain.rules, self.models, basis or chain.basis(), wanted)
+        self.faults: list[Fault] = []
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[[], Step]]] = []
+        self._order = itertools.count()
+        for peer in servers:
+            self._at(0.0, lambda peer=peer: self.transfer.connected(peer, self.now))
+
+    def _at(self, time: float, action: Callable[[], Step]) -> None:
+        heapq.heappush(self._queue, (time, next(self._order), action))
+
+    def run(self, seconds: float = 60.0) -> Fetch:
+        """Until the state is restored, the chain turns out to be forked, or time is up."""
+        turns = 0
+        while self.transfer.restored is None and self.transfer.conflict is None:
+            turns += 1
+            assert turns < 20_000, "it turns without getting anywhere"
+            deadline = self.transfer.deadline
+            if self._queue and self._queue[0][0] <= deadline:
+                time, _, action = heapq.heappop(self._queue)
+            else:
+                time, action = deadline, lambda: self.transfer.tick(self.now)
+            if time > seconds:
+                break
+            self.now = max(self.now, time)
+            self._do(action())
+        return self
+
+    def _do(self, step: Step) -> None:
+        for fault in step.faults:
+            self.faults.append(fault)
+        for peer, request in step.sends:
+            self._serve(peer, request)
+
+    def _serve(self, peer: bytes, request: Request) -> None:
+        server = self.servers[peer]
+        server.asked.append(request)
+        try:
+            answer: Any = server.shelf.answer(codec.decode_message(codec.encode(request), (GetSnapshot, GetPart)), self.now)
+        except RemoteProtocolError as error:
+            raise AssertionError(f"an honest request was refused: {error}") from error
+        answer = server.says(request, answer)
+        if answer is not None:
+            if isinstance(request, GetPart):
+                server.served.append(request)
+            self._at(self.now + 2 * server.delay, lambda: self.transfer.received(peer, answer, self.now))
+
+    @property
+    def blamed(self) -> dict[bytes, str]:
+        return {fault.peer: fault.error.reason for fault in self.faults}

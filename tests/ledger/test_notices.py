@@ -1,0 +1,271 @@
+"""No leader hides a transaction for long: what f+1 voters have waited for must be in the block, unless it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger import ledger as ledger_module
+from ledger import pool as pool_module
+from ledger.jobs import RUNNING_MAX, Start, Stop
+from ledger.ledger import Ledger
+from ledger.members import Register
+from ledger.pool import NOTICE_HEIGHTS_MAX, Notices, transaction_digest
+from ledger.state import EMPTY_BODY, Body, decode_body
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed
+from protocol.limits import NOTICED_MAX
+from protocol.messages import Notice
+from tests.ledger.world import PEOPLE, SCRATCH, World
+from tests.sim.keys import FastSigner
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def register(world: World, person: FastSigner, ahead: int = 1, roles: tuple[str, ...] = ()) -> Signed:
+    return world.tx(person, "member/register", Register(roles), ahead, expires=200)
+
+
+def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None) -> None:
+    digests = tuple(sorted(transaction_digest(signed) for signed in of))
+    for person in persons:
+        assert world.ledger.add_notice(person.public, Notice(world.state.height if height is None else height, digests))
+
+
+def refusal(world: World, *transactions: Signed) -> str | None:
+    """Of a block with just these transactions, or an empty one."""
+    return world.ledger.check(world.state.height + 1, codec.encode(Body((), (), transactions)), b"")
+
+
+def waiting(world: World, person: FastSigner = PEOPLE[0]) -> Signed:
+    """A transaction that the next block must carry, if f+1 voters say so."""
+    signed = register(world, person)
+    assert world.ledger.pool.add(signed)
+    return signed
+
+
+# What a voter says ----------------------------------------------------------------------------------------------------
+
+
+def test_a_voter_names_what_was_here_before_the_last_block_could_be_made(world: World) -> None:
+    me, early = PEOPLE[1].public, waiting(world)
+    assert world.ledger.notice_due(me) is None
+    world.decide()
+    late = register(world, PEOPLE[2])
+    world.ledger.pool.add(late)
+    assert world.ledger.notice_due(me) is None, "block 1 was made without knowing of it, perhaps"
+    world.decide()
+    assert world.ledger.notice_due(me) == Notice(2, (transaction_digest(early),))
+    world.decide()
+    assert world.ledger.notice_due(me) == Notice(3, tuple(sorted(map(transaction_digest, (early, late)))))
+    world.decide(early, late)
+    assert world.ledger.notice_due(me) is None
+
+
+def test_nobody_names_what_could_not_be_decided_now(world: World) -> None:
+    signed = (register(world, PEOPLE[0], ahead=2), world.tx(PEOPLE[1], "job/start", Start(b"nonsense")))
+    for item in signed:
+        world.ledger.pool.add(item)
+    for _ in range(4):
+        world.decide()
+    assert world.ledger.notice_due(PEOPLE[1].public) is None
+
+
+def test_only_voters_speak_and_are_heard(world: World) -> None:
+    signed = waiting(world)
+    for _ in range(3):
+        world.decide()
+    assert world.ledger.notice_due(PEOPLE[6].public) is None
+    assert not world.ledger.add_notice(PEOPLE[6].public, Notice(3, (transaction_digest(signed),)))
+    assert world.ledger.notice_due(PEOPLE[3].public) is not None
+    world.decide(evidence=(world.double(PEOPLE[3]),))
+    assert PEOPLE[3].public in world.state.members.voters and world.ledger.notice_due(PEOPLE[3].public) is None
+    assert not world.ledger.add_notice(PEOPLE[3].public, Notice(4, (transaction_digest(signed),)))
+
+
+def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "NOTICED_MAX", 2)
+    old = [waiting(world, person) for person in PEOPLE[:2]]
+    world.decide()
+    waiting(world, PEOPLE[2])
+    for _ in range(2):
+        world.decide()
+    said = world.ledger.notice_due(PEOPLE[1].public)
+    assert said is not None and said.transactions == tuple(sorted(map(transaction_digest, old))) and NOTICED_MAX == 64
+    assert codec.decode_message(codec.encode(said), (Notice,)) == said
+    with pytest.raises(RemoteProtocolError, match="ascend"):
+        world.ledger.add_notice(PEOPLE[1].public, Notice(9, tuple(reversed(said.transactions))))
+
+
+# What a block must carry ----------------------------------------------------------------------------------------------
+
+
+def test_f_plus_1_notices_force_a_transaction_in_and_f_do_not(world: World) -> None:
+    signed = waiting(world)
+    notice(world, PEOPLE[1], of=(signed,))
+    for _ in range(2):
+        world.decide()
+    assert refusal(world) is None, "one voter of four may lie"
+    notice(world, PEOPLE[2], of=(signed,), height=1)
+    assert "has waited too long" in (refusal(world) or "")
+    assert refusal(world, signed) is None
+
+
+def test_notices_act_two_heights_later_so_that_they_and_the_transaction_can_reach_the_leader(world: World) -> None:
+    signed = waiting(world)
+    world.decide()
+    notice(world, *PEOPLE[1:3], of=(signed,))
+    assert refusal(world) is None, "block 2 may have been made before notices of 1 came"
+    world.decide()
+    assert "has waited too long" in (refusal(world) or ""), "block 3"
+
+
+def test_a_transaction_counts_from_the_first_of_the_notices_that_name_it_without_a_break(world: World) -> None:
+    signed, other = waiting(world), waiting(world, PEOPLE[3])
+    for named in ((signed,), (signed, other), (signed,), (signed, other)):
+        world.decide()
+        notice(world, *PEOPLE[1:3], of=named)
+    assert world.ledger.notices.due(world.state.members.voters, 5) == {transaction_digest(signed)}
+
+
+def test_what_is_not_here_or_cannot_be_decided_vetoes_nothing(world: World) -> None:
+    unknown, hopeless = register(world, PEOPLE[0]), register(world, PEOPLE[1], ahead=3)
+    world.ledger.pool.add(hopeless)
+    notice(world, *PEOPLE[:4], of=(unknown, hopeless))
+    for _ in range(2):
+        world.decide()
+    assert refusal(world) is None
+
+
+def test_of_two_transactions_with_one_nonce_either_will_do(world: World) -> None:
+    """Otherwise two halves of the voters, each waiting for another one, would refuse every block for ever."""
+    left, right = register(world, PEOPLE[0]), register(world, PEOPLE[0], roles=("trainer",))
+    for signed in (left, right):
+        world.ledger.pool.add(signed)
+    notice(world, *PEOPLE[1:4], of=(left, right))
+    for _ in range(2):
+        world.decide()
+    assert refusal(world) is not None and refusal(world, left) is None and refusal(world, right) is None
+
+
+def test_a_full_block_is_excused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed, others = waiting(world), [register(world, PEOPLE[3], ahead=i) for i in (1, 2)]
+    notice(world, *PEOPLE[1:3], of=(signed,))
+    for _ in range(2):
+        world.decide()
+    assert refusal(world, *others) is not None
+    size = sum(len(other.body) + pool_module.SIGNED_BYTES for other in (*others, signed))
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "TRANSACTIONS_BYTES_MAX", size)
+        assert refusal(world, *others) is not None
+        patch.setattr(ledger_module, "TRANSACTIONS_BYTES_MAX", size - 1)
+        assert refusal(world, *others) is None
+    monkeypatch.setattr(ledger_module, "TRANSACTIONS_PER_BLOCK_MAX", 2)
+    assert refusal(world, *others) is None and refusal(world, others[0]) is not None
+
+
+def test_whoever_leads_puts_what_is_due_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for ahead in (1, 2, 3):
+        world.ledger.pool.add(register(world, PEOPLE[3], ahead))
+    world.decide(register(world, PEOPLE[0]))
+    signed = waiting(world)  # its nonce is higher
+    notice(world, *PEOPLE[1:3], of=(signed,))
+    for _ in range(2):
+        world.decide()
+    body = world.ledger.propose(world.state.height + 1, 0)
+    assert body is not None and decode_body(body).transactions[0] == signed
+
+
+def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World) -> None:
+    signed = waiting(world, PEOPLE[3])
+    notice(world, *PEOPLE[1:3], of=(signed,))
+    for _ in range(2):
+        world.decide()
+    body = codec.encode(Body((), (world.double(PEOPLE[3]),), ()))
+    assert refusal(world) is not None and world.ledger.check(world.state.height + 1, body, b"") is None
+
+
+def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight jobs run; the one that is due can start when another transaction of the block has stopped one."""
+    monkeypatch.setattr(pool_module, "PASSES_MAX", 1)
+    jobs = [world.start(PEOPLE[i % 4], SCRATCH) for i in range(RUNNING_MAX)]
+    start = world.tx(PEOPLE[3], "job/start", Start(SCRATCH), expires=200)
+    world.ledger.pool.add(start)
+    notice(world, *PEOPLE[1:3], of=(start,))
+    for _ in range(2):
+        world.decide()
+    for ahead in range(1, 6):
+        world.ledger.pool.add(register(world, PEOPLE[0], ahead))
+    world.ledger.pool.add(world.tx(PEOPLE[0], "job/stop", Stop(jobs[0]), ahead=6, expires=200))
+    body = world.ledger.propose(world.state.height + 1, 0)
+    assert body is not None and decode_body(body).transactions[-1] == start
+    assert world.ledger.check(world.state.height + 1, body, b"") is None
+    without = decode_body(body).transactions[:-1]
+    assert "has waited too long" in (refusal(world, *without) or "")
+
+
+def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none_any_more(world: World) -> None:
+    signed = waiting(world)
+    notice(world, *PEOPLE[1:3], of=(signed,))
+    for _ in range(NOTICE_HEIGHTS_MAX):
+        world.decide()
+    assert refusal(world) is not None
+    world.decide()
+    assert refusal(world) is None
+    notice(world, PEOPLE[2], PEOPLE[3], of=(signed,), height=world.state.height - 2)
+    assert refusal(world) is not None
+    world.decide(evidence=(world.double(PEOPLE[3]),))
+    assert refusal(world) is None
+
+
+def test_only_a_later_notice_of_a_voter_replaces_its_last_one() -> None:
+    notices, digest = Notices(), bytes(32)
+    assert notices.add(b"voter", Notice(5, (digest,)))
+    assert not notices.add(b"voter", Notice(5, (b"x" * 32,))) and not notices.add(b"voter", Notice(4, (digest,)))
+    assert notices.due((b"voter",), 7) == {digest} and notices.due((b"voter",), 6) == set()
+
+
+actions = st.lists(
+    st.tuples(st.sampled_from(["register", "conflict", "start", "accuse", "block", "empty"]), st.integers(0, 3)), max_size=25
+)
+
+
+@given(actions)
+@settings(max_examples=60, deadline=None)
+def test_an_honest_leader_with_the_same_notices_is_never_refused(script: list[tuple[str, int]]) -> None:
+    world = World()
+    for action, number in script:
+        act(world, action, number)
+        body = world.ledger.propose(world.state.height + 1, 0)
+        assert world.ledger.has_work() == (body is not None)
+        newcomer = Ledger(world.rules, world.state, world.ledger.certified_root)
+        for peer in (world.ledger, newcomer):
+            assert body is None or peer.check(world.state.height + 1, body, b"") is None
+
+
+def act(world: World, action: str, number: int) -> None:
+    person, ledger = PEOPLE[number], world.ledger
+    match action:
+        case "register":
+            ledger.pool.add(register(world, person, ahead=1 + number % 2))
+        case "conflict":
+            ledger.pool.add(register(world, person, roles=("trainer",)))
+        case "start":
+            ledger.pool.add(world.tx(person, "job/start", Start(SCRATCH), expires=200))
+        case "accuse" if number == 3:
+            ledger.accuse(world.double(person))
+        case "block" | "empty":
+            body = ledger.propose(world.state.height + 1, 0) if action == "block" else EMPTY_BODY
+            if body is None:
+                return
+            world.decide_body(body)
+            ledger.pool.prune(world.rules, world.state)
+            for voter in world.state.members.voters:
+                said = ledger.notice_due(voter)
+                if said is not None:
+                    ledger.add_notice(voter, said)

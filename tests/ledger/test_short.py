@@ -1,0 +1,210 @@
+"""Short bodies: the same bytes come out again where everything is held, and nothing else ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consensus.ballots import RoundBook, RoundTerms
+from ledger import short as short_module
+from ledger.jobs import Start
+from ledger.ledger import Ledger
+from ledger.members import Register
+from ledger.pool import Pool, signed_digest
+from ledger.short import WHOLE_BYTES_MAX, Expander, ShortBody, ShortClosing, condense
+from ledger.state import EMPTY_BODY, Body, decode_body
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import sign
+from protocol.messages import Ballot, Judgement, Proposal
+from protocol.reasons import Verdict
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, TIMERS, World
+from tests.sim.keys import FastSigner
+
+ACCEPT = Verdict.ACCEPT
+
+
+def busy() -> tuple[World, bytes]:
+    """A world whose next block closes a round and carries evidence and transactions."""
+    world = World()
+    key = world.start(spec=LANGUAGE + b":9")
+    world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
+    for ahead in (1, 2, 3):
+        world.ledger.pool.add(world.tx(PEOPLE[0], "member/register", Register(()), ahead))
+    world.ledger.accuse(world.double(PEOPLE[3]))
+    body = world.ledger.propose(world.state.height + 1, 0)
+    assert body is not None and len(body) > WHOLE_BYTES_MAX
+    return world, body
+
+
+def test_what_is_held_comes_out_as_it_went_in_and_takes_less_on_the_way() -> None:
+    world, body = busy()
+    short = world.ledger.condense(body)
+    assert world.ledger.expand(short) == body and len(short) < len(body)
+    content = decode_body(body)
+    assert content.evidence and content.closings and len(content.transactions) == 3
+
+
+def test_a_small_body_goes_whole_so_that_nobody_need_hold_anything_for_it() -> None:
+    world = World()
+    stranger = Ledger(world.rules, world.state, world.state.root)
+    small = codec.encode(Body((), (), (world.tx(PEOPLE[0], "member/register", Register(())),)))
+    for body in (EMPTY_BODY, small):
+        assert stranger.expand(world.ledger.condense(body)) == body
+    assert len(world.ledger.condense(EMPTY_BODY)) < 16
+
+
+def holder(world: World, lacks: str | None = None) -> Ledger:
+    """A peer in the same place that holds all the same, but for the first of some parts."""
+    ledger = Ledger(world.rules, world.state, world.state.root)
+    ((key, full),) = world.ledger.books.items()
+    book = ledger.books[key] = RoundBook(full.terms, None, 0.0, TIMERS)
+    for signed in list(full.proposals.values())[lacks == "proposals" :]:
+        book.add_proposal(signed, codec.decode_message(signed.body, (Proposal,)))
+    for signed in list(full.signed_ballots.values())[lacks == "ballots" :]:
+        book.add_ballot(signed, codec.decode_message(signed.body, (Ballot,)), 0.0)
+    for signed in list(world.ledger.pool)[lacks == "transactions" :]:
+        ledger.pool.add(signed)
+    return ledger
+
+
+def test_a_part_that_is_not_here_is_waited_for() -> None:
+    world, body = busy()
+    for part in ("ballots", "proposals", "transactions"):
+        assert holder(world, part).expand(condense(body)) is None, part
+    assert holder(world).expand(condense(body)) == body
+    assert Ledger(world.rules, world.state, world.state.root).expand(condense(body)) is None, "no round is open here"
+
+
+def test_a_ballot_that_comes_later_completes_it() -> None:
+    world, body = busy()
+    peer, (key,) = holder(world, "ballots"), world.ledger.books
+    assert peer.expand(condense(body)) is None
+    missing = next(iter(world.ledger.books[key].signed_ballots.values()))
+    peer.books[key].add_ballot(missing, codec.decode_message(missing.body, (Ballot,)), 0.0)
+    assert peer.expand(condense(body)) == body
+
+
+def test_a_second_ballot_or_other_signature_bytes_do_not_stand_for_what_was_condensed() -> None:
+    world, body = busy()
+    content = decode_body(body)
+    closing = content.closings[0]
+    ballot = codec.decode_message(closing.ballots[0].body, (Ballot,))
+    voter = next(person for person in PEOPLE if person.public == closing.ballots[0].signer)
+    second = sign(voter, world.chain, replace(ballot, judgements=()))
+    for other in (second, replace(closing.ballots[0], signature=bytes(64))):
+        changed = replace(content, closings=(replace(closing, ballots=(other, *closing.ballots[1:])),))
+        assert world.ledger.expand(condense(codec.encode(changed))) is None
+    changed = replace(content, transactions=(replace(content.transactions[0], signature=bytes(64)),))
+    assert world.ledger.expand(condense(codec.encode(changed))) is None
+
+
+def test_the_round_before_or_after_is_not_taken_for_the_open_one() -> None:
+    world, body = busy()
+    content = decode_body(body)
+    other = replace(content, closings=(replace(content.closings[0], round=1),))
+    assert world.ledger.expand(condense(codec.encode(other))) is None
+    assert world.ledger.expand(condense(body)) == body
+    world.decide_body(body)
+    assert world.ledger.expand(condense(body)) is None, "closed: its book is gone"
+    assert world.ledger._expander._parts == {}, "and nothing is kept of it"
+    (key,) = world.ledger.books
+    world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
+    following = world.ledger.propose(world.state.height + 1, 0)
+    assert following is not None and world.ledger.expand(condense(following)) == following
+
+
+@given(st.binary(max_size=400))
+def test_bytes_that_are_no_short_body_are_refused(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        World().ledger.expand(b"\x00" + data)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_changed_short_body_is_refused_waited_for_or_stands_for_another_body(data: st.DataObject) -> None:
+    world, body = SHARED
+    short = world.ledger.condense(body)
+    place = data.draw(st.integers(0, len(short) - 1))
+    changed = short[:place] + bytes([short[place] ^ data.draw(st.integers(1, 255))]) + short[place + 1 :]
+    try:
+        found = world.ledger.expand(changed)
+    except RemoteProtocolError:
+        return
+    assert found is None or (found != body and condense(found) == changed)
+
+
+SHARED = busy()
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_every_body_of_what_is_held_goes_round(data: st.DataObject) -> None:
+    world = World()
+    keys = [world.start(PEOPLE[i], spec) for i, spec in enumerate((LANGUAGE, SCRATCH, SCRATCH))]
+    for key in keys:
+        job = world.job(key)
+        voters = data.draw(st.sets(st.sampled_from(job.voters), max_size=4))
+        world.vote(key, dict.fromkeys(job.trainers, data.draw(st.sampled_from((ACCEPT, Verdict.REPLAY)))), tuple(sorted(voters)))
+    for number in range(data.draw(st.integers(0, 12))):
+        world.ledger.pool.add(world.tx(PEOPLE[number % 4], "job/start", Start(b"x" * number), ahead=1 + number // 4))
+    body = world.ledger.propose(world.state.height + 1, 0) or EMPTY_BODY
+    chosen = data.draw(st.lists(st.sampled_from(list(world.ledger.pool)), max_size=20)) if len(world.ledger.pool) else []
+    any_body = codec.encode(replace(decode_body(body), transactions=tuple(chosen)))
+    for each in (body, any_body):
+        short = world.ledger.condense(each)
+        assert world.ledger.expand(short) == each and len(short) <= len(each) + 16
+
+
+def test_a_few_digests_named_a_thousand_times_cost_no_memory() -> None:
+    world = World()
+    large = world.tx(PEOPLE[0], "job/start", Start(bytes(200 << 10)))
+    world.ledger.pool.add(large)
+    with pytest.raises(RemoteProtocolError, match="oversized"):
+        world.ledger.expand(codec.encode(ShortBody((), (), (signed_digest(large),) * 1_000)))
+
+
+def hundred(voters: int = 100, trainers: int = 100) -> tuple[Expander, bytes]:
+    """One round with that many ballots on that many proposals, all held."""
+    people = sorted((FastSigner(f"one of many {i}") for i in range(max(voters, trainers))), key=lambda person: person.public)
+    chain, job, root = bytes(32), b"j" * 32, b"r" * 32
+    keys = [person.public for person in people]
+    voting, training = frozenset(keys[:voters]), frozenset(keys[:trainers])
+    book = RoundBook(RoundTerms(job, 0, root, voting, voting, training, training, True), None, 0.0, TIMERS)
+    for person in people[:trainers]:
+        proposal = Proposal(job, 0, root, person.public, 1 << 20, person.public, person.public)
+        book.add_proposal(sign(person, chain, proposal), proposal)
+    judged = tuple(Judgement(key, short_module.signed_digest(book.proposals[key]), ACCEPT) for key in sorted(training))
+    ballot = Ballot(job, 0, root, judged)
+    for person in people[:voters]:
+        book.add_ballot(sign(person, chain, ballot), ballot, 0.0)
+    closing = (tuple(sorted(t.values(), key=lambda s: s.signer)) for t in (book.signed_ballots, {}, book.proposals))
+    ballots, cut_offs, proposals = closing
+    body = codec.encode(Body((short_module.Closing(job, 0, ballots, cut_offs, proposals),), (), ()))
+    return Expander({job: book}, Pool()), body
+
+
+def test_a_round_of_a_hundred_voters_and_trainers_travels_in_a_hundredth_of_its_bytes() -> None:
+    expander, body = hundred()
+    short = condense(body)
+    assert len(body) > 700_000 and len(short) < 7_000
+    assert expander.expand(short) == body
+
+
+def test_only_what_is_new_in_a_book_is_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    expander, body = hundred(20, 20)
+    short, hashed = condense(body), []
+    real = short_module.signed_digest
+    monkeypatch.setattr(short_module, "signed_digest", lambda signed: hashed.append(signed) or real(signed))
+    for _ in range(5):
+        assert expander.expand(short) == body
+    assert len(hashed) == 40
+
+
+def test_a_short_closing_is_bounded_like_a_closing() -> None:
+    closing = ShortClosing(bytes(32), 0, (bytes(32),) * 201, (), ())
+    with pytest.raises(RemoteProtocolError, match="oversized"):
+        World().ledger.expand(codec.encode(ShortBody((closing,), (), ())))

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from consensus.block import encode_header, header_digest, header_of
+from consensus.chain_proof import Anchor
+from consensus.chain_proof import Path as Proof
+from consensus.voters import VoterSet
+from ledger.snapshot import (
+    BURST_BYTES,
+    LEASE_SECONDS,
+    RATE_BYTES,
+    REQUESTS_MAX,
+    SNAPSHOT_HEIGHTS,
+    SNAPSHOTS_KEPT,
+    SNAPSHOTS_MAX,
+    Queue,
+    Shelf,
+)
+from ledger.store import Store
+from protocol.errors import RemoteProtocolError
+from protocol.identity import sign
+from protocol.limits import PART_BYTES_MAX
+from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+from tests.ledger.snapshots import Chain, Fetch, Server, lived
+from tests.ledger.test_transfer import assert_restored
+from tests.ledger.world import BY_KEY
+from tests.sim.keys import FastVerifier
+
+A, B = b"a" * 32, b"b" * 32
+ANY = GetSnapshot(0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    return lived(100)
+
+
+def offered(shelf: Shelf, now: float = 0.0, known: int = 0, wanted: int = 0) -> int:
+    answer = shelf.answer(GetSnapshot(known, 0, wanted), now)
+    assert isinstance(answer, SnapshotOffer | NoSnapshot)
+    return answer.height
+
+
+def module(height: int) -> GetPart:
+    return GetPart(height, Content.MODULE, b"jobs", 0)
+
+
+# What is kept --------------------------------------------------------------------------------------------------------
+
+
+def test_peers_that_applied_different_heights_offer_the_same_snapshot(chain: Chain) -> None:
+    heights = {offered(chain.shelf(until)) for until in range(33, 40)}
+    assert heights == {32} and 32 % SNAPSHOT_HEIGHTS == 0
+
+
+def test_a_snapshot_is_offered_once_it_is_certified_and_not_before(chain: Chain) -> None:
+    assert offered(chain.shelf(until=40)) == 32
+    assert offered(chain.shelf(until=41)) == 40
+
+
+def test_the_last_ones_are_kept_and_their_models_with_them(chain: Chain) -> None:
+    shelf = chain.shelf(until=90)
+    held = [height for height in range(8, 90, 8) if isinstance(shelf.answer(module(height), 0.0), Part)]
+    assert held == [80, 88] and len(held) == SNAPSHOTS_KEPT
+    needed = {(key, job.round) for height in held for key, job in chain.states[height].jobs.jobs.items()}
+    assert needed <= chain.models.pinned
+
+
+def test_what_is_being_fetched_is_kept_longer_but_not_for_ever(chain: Chain) -> None:
+    shelf, now = chain.shelf(until=33), 0.0
+    for height in range(34, 60):
+        now += 1.0
+        assert isinstance(shelf.answer(module(32), now), Part)
+        shelf.applied(chain.states[height], now)
+    for height in range(60, 90):
+        shelf.applied(chain.states[height], now := now + LEASE_SECONDS)
+    assert shelf.answer(module(32), now) == NoSnapshot(32)
+
+
+def test_nobody_makes_a_peer_keep_more_than_a_few_snapshots(chain: Chain) -> None:
+    shelf = chain.shelf(until=10)
+    for height in range(11, 100):
+        shelf.applied(chain.states[height], 0.0)
+        for other in range(1, height):
+            shelf.answer(module(other), 0.0)
+            offered(shelf, wanted=other)
+            assert len(shelf._held) <= SNAPSHOTS_MAX
+
+
+def test_after_a_restart_an_idle_peer_offers_what_the_last_empty_block_certifies(chain: Chain) -> None:
+    idle = Chain()
+    idle.start()
+    idle.grow(6)
+    shelf = Shelf(idle, idle.models)
+    shelf.begin(idle.state)
+    assert offered(shelf) == 5
+    assert_restored(Fetch(idle, {A: Server(shelf)}).run(), idle)
+
+
+def test_after_a_restart_a_state_that_nothing_certifies_is_not_offered() -> None:
+    fresh = Chain()
+    fresh.grow(6)
+    fresh.start()
+    shelf = Shelf(fresh, fresh.models)
+    shelf.begin(fresh.state)
+    assert offered(shelf) == 0
+
+
+def test_a_peer_whose_model_is_gone_offers_that_snapshot_no_more() -> None:
+    chain = lived(100)
+    shelf = chain.shelf()
+    chain.models.models.clear()
+    height = offered(shelf)
+    job = next(iter(chain.states[height].jobs.jobs))
+    assert shelf.answer(GetPart(height, Content.MODEL, job, 0), 0.0) == NoSnapshot(height)
+    assert shelf.answer(module(height), 0.0) == NoSnapshot(height)
+
+
+# What nobody should ask ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GetPart(96, Content.BLOCK, bytes(32), 0),
+        GetPart(96, Content.MODULE, b"nothing", 0),
+        GetPart(96, Content.MANIFEST, bytes(32), 0),
+        GetPart(96, Content.MODEL, b"", 0),
+        GetPart(96, Content.HEADERS, b"", 0),
+        GetPart(96, Content.HEADERS, b"", 10_000),
+    ],
+)
+def test_a_request_for_what_cannot_be_there_is_a_fault(chain: Chain, request_: GetPart) -> None:
+    with pytest.raises(RemoteProtocolError, match="bad-request"):
+        chain.shelf().answer(request_, 0.0)
+
+
+def test_whoever_knows_more_than_is_held_gets_no_offer(chain: Chain) -> None:
+    shelf = chain.shelf()
+    for request in (GetSnapshot(99, 0, 0), GetSnapshot(0, 0, 100), GetSnapshot(0, 1_000, 0)):
+        assert shelf.answer(request, 0.0) == NoSnapshot(0)
+
+
+def test_pieces_behind_the_end_are_empty(chain: Chain) -> None:
+    answer = chain.shelf().answer(GetPart(96, Content.MODULE, b"jobs", 10**9), 0.0)
+    assert isinstance(answer, Part) and answer.data == b""
+
+
+# Rate ----------------------------------------------------------------------------------------------------------------
+
+
+def test_each_peer_is_served_in_its_turn_within_its_rate() -> None:
+    queue = Queue()
+    for number in range(REQUESTS_MAX):
+        queue.add(A, module(number), 0.0)
+    queue.add(B, module(0), 0.0)
+    served = [request[0] for _ in range(20) if (request := queue.next(0.0))]
+    assert served.index(B) == 1, "a long queue of one peer is not before the others"
+    assert len(served) == BURST_BYTES // PART_BYTES_MAX + 1
+    wait = queue.wait_seconds()
+    assert 0 < wait <= PART_BYTES_MAX / RATE_BYTES
+    assert queue.next(wait * 0.9) is None and queue.next(wait * 1.01) is not None
+
+
+def test_a_flood_of_requests_is_a_fault_and_one_that_left_is_forgotten() -> None:
+    queue = Queue()
+    for number in range(REQUESTS_MAX):
+        queue.add(A, module(number), 0.0)
+    with pytest.raises(RemoteProtocolError, match="flood"):
+        queue.add(A, module(99), 0.0)
+    queue.forget(A)
+    assert queue.next(0.0) is None and queue.wait_seconds() == float("inf")
+
+
+# The proof -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_path_stands_where_it_was_after_a_link_that_proves_nothing(chain: Chain) -> None:
+    first, second = list(chain.links(0, 100))[:2]
+    path = Proof(chain.chain, FastVerifier(), 0, VoterSet(chain.states[0].members.voters), None)
+    other_certificate = replace(first, certificate=second.certificate)
+    for wrong in (second, other_certificate, replace(first, next_voters=())):
+        with pytest.raises(RemoteProtocolError):
+            path.follow(wrong)
+        assert path.height == 0
+    path.follow(first)
+    with pytest.raises(RemoteProtocolError, match="bad-proof"):
+        path.follow(first)
+    assert path.follow(second).header.next_voters == path.voters.hash
+
+
+def test_next_voters_that_do_not_hash_to_what_the_header_names_are_refused(chain: Chain) -> None:
+    link = next(iter(chain.links(0, 100)))
+    path = Proof(chain.chain, FastVerifier(), 0, VoterSet(chain.states[0].members.voters), None)
+    for keys in (link.next_voters[:-1], link.next_voters[::-1], (*link.next_voters, link.next_voters[-1])):
+        with pytest.raises(RemoteProtocolError, match="bad-proof"):
+            path.follow(replace(link, next_voters=keys))
+
+
+def test_a_header_that_contradicts_its_certificate_about_the_voters_is_refused(chain: Chain) -> None:
+    """The set that signed, and the set that the header says decided, are one and the same, or nothing is proven."""
+    voters = VoterSet(chain.states[0].members.voters)
+    header = encode_header(replace(header_of(chain.decided[1].decode()), voters=bytes(32)))
+    votes = [sign(BY_KEY[key], chain.chain, Commit(voters.hash, 1, 0, header_digest(header))) for key in voters.keys]
+    certificate = Certificate(votes[0].body, {vote.signer: vote.signature for vote in votes})
+    path = Proof(chain.chain, FastVerifier(), 0, voters, None)
+    with pytest.raises(RemoteProtocolError, match="foreign-voters"):
+        path.follow(Link(header, certificate, voters.keys))
+
+
+# On disk -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Path, chain: Chain) -> None:
+    """It has no old blocks, but the proof and the headers that it was given."""
+    fetch = Fetch(chain, {A: Server(chain.shelf(until=90))}).run()
+    restored = fetch.transfer.restored
+    assert restored is not None
+    restored.install_models()
+    store = Store(tmp_path / "ledger.db", chain.chain)
+    encoded = chain.rules.encode_state(restored.state)
+    store.restore(restored.decisions, restored.height, restored.state.root, encoded, restored.headers, fetch.transfer.links)
+    shelf = Shelf(store, fetch.models)
+    shelf.begin(chain.rules.decode_state(store.state() or b""))
+    shelf.applied(chain.states[restored.height + 1], 0.0)
+    assert store.decision(restored.height - 2) is None
+    assert store.header(restored.height - 2) == chain.header(restored.height - 2)
+    assert list(store.links(0, 1_000)) == list(chain.links(0, restored.height + 1))
+    assert_restored(Fetch(chain, {B: Server(shelf)}).run(), chain)
+    anchored = Fetch(chain, {B: Server(shelf)}, chain.basis(0, Anchor(50, chain.decided[50].digest))).run(seconds=3.0)
+    assert anchored.transfer.restored is None and not anchored.faults, "what it cannot prove it does not offer"
+    store.close()
+
+
+def test_results_that_turned_out_wrong_leave_the_disk_with_a_restored_state(tmp_path: Path, chain: Chain) -> None:
+    store = Store(tmp_path / "ledger.db", chain.chain)
+    store.append([chain.decided[height] for height in range(1, 30)])
+    for height in range(1, 30):
+        root = chain.states[height].root if height < 20 else b"wrong" + bytes(27)
+        store.save_state(height, root, b"state")
+    store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].root, b"right", disproved=20)
+    assert store.roots() == {height: chain.states[height].root for height in [*range(1, 20), 28]}
+    assert store.decision(1) == chain.decided[1], "decided blocks stay"
+    store.close()

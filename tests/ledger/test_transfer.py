@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consensus.block import header_digest
+from consensus.chain_proof import Anchor
+from ledger.members import Leave
+from ledger.snapshot import SNAPSHOT_HEIGHTS
+from ledger.transfer import STALL_SECONDS, STARVED_SECONDS, Request
+from protocol import codec
+from protocol.identity import sign
+from protocol.limits import PART_BYTES_MAX
+from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, NoSnapshot, Part, SnapshotOffer
+from tests.ledger.snapshots import Chain, Fetch, Server, honestly, lived
+from tests.ledger.world import BY_KEY, PEOPLE
+
+A, B, C, D = (bytes([letter]) * 32 for letter in b"abcd")
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    return lived()
+
+
+def serving(chain: Chain, *names: bytes) -> dict[bytes, Server]:
+    return {name: Server(chain.shelf()) for name in names}
+
+
+def assert_restored(fetch: Fetch, chain: Chain) -> None:
+    """The very bytes that every other peer has, and models with the roots that the state names."""
+    restored = fetch.transfer.restored
+    assert restored is not None
+    expected = chain.states[restored.height]
+    assert restored.state.root == expected.root
+    assert chain.rules.encode_state(restored.state) == chain.rules.encode_state(expected)
+    assert [decided.height for decided in restored.decisions] == [restored.height + i for i in (-1, 0, 1)]
+    assert list(restored.decisions) == [chain.decided[decided.height] for decided in restored.decisions]
+    restored.install_models()
+    for key, job in restored.state.jobs.jobs.items():
+        assert fetch.models.root(key, job.round) == job.model_root
+
+
+# What must work ------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_gets_the_certified_state_from_several_peers_at_once(chain: Chain) -> None:
+    fetch = Fetch(chain, serving(chain, A, B, C)).run()
+    assert_restored(fetch, chain)
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height % SNAPSHOT_HEIGHTS == 0
+    assert all(server.served for server in fetch.servers.values())
+    assert not fetch.faults
+    assert [link.header for link in fetch.transfer.links] == [
+        link.header for link in chain.links(0, fetch.transfer.restored.height + 1)
+    ]
+
+
+def test_no_part_is_fetched_twice_from_prompt_peers(chain: Chain) -> None:
+    fetch = Fetch(chain, serving(chain, A, B, C)).run()
+    served = [request for server in fetch.servers.values() for request in server.served]
+    assert len(served) == len(set(served))
+
+
+def test_a_long_absent_peer_needs_only_what_changed_since(chain: Chain) -> None:
+    changes = [header_of_link(link) for link in chain.links(0, 40)]
+    fetch = Fetch(chain, serving(chain, A, B), chain.basis(changes[0])).run()
+    assert_restored(fetch, chain)
+    assert [header_of_link(link) for link in fetch.transfer.links] == changes[1:] != []
+
+
+def header_of_link(link: Any) -> int:
+    height: int = codec.unpack(link.header, 1 << 20)[0]
+    return height
+
+
+def test_a_model_that_is_here_already_is_not_fetched(chain: Chain) -> None:
+    fetch = Fetch(chain, serving(chain, A))
+    fetch.models.models = dict(chain.models.models)
+    assert_restored(fetch.run(), chain)
+    assert not [request for request in fetch.servers[A].served if request.content in (Content.MANIFEST, Content.MODEL)]
+
+
+def test_a_damaged_model_of_the_right_round_is_fetched_again(chain: Chain) -> None:
+    fetch = Fetch(chain, serving(chain, A))
+    fetch.models.models = {key: [b"damaged"] for key in chain.models.models}
+    assert_restored(fetch.run(), chain)
+
+
+def test_a_snapshot_above_a_given_height_is_made_when_it_is_asked_for(chain: Chain) -> None:
+    """A peer whose state diverged at a height needs a later one, also where no block follows for long."""
+    wanted = chain.state.height - 1
+    assert wanted % SNAPSHOT_HEIGHTS
+    fetch = Fetch(chain, serving(chain, A, B), wanted=wanted).run()
+    assert_restored(fetch, chain)
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == wanted
+
+
+def test_a_state_that_no_block_certifies_is_not_offered(chain: Chain) -> None:
+    fetch = Fetch(chain, serving(chain, A, B), wanted=chain.state.height).run(seconds=10.0)
+    assert fetch.transfer.restored is None and not fetch.faults
+
+
+def test_a_state_of_several_pieces_comes_whole() -> None:
+    chain = Chain()
+    for number in range(6):
+        chain.start(PEOPLE[number % 4], spec=b"scratch:" + b" " * 250_000 + b"%d" % (number + 2))
+    chain.grow(9)
+    assert len(codec.encode(chain.states[8].jobs)) > PART_BYTES_MAX
+    assert_restored(Fetch(chain, serving(chain, A, B)).run(), chain)
+
+
+def test_a_proof_of_several_messages_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
+    monkeypatch.setattr("ledger.snapshot.OFFER_LINKS_BYTES_MAX", 2_000)
+    fetch = Fetch(chain, serving(chain, A)).run()
+    assert_restored(fetch, chain)
+    assert sum(isinstance(request, GetSnapshot) for request in fetch.servers[A].asked) > 1
+
+
+def test_more_headers_than_a_part_holds_come_in_several(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
+    monkeypatch.setattr("ledger.snapshot.PART_BYTES_MAX", 40_000)
+    fetch = Fetch(chain, serving(chain, A)).run()
+    assert_restored(fetch, chain)
+    assert len({r.index for r in fetch.servers[A].served if r.content is Content.HEADERS}) > 1
+
+
+def test_the_chain_may_be_longer_than_the_state_remembers_roots() -> None:
+    chain = Chain()
+    chain.grow(130)
+    fetch = Fetch(chain, serving(chain, A)).run()
+    assert_restored(fetch, chain)
+    assert fetch.transfer.restored is not None and len(fetch.transfer.restored.headers) == 98
+
+
+# Who lies ------------------------------------------------------------------------------------------------------------
+
+
+def wrong_part(content: Content) -> Any:
+    def says(request: Request, answer: Any) -> Any:
+        if isinstance(answer, Part) and answer.content is content:
+            return replace(answer, data=answer.data[:-1] + bytes([answer.data[-1] ^ 1]))
+        return answer
+
+    return says
+
+
+def other_leaf(request: Request, answer: Any) -> Any:
+    if isinstance(answer, SnapshotOffer) and answer.modules:
+        return replace(answer, modules={**answer.modules, "members": bytes(32)})
+    return answer
+
+
+def lying_height(request: Request, answer: Any) -> Any:
+    return replace(answer, height=answer.height + 1_000) if isinstance(answer, SnapshotOffer) else answer
+
+
+def truncated_proof(request: Request, answer: Any) -> Any:
+    return replace(answer, links=answer.links[-3:]) if isinstance(answer, SnapshotOffer) else answer
+
+
+def without_its_end(request: Request, answer: Any) -> Any:
+    return replace(answer, links=answer.links[:-1]) if isinstance(answer, SnapshotOffer) else answer
+
+
+def too_few_signatures(request: Request, answer: Any) -> Any:
+    if not isinstance(answer, SnapshotOffer):
+        return answer
+    last = answer.links[-1]
+    few = dict(list(last.certificate.signatures.items())[:2])
+    return replace(answer, links=(*answer.links[:-1], replace(last, certificate=Certificate(last.certificate.vote, few))))
+
+
+def oversized(request: Request, answer: Any) -> Any:
+    if isinstance(answer, Part) and answer.content is Content.BLOCK:
+        return replace(answer, data=bytes(PART_BYTES_MAX))
+    return answer
+
+
+LIES: dict[str, tuple[Any, str]] = {
+    **{f"wrong {content.value}": (wrong_part(content), "") for content in Content},
+    "wrong root": (other_leaf, "bad-offer"),
+    "lying height": (lying_height, "bad-offer"),
+    "truncated proof": (truncated_proof, "foreign-voters"),
+    "proof without its end": (without_its_end, "bad-offer"),
+    "too few signatures": (too_few_signatures, "no-quorum"),
+    "endless piece": (oversized, "oversized"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_is_named_and_the_transfer_goes_on(chain: Chain, lie: str) -> None:
+    says, reason = LIES[lie]
+    servers = serving(chain, A, B)
+    servers[A].says = says
+    servers[B].delay = 0.5  # the liar comes first
+    fetch = Fetch(chain, servers).run()
+    assert_restored(fetch, chain)
+    assert fetch.blamed.keys() == {A}
+    assert not reason or fetch.blamed[A] == reason
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_liar_alone_gets_nothing_installed(chain: Chain, lie: str) -> None:
+    servers = serving(chain, A)
+    servers[A].says = LIES[lie][0]
+    fetch = Fetch(chain, servers).run()
+    assert fetch.transfer.restored is None and fetch.blamed.keys() == {A}
+
+
+def test_a_liar_is_not_asked_again_when_it_comes_back(chain: Chain) -> None:
+    servers = serving(chain, A)
+    servers[A].says = other_leaf
+    fetch = Fetch(chain, servers).run()
+    asked = len(servers[A].asked)
+    fetch.transfer.disconnected(A, fetch.now)
+    fetch._do(fetch.transfer.connected(A, fetch.now))
+    assert len(servers[A].asked) == asked
+
+
+def test_three_liars_of_different_kinds_do_not_stop_one_honest_peer(chain: Chain) -> None:
+    servers = serving(chain, A, B, C, D)
+    servers[A].says, servers[B].says, servers[C].says = lying_height, wrong_part(Content.MODULE), wrong_part(Content.MODEL)
+    fetch = Fetch(chain, servers).run()
+    assert_restored(fetch, chain)
+    assert D not in fetch.blamed
+
+
+# Who is slow, or gone ------------------------------------------------------------------------------------------------
+
+
+def silent(request: Request, answer: Any) -> Any:
+    return None
+
+
+def silent_after_the_offer(request: Request, answer: Any) -> Any:
+    return answer if isinstance(request, GetSnapshot) else None
+
+
+@pytest.mark.parametrize("says", [silent, silent_after_the_offer])
+def test_a_peer_that_stalls_is_passed_over_within_seconds_and_not_blamed(chain: Chain, says: Any) -> None:
+    servers = serving(chain, A, B)
+    servers[A].says = says
+    fetch = Fetch(chain, servers).run()
+    assert_restored(fetch, chain)
+    assert fetch.now < STALL_SECONDS and not fetch.faults
+
+
+def test_many_silent_peers_do_not_keep_the_others_from_being_asked(chain: Chain) -> None:
+    servers = {bytes([i]) * 32: Server(chain.shelf(), silent) for i in range(20)}
+    servers |= serving(chain, A)
+    fetch = Fetch(chain, servers).run()
+    assert_restored(fetch, chain)
+
+
+def test_a_peer_that_leaves_is_replaced(chain: Chain) -> None:
+    fetch = Fetch(chain, serving(chain, A, B))
+    fetch._at(0.05, lambda: fetch.transfer.disconnected(A, fetch.now))
+    assert_restored(fetch.run(), chain)
+
+
+def refuses_parts(request: Request, answer: Any) -> Any:
+    return NoSnapshot(request.height) if isinstance(request, GetPart) else answer
+
+
+def test_a_snapshot_that_all_have_given_up_is_left_for_a_later_one() -> None:
+    chain = lived(61)
+    servers = {A: Server(chain.shelf(until=43), refuses_parts)}
+    fetch = Fetch(chain, servers)
+    fetch.run(seconds=5.0)
+    assert fetch.transfer.progress[0] == 40
+    servers[A] = Server(chain.shelf())
+    assert_restored(fetch.run(seconds=5.0 + 3 * STARVED_SECONDS), chain)
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 56
+
+
+@pytest.mark.parametrize("says", [silent_after_the_offer, refuses_parts])
+def test_who_offers_the_highest_snapshot_and_sends_nothing_of_it_is_left_for_a_lower_one(chain: Chain, says: Any) -> None:
+    servers = {A: Server(chain.shelf(), says), B: Server(chain.shelf(until=33), delay=0.05)}
+    fetch = Fetch(chain, servers, wanted=20).run()
+    assert_restored(fetch, chain)
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 32
+
+
+def test_the_highest_snapshot_is_taken_from_whoever_has_it(chain: Chain) -> None:
+    servers = {A: Server(chain.shelf(until=33)), B: Server(chain.shelf(), delay=0.05)}
+    fetch = Fetch(chain, servers).run()
+    assert_restored(fetch, chain)
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 32
+    assert not fetch.faults
+
+
+# Other chains --------------------------------------------------------------------------------------------------------
+
+
+def test_retired_keys_cannot_lead_a_newcomer_astray_that_trusts_a_recent_block() -> None:
+    """The founders of height 1 sign another history, long after; the newcomer's invitation names a block of the true one."""
+    true = lived(40)
+    false = Chain()
+    false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
+    false.grow(41)
+    fetch = Fetch(true, {A: Server(false.shelf())}, true.basis(0, true.anchor(30))).run()
+    assert fetch.transfer.restored is None and fetch.blamed == {A: "foreign-chain"}
+    servers = {A: Server(false.shelf()), B: Server(true.shelf(), delay=0.1)}
+    fetch = Fetch(true, servers, true.basis(0, true.anchor(30))).run()
+    assert_restored(fetch, true)
+    assert fetch.blamed == {A: "foreign-chain"}
+
+
+def test_a_proof_that_leaves_the_trusted_block_out_is_refused() -> None:
+    true = lived(40)
+
+    def leaves_out(request: Request, answer: Any) -> Any:
+        if not isinstance(answer, SnapshotOffer):
+            return answer
+        return replace(answer, links=tuple(link for link in answer.links if header_of_link(link) != 30))
+
+    servers = serving(true, A)
+    servers[A].says = leaves_out
+    fetch = Fetch(true, servers, true.basis(0, true.anchor(30))).run()
+    assert fetch.blamed == {A: "foreign-chain"}
+
+
+def test_a_snapshot_from_before_the_trusted_block_is_not_taken() -> None:
+    old, true = lived(33), lived(44)
+    fetch = Fetch(true, serving(old, A), true.basis(0, true.anchor(42))).run(seconds=5.0)
+    assert fetch.transfer.restored is None and not fetch.faults  # it has nothing to offer, and says so
+
+    def offers_it_all_the_same(request: Request, answer: Any) -> Any:
+        return shelf.answer(replace(request, anchor=0, wanted=0), 0.0) if isinstance(request, GetSnapshot) else answer
+
+    servers = serving(old, A)
+    shelf, servers[A].says = old.shelf(), offers_it_all_the_same
+    fetch = Fetch(true, servers, true.basis(0, true.anchor(42))).run(seconds=5.0)
+    assert fetch.transfer.restored is None and fetch.blamed == {A: "foreign-chain"}
+
+
+@pytest.mark.parametrize(("set_named", "reason"), [("current", "not-a-voter"), ("old", "foreign-voters")])
+def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_height(
+    chain: Chain, set_named: str, reason: str
+) -> None:
+    """The founders still have their keys, but one of them votes no more, and with it they are no quorum."""
+    retired = chain.states[0].members.voters
+    assert PEOPLE[1].public in retired and PEOPLE[1].public not in chain.states[39].members.voters
+
+    def stale(request: Request, answer: Any) -> Any:
+        if not isinstance(answer, SnapshotOffer):
+            return answer
+        last = answer.links[-1]
+        vote = codec.decode_message(last.certificate.vote, (Commit,))
+        voters = vote.voters if set_named == "current" else chain.decided[1].decode().voters
+        forged = Commit(voters, vote.height, 0, header_digest(last.header))
+        votes = [sign(BY_KEY[key], chain.chain, forged) for key in retired]
+        certificate = Certificate(votes[0].body, {signed.signer: signed.signature for signed in votes})
+        return replace(answer, links=(*answer.links[:-1], replace(last, certificate=certificate)))
+
+    servers = serving(chain, A)
+    servers[A].says = stale
+    fetch = Fetch(chain, servers).run()
+    assert fetch.transfer.restored is None and fetch.blamed == {A: reason}
+
+
+def test_a_proof_signed_by_a_set_that_was_replaced_on_the_way_is_refused(chain: Chain) -> None:
+    """Without the link that replaces it, the old set's word would still count for the next change."""
+    changes = chain.links(0, 40)
+    assert len(changes) >= 2
+
+    def skips_a_change(request: Request, answer: Any) -> Any:
+        return replace(answer, links=answer.links[1:]) if isinstance(answer, SnapshotOffer) else answer
+
+    servers = serving(chain, A)
+    servers[A].says = skips_a_change
+    assert Fetch(chain, servers).run().blamed == {A: "foreign-voters"}
+
+
+def test_two_certified_chains_stop_the_transfer_and_say_why() -> None:
+    """More than f keys of a current set are in wrong hands: nothing here can say which chain is the true one."""
+    true = lived(41)
+    false = Chain()
+    false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
+    false.grow(40)
+    false.decide(false.tx(PEOPLE[0], "member/leave", Leave()))
+    false.grow(true.state.height)
+    fetch = Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf())}).run()
+    assert fetch.transfer.restored is None
+    assert fetch.transfer.conflict is not None and "certified" in fetch.transfer.conflict
+
+
+def test_an_anchor_at_or_below_what_is_known_asks_for_nothing(chain: Chain) -> None:
+    fetch = Fetch(chain, serving(chain, A), chain.basis(12, Anchor(12, bytes(32)))).run()
+    assert_restored(fetch, chain)
+
+
+@pytest.mark.parametrize("height", [38, 39, 40, 41])
+def test_the_trusted_block_may_be_among_the_last(height: int) -> None:
+    chain = lived(44)
+    fetch = Fetch(chain, serving(chain, A, B), chain.basis(0, chain.anchor(height))).run()
+    assert_restored(fetch, chain)
+
+
+# Whatever happens ----------------------------------------------------------------------------------------------------
+
+
+def chance(seed: int, lies: tuple[str, ...]) -> Any:
+    """Lies now and then."""
+    counter = iter(range(10**9))
+
+    def says(request: Request, answer: Any) -> Any:
+        turn = (seed + next(counter) * 7) % 5
+        if turn == 0:
+            return None
+        return LIES[lies[turn % len(lies)]][0](request, answer) if lies and turn < 3 else answer
+
+    return says
+
+
+_LIVED = lived()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 99), st.lists(st.sampled_from(sorted(LIES)), max_size=3), st.floats(0.001, 2.0)),
+        min_size=0,
+        max_size=4,
+    ),
+    st.floats(0.001, 0.5),
+)
+def test_with_one_honest_peer_the_true_state_arrives_whatever_the_others_do(
+    others: list[tuple[int, list[str], float]], delay: float
+) -> None:
+    servers = {
+        bytes([number]) * 32: Server(_LIVED.shelf(), chance(seed, tuple(lies)), slow)
+        for number, (seed, lies, slow) in enumerate(others)
+    }
+    honest = b"h" * 32
+    servers[honest] = Server(_LIVED.shelf(), honestly, delay)
+    fetch = Fetch(_LIVED, servers).run(seconds=600.0)
+    assert_restored(fetch, _LIVED)
+    assert honest not in fetch.blamed

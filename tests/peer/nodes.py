@@ -1,0 +1,201 @@
+"""Whole networks of nodes without I/O: messages are bytes in one queue, disks are lists, time is a number that a test moves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from consensus.turn import Decided, Outgoing, Record, Restart, RoundVoted, Turn, deliver, persist
+from ledger.ledger import Ledger
+from ledger.state import Rules
+from peer.node import AppliedBlock, Do, Item, Node
+from peer.rounds import Outcome
+from protocol import codec
+from protocol.identity import Signed, Signer, open_signed
+from protocol.messages import AGREEMENT, ROUNDS, Relay
+from tests.ledger.world import PEOPLE, PlainJobs, World
+from tests.sim.journal import MemoryJournal
+from tests.sim.keys import FastSigner, FastVerifier
+from transport.network import Connected, Disconnected, Received
+
+M = TypeVar("M")
+NOW = 1_700_000_000.0
+MESSAGES_MAX = 20_000  # in one settling: a test that needs more goes round in circles
+
+
+class Journal(MemoryJournal):
+    """Also keeps what the peer said in rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Record] = []
+
+    def append(self, records: Sequence[Record]) -> None:
+        super().append(records)
+        self.records += records
+
+    def load(self) -> Restart:
+        return replace(super().load(), evidence=tuple(self.evidence))
+
+    def spoken(self, job: bytes, number: int) -> dict[str, Signed]:
+        kept = [r for r in self.records if isinstance(r, RoundVoted) and (r.job, r.round) == (job, number)]
+        return {record.tag: record.signed for record in kept}
+
+
+class Shell:
+    """What the daemon does around its node. The journal outlives `start`."""
+
+    def __init__(self, pack: Pack, signer: Signer) -> None:
+        self.pack, self.signer, self.journal = pack, signer, Journal()
+        self.sent: list[tuple[tuple[bytes, ...] | None, Outgoing]] = []
+        self.start()
+
+    def start(self) -> None:
+        rules = Rules(self.pack.genesis, FastVerifier(), PlainJobs())
+        state = rules.first_state()
+        self._applying = state
+        ledger = Ledger(rules, state, state.root)
+        self.node = Node(self.signer, rules, ledger, self.journal.load(), FastVerifier(), self.journal.spoken)
+        self.links: set[bytes] = set()
+        self.last = Turn()
+        self.turn()
+
+    @property
+    def me(self) -> bytes:
+        return self.signer.public
+
+    def turn(self, *items: Item) -> Turn:
+        self.last = self.node.turn(items, self.pack.now)
+        deliver(persist(self.last, self.journal), self)
+        for fault in self.last.faults:
+            self.pack.cut(self.me, fault.peer)
+        self._apply()
+        return self.last
+
+    def _apply(self) -> None:
+        while (decided := self.journal.decision(self._applying.height + 1)) is not None:
+            self.pack.queue.append((self.me, self._applied(decided)))
+
+    def _applied(self, decided: Decided) -> AppliedBlock:
+        transition = self.node.rules.apply(self._applying, decided.decode())
+        stepped = [*transition.started, *(closed.job for closed in transition.closed)]
+        roots = {job: hashlib.sha256(job + decided.digest).digest() for job in stepped}
+        self._applying = transition.finish(roots)
+        return AppliedBlock(decided, transition, self._applying)
+
+    def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:
+        self.sent.append((to, message))
+        data = codec.encode(message)
+        for peer in sorted(self.links) if to is None else to:
+            if peer in self.links:
+                self.pack.queue.append((peer, Received(self.me, data)))
+
+    def say(self, *signed: Signed) -> None:
+        """As `peer.author` puts a transaction on the log."""
+
+        def put() -> Outcome:
+            for transaction in signed:
+                self.node.ledger.pool.add(transaction)
+            return Outcome(sends=list(signed))
+
+        self.turn(Do(put))
+
+    def said(self, kind: type[M]) -> list[M]:
+        """The messages of this kind that were sent since this was asked last."""
+        sent, self.sent = self.sent, []
+        plain = [message for _, message in sent]
+        relayed = [
+            open_signed(message.signed, self.node.chain_id, FastVerifier(), (kind,))
+            for message in plain
+            if isinstance(message, Relay) and codec.unpack(message.signed.body, len(message.signed.body))[0] == kind.TAG
+        ]
+        return [message for message in plain if isinstance(message, kind)] + relayed
+
+
+class Pack:
+    """The first `voters` of `PEOPLE` found the network; `count` of them run from the start, linked with each other."""
+
+    def __init__(self, voters: int = 4, count: int | None = None, trainers: int = 3) -> None:
+        self.world = World(voters, trainers)  # makes transactions, as long as nothing but founding is assumed
+        self.genesis = self.world.genesis
+        self.now = NOW
+        self.queue: deque[tuple[bytes, Item]] = deque()
+        self.shells: dict[bytes, Shell] = {}
+        for person in PEOPLE[: voters if count is None else count]:
+            self.add(person)
+
+    def __getitem__(self, number: int) -> Shell:
+        return self.shells[PEOPLE[number].public]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(list(self.shells.values()))
+
+    def add(self, person: FastSigner) -> Shell:
+        shell = self.shells[person.public] = Shell(self, person)
+        self.link_all(shell)
+        return shell
+
+    def link_all(self, shell: Shell) -> None:
+        for other in self:
+            if other is not shell:
+                self.link(shell.me, other.me)
+
+    def link(self, one: bytes, other: bytes) -> None:
+        for me, peer in ((one, other), (other, one)):
+            self.shells[me].links.add(peer)
+            self.shells[me].turn(Connected(peer))
+
+    def cut(self, one: bytes, other: bytes) -> None:
+        for me, peer in ((one, other), (other, one)):
+            if me in self.shells and peer in self.shells[me].links:
+                self.shells[me].links.discard(peer)
+                self.queue.append((me, Disconnected(peer)))
+
+    def restart(self, number: int) -> Shell:
+        shell = self[number]
+        for peer in sorted(shell.links):
+            self.cut(shell.me, peer)
+        self.queue = deque(entry for entry in self.queue if entry[0] != shell.me)
+        self.settle()
+        shell.start()
+        self.link_all(shell)
+        self.settle()
+        return shell
+
+    def settle(self) -> None:
+        """Until nobody has anything to say or to do at this moment."""
+        for _ in range(MESSAGES_MAX):
+            if not self.queue:
+                return
+            to, item = self.queue.popleft()
+            self.shells[to].turn(item)
+        raise AssertionError("it goes round in circles")
+
+    def pass_time(self, seconds: float) -> None:
+        """Everybody's timers that come due on the way run at their time."""
+        end = self.now + seconds
+        self.settle()
+        while True:
+            due = [shell.last.deadline for shell in self if shell.last.deadline is not None]
+            self.now = max(self.now, min([*due, end]))
+            if self.now >= end:
+                return
+            for shell in self:
+                if shell.last.deadline is not None and shell.last.deadline <= self.now:
+                    shell.turn()
+            self.settle()
+
+    def until(self, condition: Callable[[Shell], bool], seconds: float = 60.0) -> None:
+        """Moves the time until the condition holds for all."""
+        end = self.now + seconds
+        while not all(condition(shell) for shell in self):
+            assert self.now < end, "it did not happen"
+            self.pass_time(0.25)
+
+
+def decoded(data: bytes) -> Outgoing:
+    message: Outgoing = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+    return message

@@ -1,0 +1,342 @@
+"""One peer's decisions, without disk, network or clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from consensus.evidence import Evidence
+from consensus.turn import RoundVoted
+from ledger.jobs import Start, Stop, job_id
+from ledger.members import Register
+from ledger.pool import transaction_digest
+from peer.node import Do, RoundClosed, RoundOpened
+from protocol import codec
+from protocol.identity import Signed, sign
+from protocol.messages import Accusation, Ballot, GetRound, Notice, Proposal, Relay, Status, Transaction
+from protocol.reasons import Verdict
+from tests.ledger.world import LANGUAGE, PEOPLE
+from tests.peer.nodes import Pack, Shell
+from tests.sim.keys import FastSigner
+from transport.network import Connected, Received
+
+
+@pytest.fixture
+def pack() -> Pack:
+    return Pack()
+
+
+def start_job(pack: Pack) -> bytes:
+    signed = pack.world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    pack[0].say(signed)
+    pack.until(lambda shell: bool(shell.node.state.jobs.jobs))
+    return job_id(signed.signer, pack.world.rules.open_transaction(signed))
+
+
+def hears(shell: Shell, sender: Shell, message: object) -> None:
+    shell.turn(Received(sender.me, codec.encode(message)))
+
+
+def proposals(pack: Pack, job: bytes, liar: FastSigner) -> tuple[Signed, Signed]:
+    root = pack[0].node.state.jobs.jobs[job].model_root
+    pair = [Proposal(job, 0, root, bytes([n]) * 32, 1, bytes(32), None) for n in range(2)]
+    first, second = (sign(liar, pack.world.chain, proposal) for proposal in pair)
+    return first, second
+
+
+def evidence_of(liar: FastSigner, pack: Pack, variant: int = 0) -> Evidence:
+    """Two ballots of a round that nobody has heard of."""
+    job = bytes([variant + 1]) * 32
+    first, second = (sign(liar, pack.world.chain, Ballot(job, 0, bytes([n]) * 32, ())) for n in range(2))
+    return Evidence(first, second)
+
+
+# Messages ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_is_decided_by_all_and_applied_alike(pack: Pack) -> None:
+    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(("trainer",))))
+    pack.until(lambda shell: shell.node.state.height >= 1)
+    assert len({shell.node.state.root for shell in pack}) == 1
+    assert pack[0].node.state.members.members[PEOPLE[3].public].roles == ("trainer",)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", codec.encode(["nonsense", 1]), codec.encode(Status(1, 0)) + b"\x00"])
+def test_bytes_that_are_no_message_are_the_fault_of_who_sent_them(pack: Pack, data: bytes) -> None:
+    (fault,) = pack[0].turn(Received(pack[1].me, data)).faults
+    assert fault.peer == pack[1].me
+
+
+def test_one_bad_message_does_not_spoil_the_others_of_its_turn(pack: Pack) -> None:
+    signed = pack.world.tx(PEOPLE[0], "member/register", Register(("trainer",)))
+    good, bad = Received(pack[1].me, codec.encode(Relay(signed))), Received(pack[2].me, b"?")
+    turn = pack[0].turn(bad, good)
+    assert [fault.peer for fault in turn.faults] == [pack[2].me] and list(pack[0].node.ledger.pool) == [signed]
+
+
+def test_a_transaction_is_passed_on_once(pack: Pack) -> None:
+    signed = pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=5)
+    pack[0].said(Relay)
+    hears(pack[0], pack[1], Relay(signed))
+    assert Relay(signed) in pack[0].said(Relay)
+    hears(pack[0], pack[2], Relay(signed))
+    assert pack[0].said(Relay) == []
+
+
+def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
+    job = start_job(pack)
+    (opened,) = pack[0].node.take_round_changes()
+    assert isinstance(opened, RoundOpened) and opened.key == (job, 0) and not opened.spoken
+    assert pack[0].node.take_round_changes() == ()
+    for person in PEOPLE[:4]:
+        pack.shells[person.public].say(pack.world.tx(person, "job/stop", Stop(job), ahead=1 + (person is PEOPLE[0])))
+    pack.until(lambda shell: not shell.node.state.jobs.running())
+    (closed,) = pack[0].node.take_round_changes()
+    assert isinstance(closed, RoundClosed) and closed.key == (job, 0)
+
+
+def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack) -> None:
+    job = start_job(pack)
+    liar_free, _ = proposals(pack, job, PEOPLE[0])
+    for shell in pack:
+        hears(shell, pack[1], Relay(liar_free))
+    pack[1].node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, None, pack.now)
+    pack.pass_time(200.0)
+    ballots = [record for record in pack[1].journal.records if isinstance(record, RoundVoted) and record.tag == "ballot"]
+    assert len(ballots) == 1
+    assert any(message == Relay(ballots[0].signed) for _, message in pack[1].sent)
+
+
+def test_a_round_that_cannot_be_closed_is_asked_about_and_the_answer_is_given_once_a_second(pack: Pack) -> None:
+    job = start_job(pack)
+    first, _ = proposals(pack, job, PEOPLE[0])
+    hears(pack[0], pack[1], Relay(first))
+    pack[1].said(GetRound)
+    pack.pass_time(4.0)
+    assert GetRound(job, 0) in pack[1].said(GetRound)
+    pack[0].said(Relay)
+    for asked in (1, 0):
+        pack.now += 0.1
+        hears(pack[0], pack[1], GetRound(job, 0))
+        assert pack[0].said(Relay).count(Relay(first)) == asked
+    pack.now += 1.0
+    hears(pack[0], pack[1], GetRound(job, 0))
+    assert pack[0].said(Relay).count(Relay(first)) == 1
+
+
+# Evidence ---------------------------------------------------------------------------------------------------------------
+
+
+def test_who_finds_a_double_proposal_records_it_and_tells_everybody(pack: Pack) -> None:
+    job = start_job(pack)
+    first, second = proposals(pack, job, PEOPLE[1])
+    pack[0].said(Accusation)
+    hears(pack[0], pack[2], Relay(first))
+    assert pack[0].said(Accusation) == []
+    hears(pack[0], pack[2], Relay(second))
+    assert pack[0].last.evidence == (Evidence(first, second),)
+    assert pack[0].said(Accusation) == [Accusation(first, second)]
+
+
+def test_a_proven_accusation_is_recorded_and_passed_on_once(pack: Pack) -> None:
+    found = evidence_of(PEOPLE[3], pack)
+    pack[0].said(Accusation)
+    hears(pack[0], pack[1], Accusation(found.first, found.second))
+    assert pack[0].last.evidence == (found,) and pack[0].last.faults == ()
+    assert pack[0].said(Accusation) == [Accusation(found.first, found.second)]
+    other = evidence_of(PEOPLE[3], pack, variant=1)
+    for again in (found, other):
+        hears(pack[0], pack[2], Accusation(again.first, again.second))
+        assert pack[0].last.evidence == () and pack[0].said(Accusation) == [], "one proof about one culprit is enough"
+
+
+def test_a_forged_accusation_costs_its_sender_the_link_and_nothing_else(pack: Pack) -> None:
+    one, other = evidence_of(PEOPLE[3], pack), evidence_of(PEOPLE[2], pack)
+    unsigned = Signed(one.second.body, one.second.signer, bytes(64))
+    for first, second in ((one.first, one.first), (one.first, other.second), (one.first, unsigned)):
+        hears(pack[0], pack[1], Accusation(first, second))
+        assert [fault.peer for fault in pack[0].last.faults] == [pack[1].me]
+        assert pack[0].last.evidence == () and not pack[0].node.ledger.accusations
+
+
+def test_an_accusation_of_somebody_who_is_no_member_is_not_kept(pack: Pack) -> None:
+    found = evidence_of(PEOPLE[9], pack)
+    hears(pack[0], pack[1], Accusation(found.first, found.second))
+    assert pack[0].last.evidence == () and pack[0].last.faults == () and not pack[0].node.ledger.accusations
+
+
+def test_every_new_link_hears_of_undecided_evidence_also_after_a_restart() -> None:
+    pack = Pack(count=1)
+    found = evidence_of(PEOPLE[3], pack)
+    pack[0].turn(Received(PEOPLE[1].public, codec.encode(Accusation(found.first, found.second))))
+    for _ in range(2):
+        pack[0].said(Accusation)
+        pack[0].turn(Connected(PEOPLE[2].public))
+        assert pack[0].said(Accusation) == [Accusation(found.first, found.second)]
+        pack.restart(0)
+        assert pack[0].last.evidence == (), "it is on disk already"
+
+
+def test_evidence_that_a_block_left_out_is_told_again_after_it(pack: Pack) -> None:
+    knows = next(shell for shell in pack if shell.me not in (shell.node.replica.leader, PEOPLE[3].public))
+    found = evidence_of(PEOPLE[3], pack)
+    knows.node.ledger.accuse(found)
+    knows.said(Accusation)
+    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(("trainer",))))
+    pack.until(lambda shell: shell.node.state.height >= 1)
+    assert Accusation(found.first, found.second) in knows.said(Accusation)
+    pack.until(lambda shell: PEOPLE[3].public not in shell.node.state.members.voters)
+    for shell in pack:
+        shell.said(Accusation)
+    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
+    pack.pass_time(5.0)
+    assert all(shell.said(Accusation) == [] for shell in pack), "decided"
+
+
+def test_a_liar_is_expelled_by_evidence_that_one_voter_saw() -> None:
+    pack = Pack()
+    found = evidence_of(PEOPLE[3], pack)
+    hears(pack[0], pack[1], Accusation(found.first, found.second))
+    pack.until(lambda shell: PEOPLE[3].public not in shell.node.state.members.voters)
+    assert all(not shell.node.ledger.accusations for shell in pack)
+    assert len({shell.node.state.root for shell in pack}) == 1
+
+
+# Notices ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_voter_tells_what_waited_through_a_whole_block(pack: Pack) -> None:
+    waiting = next(shell for shell in pack if shell.me != shell.node.replica.leader)
+    neglected = pack.world.tx(PEOPLE[0], "member/register", Register(("trainer",)))
+    waiting.node.ledger.pool.add(neglected)  # nobody else has heard of it
+    waiting.said(Notice)
+    pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(("trainer",))))
+    pack.until(lambda shell: shell.node.state.height >= 1)
+    assert {notice.transactions for notice in waiting.said(Notice)} == {(transaction_digest(neglected),)}
+
+
+def test_notices_of_more_voters_than_may_lie_make_a_transaction_due(pack: Pack) -> None:
+    notice = Notice(0, (bytes(32),))
+    for liar in (PEOPLE[1], PEOPLE[9]):
+        hears(pack[0], pack[1], Relay(sign(liar, pack.world.chain, notice)))
+    due = pack[0].node.ledger.notices.due
+    assert due(pack.genesis.voters.keys, 2) == frozenset(), "one voter and a stranger"
+    hears(pack[0], pack[1], Relay(sign(PEOPLE[2], pack.world.chain, notice)))
+    assert due(pack.genesis.voters.keys, 2) == {bytes(32)}
+
+
+def test_a_notice_out_of_form_costs_its_sender_the_link(pack: Pack) -> None:
+    twice = Notice(0, (bytes(32), bytes(32)))
+    hears(pack[0], pack[1], Relay(sign(PEOPLE[1], pack.world.chain, twice)))
+    assert [fault.peer for fault in pack[0].last.faults] == [pack[1].me]
+
+
+# What was forgotten -----------------------------------------------------------------------------------------------------
+
+
+def cast(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> list[RoundVoted]:
+    """What this voter says when it has judged the one proposal, and all its timers have run out."""
+    shell.node.rounds.judge((job, 0), PEOPLE[0].public, verdict, None, pack.now)
+    before = len(shell.journal.records)
+    pack.pass_time(200.0)
+    return [record for record in shell.journal.records[before:] if isinstance(record, RoundVoted)]
+
+
+def with_proposal(pack: Pack) -> bytes:
+    job = start_job(pack)
+    first, _ = proposals(pack, job, PEOPLE[0])
+    for shell in pack:
+        hears(shell, pack[1], Relay(first))
+    return job
+
+
+def forget(shell: Shell) -> None:
+    """The disk as it was before the job: a backup from yesterday."""
+    shell.journal.records = [record for record in shell.journal.records if not isinstance(record, RoundVoted)]
+
+
+def test_nobody_signs_before_a_quorum_has_said_what_it_heard_of_it() -> None:
+    pack = Pack(count=2)
+    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
+    pack.pass_time(30.0)
+    assert not any(shell.node.may_speak or shell.journal.load().votes for shell in pack)
+    pack.add(PEOPLE[2])
+    pack.until(lambda shell: shell.node.state.height >= 1)
+
+
+def test_a_voter_that_forgot_its_ballot_casts_no_other_and_is_accused_by_nobody(pack: Pack) -> None:
+    job = with_proposal(pack)
+    (record,) = [r for r in cast(pack, pack[1], job, Verdict.ACCEPT) if r.tag == "ballot"]
+    forget(pack[1])
+    before = pack[1].journal.records.copy()
+    pack.restart(1)
+    assert [r for r in pack[1].journal.records[len(before) :] if isinstance(r, RoundVoted)] == [record], "recognised at once"
+    assert pack[1].node.rounds.muted == {(job, 0)}
+    assert cast(pack, pack[1], job, Verdict.REPLAY) == []
+    assert pack[1].node.rounds.books[job].signed_ballots[pack[1].me] == record.signed
+    assert not any(shell.node.ledger.accusations for shell in pack)
+
+
+def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round() -> None:
+    pack = Pack()
+    job = start_job(pack)
+    first, second = proposals(pack, job, PEOPLE[1])
+    mine = codec.decode_message(first.body, (Proposal,))
+    pack[1].turn(Do(lambda: pack[1].node.rounds.publish(mine, pack.now)))
+    pack.settle()
+    forget(pack[1])
+    pack.restart(1)
+    other = codec.decode_message(second.body, (Proposal,))
+    pack[1].said(Ballot)
+    pack[1].turn(Do(lambda: pack[1].node.rounds.publish(other, pack.now)))
+    pack[1].node.rounds.judge((job, 0), PEOPLE[1].public, Verdict.ACCEPT, None, pack.now)
+    pack.pass_time(200.0)
+    assert pack[1].said(Ballot) == [] and not any(shell.node.ledger.accusations for shell in pack)
+
+
+def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_knows() -> None:
+    pack = Pack()
+    trainer = PEOPLE[5]
+    pack[0].say(pack.world.admission(trainer))
+    pack.until(lambda shell: shell.node.state.height >= 1)
+    roles = Transaction(2, 50, "member/register", codec.encode(Register(("trainer",))))
+    pack[0].say(sign(trainer, pack.world.chain, roles))
+    pack.until(lambda shell: trainer.public in shell.node.state.members.members)
+    pack.until(lambda shell: shell.node.state.members.members[trainer.public].roles == ("trainer",))
+    shell = pack.add(trainer)
+    pack.until(lambda shell: shell.node.state.height >= 2)
+    job = start_job(pack)
+    first, second = (codec.decode_message(signed.body, (Proposal,)) for signed in proposals(pack, job, trainer))
+    shell.turn(Do(lambda: shell.node.rounds.publish(first, pack.now)))
+    pack.settle()
+    forget(shell)
+    for other in pack:
+        pack.cut(shell.me, other.me)
+    shell.start()
+    pack.until(lambda shell: shell.node.state.height >= 3)
+    shell.turn(Do(lambda: shell.node.rounds.publish(second, pack.now)))
+    pack.link(shell.me, pack[0].me)
+    shell.said(Proposal)
+    pack.pass_time(5.0)
+    assert not shell.node.may_speak, "one voter is no quorum"
+    pack.link_all(shell)
+    pack.pass_time(5.0)
+    assert shell.node.may_speak
+    assert second not in shell.said(Proposal) and not any(shell.node.ledger.accusations for shell in pack)
+    assert codec.decode_message(shell.node.rounds.own()[0].body, (Proposal,)) == first
+
+
+def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_has_answered() -> None:
+    pack = Pack()
+    trainer = PEOPLE[5]
+    pack[0].say(pack.world.admission(trainer))
+    pack.until(lambda shell: shell.node.state.height >= 1)
+    pack[0].say(sign(trainer, pack.world.chain, Transaction(2, 50, "member/register", codec.encode(Register(("trainer",))))))
+    pack.until(lambda shell: shell.node.state.height >= 2)
+    job = start_job(pack)
+    shell = pack.add(trainer)
+    pack.until(lambda shell: shell.node.state.height >= 3)
+    first, _ = proposals(pack, job, trainer)
+    pack.pass_time(5.0)
+    shell.turn(Do(lambda: shell.node.rounds.publish(codec.decode_message(first.body, (Proposal,)), pack.now)))
+    pack.settle()
+    assert all(trainer.public in shell.node.rounds.books[job].proposals for shell in pack)

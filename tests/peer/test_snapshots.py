@@ -1,0 +1,110 @@
+"""Real peers that restore the certified state from others, over in-memory links."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from ledger.jobs import Start, job_id
+from peer.driver import Driver
+from tests.peer.network import SCRATCH, SECONDS_MAX, Seat, network
+
+LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
+ROUNDS = 10
+
+
+@pytest.fixture(autouse=True)
+def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.transfer.LAG_HEIGHTS", LAG)
+    for module in ("peer.transfer", "ledger.snapshot"):
+        monkeypatch.setattr(f"{module}.SNAPSHOT_HEIGHTS", BETWEEN)
+
+
+async def job_of(seat: Seat, rounds: int = ROUNDS) -> bytes:
+    spec = replace(SCRATCH, rounds=rounds).encode()
+    with trio.fail_after(SECONDS_MAX):
+        return job_id(seat.public, await seat.author.submit("job/start", Start(spec)))
+
+
+def reached(height: int) -> Callable[[Driver], bool]:
+    return lambda driver: driver.state.height >= height
+
+
+async def test_a_newcomer_restores_a_snapshot_and_goes_on_with_the_rounds_that_are_open(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, observers=1, start=False) as made:
+        seats = [await made.start(seat) for seat in made.seats[:4]]
+        last = ROUNDS + 10
+        job = await job_of(seats[0], rounds=last)
+        await seats[0].until(reached(ROUNDS))
+        newcomer = await made.start(made.seats[4])
+        await newcomer.event("snapshot", "restored")
+        for seat in made.seats:
+            await seat.until(lambda driver: driver.state.jobs.jobs[job].round == last)
+        height = min(seat.driver.state.height for seat in made.seats)
+        assert len({seat.store.roots()[height] for seat in made.seats}) == 1
+        assert len({seat.driver.host.model(job, last).root for seat in made.seats}) == 1
+        newcomer.driver.host.model(job, last).verify()
+
+
+async def test_what_was_restored_survives_a_restart_and_serves_the_next_newcomer(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, observers=2, start=False) as made:
+        seats = [await made.start(seat) for seat in made.seats[:4]]
+        await job_of(seats[0])
+        await seats[0].until(reached(ROUNDS))
+        first = await made.start(made.seats[4])
+        await first.event("snapshot", "restored")
+        await first.stop()
+        await made.start(first)
+        for seat in (*seats, first):
+            await seat.until(lambda driver: not driver.state.jobs.running())
+        await first.until(reached(ROUNDS + 2))
+        for seat in seats:
+            await seat.stop()
+        second = await made.start(made.seats[5])
+        await second.event("snapshot", "restored")
+        await second.until(lambda driver: driver.state.height == first.driver.state.height)
+        assert second.driver.state.root == first.driver.state.root
+
+
+async def test_a_voter_that_was_away_for_long_votes_again_after_it_has_restored(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        seats = [await made.start(seat) for seat in made.seats]
+        await job_of(seats[0], rounds=4)
+        away = seats[3]
+        await away.until(reached(3))
+        await away.stop()
+        await job_of(seats[0])
+        await seats[0].until(reached(ROUNDS + 2))
+        await made.start(away)
+        await away.event("snapshot", "restored")
+        await seats[2].stop()  # nothing is decided now without the one that was away
+        job = await job_of(seats[0], rounds=1)
+        await away.until(lambda driver: job in driver.state.jobs.jobs and not driver.state.jobs.running())
+
+
+async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goes_on(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        sick = made.seats[3]
+        job = await job_of(made.seats[0])
+        await sick.until(reached(4))
+        number = sick.driver.state.jobs.jobs[job].round
+        model = sick.driver.host.model(job, number)
+        sick.driver.host._models[job] = replace(model, parameters=model.parameters + np.float32(1))  # as bad memory would
+        await sick.event("snapshot", "restored")
+        for seat in made.seats:
+            await seat.until(lambda driver: driver.state.jobs.jobs[job].round == ROUNDS)
+        assert len({seat.driver.host.model(job, ROUNDS).root for seat in made.seats}) == 1
+        (folder,) = (sick.folder / "diagnostics").iterdir()
+        content = json.loads((folder / "roots.json").read_text())
+        height = content["height"]
+        assert content["state_root"] != made.seats[0].store.roots()[height].hex()
+        assert content["models"].keys() == {job.hex()} and content["modules"].keys() == {"jobs", "members"}
+        assert sick.driver.rules.decode_state((folder / "state.msgpack").read_bytes()).root.hex() == content["state_root"]
+        own, others = sick.store.roots(), made.seats[0].store.roots()
+        assert {height: root for height, root in own.items() if others.get(height, root) != root} == {}

@@ -1,0 +1,181 @@
+"""The disk of one simulated peer: a log of bytes that a crash may tear, and what was decided and applied.
+
+One append is one frame: length, check of the length, digest, payload. What a crash leaves of the last frame is cut off when the
+log is read; anything else that does not fit is damage, and stops the peer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from consensus import turn
+from consensus.evidence import Evidence
+from consensus.turn import Decided, Record, Restart, RoundVoted, StoredBlock, StoredCertificate, Voted
+from ledger.state import State
+from protocol import codec
+from protocol.errors import StorageError
+from protocol.identity import Signed
+
+KINDS: tuple[type, ...] = typing.get_args(turn.Record)
+HEADER_BYTES = 4 + 4  # length of the payload, and the first bytes of its SHA-256: a wrong length must not look like a torn tail
+DIGEST_BYTES = 16
+
+
+def frame(records: Sequence[Record]) -> bytes:
+    payload = codec.encode([[KINDS.index(type(record)), codec.encode(record)] for record in records])
+    length = len(payload).to_bytes(4, "big")
+    return length + _check(length, 4) + _check(payload, DIGEST_BYTES) + payload
+
+
+def _check(data: bytes, size: int) -> bytes:
+    return hashlib.sha256(data).digest()[:size]
+
+
+def read(log: bytes) -> Iterator[list[Record]]:
+    """The records of each whole frame. Raises `StorageError` for what no crash leaves behind."""
+    at = 0
+    while len(log) - at >= HEADER_BYTES + DIGEST_BYTES:
+        length, check = log[at : at + 4], log[at + 4 : at + HEADER_BYTES]
+        if _check(length, 4) != check:
+            raise StorageError(f"the log is damaged at byte {at}: a length has other bytes")
+        begin = at + HEADER_BYTES + DIGEST_BYTES
+        end = begin + int.from_bytes(length, "big")
+        if end > len(log):
+            return
+        payload = log[begin:end]
+        if _check(payload, DIGEST_BYTES) != log[at + HEADER_BYTES : begin]:
+            if end == len(log):
+                return  # the last frame: its sectors may reach the disk in any order
+            raise StorageError(f"the log is damaged at byte {at}: a frame has other bytes")
+        yield [codec.decode(KINDS[kind], data) for kind, data in codec.unpack(payload, len(payload))]
+        at = end
+
+
+class Disk:
+    """Implements `consensus.turn.Journal`. Frames become bytes when somebody looks: at a crash, or at a restart."""
+
+    def __init__(self) -> None:
+        self.decided: dict[int, Decided] = {}
+        self.applied: dict[int, State] = {}
+        self.evidence: list[Evidence] = []
+        self.rounds: dict[tuple[bytes, int], dict[str, Signed]] = {}
+        self.fails = False  # the next append cannot be made durable
+        self._frames: list[tuple[Record, ...]] = []  # what is not decided yet
+        self._tail = b""  # of an append that a crash interrupted
+        self._bytes: dict[int, bytes] | None = None  # overwritten bytes, by position: damage
+
+    def image(self) -> Disk:
+        """The disk as it is now, for somebody to restore later."""
+        other = Disk()
+        other.decided, other.applied, other.evidence = dict(self.decided), dict(self.applied), list(self.evidence)
+        other.rounds = {key: dict(value) for key, value in self.rounds.items()}
+        other._frames, other._tail = list(self._frames), self._tail
+        return other
+
+    # Journal ---------------------------------------------------------------------------------------------------------
+
+    def append(self, records: Sequence[Record]) -> None:
+        if self.fails:
+            raise StorageError("fsync failed")
+        assert not self._tail, "a torn log was not read before it is written again"
+        self._frames.append(tuple(records))
+        self._settle()
+
+    def load(self) -> Restart:
+        log = self._log()
+        self._frames = [tuple(records) for records in read(log)]
+        self._tail = b""
+        self._settle()
+        last = [self.decided[height] for height in sorted(self.decided)[-2:]]
+        kept = self.undecided()
+        votes = tuple(record for record in kept if isinstance(record, Voted))
+        blocks = tuple(record for record in kept if isinstance(record, StoredBlock))
+        certificates = [record.certificate for record in kept if isinstance(record, StoredCertificate)]
+        restart = Restart(tuple(last), votes, blocks, certificates[-1] if certificates else None)
+        if any(field.name == "evidence" for field in dataclasses.fields(Restart)):
+            restart = dataclasses.replace(restart, evidence=tuple(self.evidence))
+        return restart
+
+    def decision(self, height: int) -> Decided | None:
+        return self.decided.get(height)
+
+    def block(self, digest: bytes) -> bytes | None:
+        for records in self._frames:
+            for record in records:
+                if isinstance(record, StoredBlock) and record.digest == digest:
+                    return record.block
+        return None
+
+    def undecided(self) -> list[Record]:
+        return [record for records in self._frames for record in records]
+
+    def round_votes(self) -> list[RoundVoted]:
+        return [RoundVoted(tag, *key, signed) for key, table in self.rounds.items() for tag, signed in table.items()]
+
+    def spoken(self, job: bytes, number: int) -> dict[str, Signed]:
+        return dict(self.rounds.get((job, number), {}))
+
+    # Faults ----------------------------------------------------------------------------------------------------------
+
+    def tear(self, records: Sequence[Record], fraction: float, garbled: bool) -> None:
+        """A crash during the append of `records`: this part of its bytes is there, the last ones perhaps wrong."""
+        data = frame(records)
+        kept = data[: int(len(data) * fraction)]
+        if garbled and kept:
+            kept = kept[:-1] + bytes([kept[-1] ^ 0x55])
+        self._tail = kept
+
+    def damage(self, position: int) -> None:
+        """Flips a byte of what was durable."""
+        self._bytes = {position: 0xFF}
+
+    def _log(self) -> bytes:
+        log = b"".join(frame(records) for records in self._frames)
+        for position, flipped in (self._bytes or {}).items():
+            log = log[:position] + bytes([log[position] ^ flipped]) + log[position + 1 :]
+        return log + self._tail
+
+    @property
+    def log_bytes(self) -> int:
+        return len(self._log())
+
+    # Tables ----------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Moves what is not about undecided heights to the tables, and forgets what a decision made void."""
+        height = before = max(self.decided, default=0)
+        kept: list[tuple[Record, ...]] = []
+        for records in self._frames:
+            rest: list[Record] = []
+            for record in records:
+                match record:
+                    case Decided():
+                        height = self._decide(record)
+                    case RoundVoted():
+                        self._speak(record)
+                    case Evidence():
+                        self.evidence.append(record)
+                    case _:
+                        rest.append(record)
+            if rest:
+                kept.append(tuple(rest))
+        if height > before:
+            kept = [rest for records in kept if (rest := tuple(r for r in records if _height(r) > height))]
+        self._frames = kept
+
+    def _decide(self, decided: Decided) -> int:
+        assert decided.height == len(self.decided) + 1, "decided heights must be contiguous"
+        self.decided[decided.height] = decided
+        return decided.height
+
+    def _speak(self, voted: RoundVoted) -> None:
+        table = self.rounds.setdefault((voted.job, voted.round), {})
+        assert table.setdefault(voted.tag, voted.signed).body == voted.signed.body, f"a second {voted.tag} of a round"
+
+
+def _height(record: Any) -> int:
+    return int(record.slot[1]) if isinstance(record, Voted) else int(record.height)

@@ -1,0 +1,141 @@
+"""The real ledger with a counter in place of what people would decide about, and models that are chains of hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from consensus.block import Block, encode_block
+from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.jobs import ClosedRound, JobTerms
+from ledger.ledger import Ledger
+from ledger.state import Rules, State, Transition
+from ledger.transactions import Context, Modules, Refused
+from protocol import codec
+from protocol.codec import Count, Digest, Key, Length
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Verifier
+from protocol.messages import Transaction
+
+CREATED_MS = 1_000_000
+PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
+ADDED_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """`counter/add`"""
+
+    amount: Count
+
+
+@dataclass(frozen=True, slots=True)
+class CounterState:
+    total: Count = 0
+    by: Annotated[dict[Key, Count], Length(0, 10_000)] = field(default_factory=dict)
+    log: Digest = bytes(32)  # hash chain of all that was added: the order matters
+
+
+class CounterModule:
+    name = "counter"
+    kinds = frozenset({"counter/add"})
+
+    def state_type(self) -> type:
+        return CounterState
+
+    def genesis(self, genesis: Genesis) -> CounterState:
+        return CounterState()
+
+    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> CounterState:
+        state: CounterState = modules[self.name]
+        add = codec.decode(Add, transaction.content)
+        if add.amount > ADDED_MAX:
+            raise Refused(f"{add.amount} is more than {ADDED_MAX}")
+        log = hashlib.sha256(state.log + author + transaction.content).digest()
+        return CounterState(state.total + add.amount, {**state.by, author: state.by.get(author, 0) + 1}, log)
+
+
+class CountingJobs:
+    """Specifications are `audited:rounds` or `plain:rounds`: re-executed before the ballot, or not."""
+
+    def terms(self, spec: bytes) -> JobTerms:
+        kind, _, rounds = spec.partition(b":")
+        if kind not in (b"audited", b"plain") or not rounds.isdigit():
+            raise RemoteProtocolError("bad-job", repr(spec))
+        return JobTerms("count", "scratch", int(rounds), kind == b"audited", True, PROPOSAL_SECONDS)
+
+
+def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16)) -> Genesis:
+    return Genesis("simulated", CREATED_MS, salt, {key: Founder("founder", (TRAINER,)) for key in sorted(keys)})
+
+
+def rules_of(genesis: Genesis, verifier: Verifier) -> Rules:
+    return Rules(genesis, verifier, CountingJobs(), (CounterModule(),))
+
+
+def fresh_ledger(rules: Rules) -> Ledger:
+    state = rules.first_state()
+    return Ledger(rules, state, state.root)
+
+
+def finish(transition: Transition, before: State) -> State:
+    """A model is a hash: of its job at first, then of itself and what was accepted."""
+    roots = {job: hashlib.sha256(b"model" + job).digest() for job in transition.started}
+    for closed in transition.closed:
+        roots[closed.job] = _stepped(before.jobs.jobs[closed.job].model_root, closed)
+    return transition.finish(roots)
+
+
+def _stepped(root: bytes, closed: ClosedRound) -> bytes:
+    return hashlib.sha256(root + b"".join(closed.outcome.accepted[key] for key in sorted(closed.outcome.accepted))).digest()
+
+
+class SharedRules(Rules):
+    """Peers of one simulation compute each transition once: equal states and bodies give the very same new state.
+
+    States stay alive here, so that identity may stand for equality.
+    """
+
+    def __init__(self, genesis: Genesis, verifier: Verifier) -> None:
+        super().__init__(genesis, verifier, CountingJobs(), (CounterModule(),))
+        self._applied: dict[tuple[int, bytes, bytes], tuple[Transition, State, State]] = {}
+        self._problems: dict[tuple[int, bytes, bytes], str | None] = {}
+        self._next: dict[tuple[int, bytes, bytes, int], tuple[State, Any]] = {}
+
+    def apply(self, state: State, block: Block) -> Transition:
+        return self.applied(state, block, b"")[0]
+
+    def applied(self, state: State, block: Block, digest: bytes) -> tuple[Transition, State]:
+        key = (state.height, state.root, digest or encode_block(block))
+        known = self._applied.get(key)
+        if known is None:
+            transition = super().apply(state, block)
+            known = self._applied[key] = (transition, finish(transition, state), state)
+        return known[0], known[1]
+
+    def problem(self, state: State, body: bytes) -> str | None:
+        key = (state.height, state.root, body)
+        if key not in self._problems:
+            self._problems[key] = super().problem(state, body)
+        return self._problems[key]
+
+    def apply_transaction(self, state: State, signed: Signed, height: int) -> State:
+        key = (id(state), signed.body, signed.signature, height)
+        known = self._next.get(key)
+        if known is None:
+            try:
+                after: Any = super().apply_transaction(state, signed, height)
+            except (Refused, RemoteProtocolError) as error:
+                after = error
+            known = self._next[key] = (state, after)
+        if isinstance(known[1], Exception):
+            raise known[1].with_traceback(None)
+        return known[1]  # type: ignore[no-any-return]
+
+    def forget_below(self, height: int) -> None:
+        """Bounds this memory; what is asked again is computed again."""
+        self._applied = {key: value for key, value in self._applied.items() if key[0] >= height}
+        self._problems = {key: value for key, value in self._problems.items() if key[0] >= height}
+        self._next = {key: value for key, value in self._next.items() if value[0].height >= height}

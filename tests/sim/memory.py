@@ -1,0 +1,48 @@
+"""How much a node holds: elements of all containers that its replica, its rounds and its pool reach, and their bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from ledger.state import Rules, State
+from peer.node import Node
+
+SKIPPED = (State, Rules)
+ELEMENTS_PER_PEER = 6_000  # statements, offers, tallies and early messages of a few heights and views
+BYTES_PER_PEER = 4 << 20
+
+
+def limits(peers: int) -> dict[str, int]:
+    return {"elements": ELEMENTS_PER_PEER * peers, "bytes": BYTES_PER_PEER * peers}
+
+
+def sizes(node: Node) -> dict[str, int]:
+    seen: set[int] = set()
+    total = {"elements": 0, "bytes": 0}
+    stack: list[Any] = [node.replica, node.rounds, node.ledger.pool, node.ledger.books]
+    while stack:
+        value = stack.pop()
+        if id(value) in seen or isinstance(value, SKIPPED):
+            continue
+        seen.add(id(value))
+        if isinstance(value, bytes):
+            total["bytes"] += len(value)
+        elif isinstance(value, dict):
+            total["elements"] += len(value)
+            stack += [*value.keys(), *value.values()]
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            total["elements"] += len(value)
+            stack += value
+        elif type(value).__module__.split(".")[0] in ("consensus", "peer", "ledger", "protocol"):
+            stack += _fields(value)
+    return total
+
+
+def _fields(value: Any) -> list[Any]:
+    if isinstance(value, type):
+        return []
+    if hasattr(value, "__dict__"):
+        return list(vars(value).values())
+    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [getattr(value, name) for name in names if hasattr(value, name)]

@@ -1,0 +1,271 @@
+"""What will go wrong in one history: a seed expands into a numbered list of faults, so that a shrinker can take some away.
+
+Swarm testing (Groce et al. 2012): every seed draws which kinds of fault it has at all, and how strong each is. Histories that
+have everything always are all alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+BLOCKS = 50  # decided by everybody before a history ends
+TROUBLE_SECONDS = (5.0, 12.0)  # virtual; then the network heals
+ED25519_EVERY = 50  # seeds: these sign with real keys, decode everything anew and share no computation
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong, from `at` until `until` (virtual seconds after the start)."""
+
+    number: int
+    kind: str
+    at: float
+    until: float
+    nodes: tuple[int, ...] = ()  # peers by number; of an empty one, all
+    amount: float = 0.0
+    detail: str = ""
+
+    def __str__(self) -> str:
+        peers = ",".join(map(str, self.nodes)) or "all"
+        when = f"{self.at:6.2f}–{self.until:6.2f} s"
+        return f"#{self.number:<3} {when}  {self.kind:<11} peers {peers:<8} {self.amount:.3f} {self.detail}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    n: int  # founding voters, peers 0 … n−1
+    joiners: int  # more peers, n …, that come later
+    successors: int  # more peers after those, each the new key of a founder
+    delay: tuple[float, float]  # seconds one way, of a calm network
+    heal_at: float
+    faults: tuple[Fault, ...]
+    blocks: int = BLOCKS
+    ed25519: bool = False
+    shares: bool = True  # peers share what they decode and compute alike: much faster, and the same history
+    work: float = 1.0  # how much there is to decide: transactions a block, on average
+    jobs: bool = True
+
+    def keep(self, numbers: Sequence[int]) -> Plan:
+        """Only these faults."""
+        return replace(self, faults=tuple(fault for fault in self.faults if fault.number in numbers))
+
+    def of(self, kind: str) -> tuple[Fault, ...]:
+        return tuple(fault for fault in self.faults if fault.kind == kind)
+
+    @property
+    def liars(self) -> dict[int, str]:
+        """Strategy by peer."""
+        return {fault.nodes[0]: fault.detail for fault in self.of("liar")}
+
+    @property
+    def peers(self) -> int:
+        return self.n + self.joiners + self.successors
+
+
+def calm(seed: int = 0, n: int = 4, liars: Sequence[str] = (), **fixed: object) -> Plan:
+    """A network in which nothing goes wrong, except that its first peers lie."""
+    faults = tuple(Fault(i, "liar", 0.0, 0.0, (i,), detail=name) for i, name in enumerate(liars))
+    plan = Plan(seed, n, 0, 0, (0.005, 0.01), 1.0, faults)
+    return replace(plan, **fixed)  # type: ignore[arg-type]
+
+
+def faults_tolerated(n: int) -> int:
+    return (n - 1) // 3
+
+
+@dataclass
+class Draw:
+    """The state of one expansion."""
+
+    random: random.Random
+    n: int
+    peers: int
+    end: float
+    liars: set[int]  # of whom nothing is expected, so that other faults of theirs would be wasted
+    faults: list[Fault]
+
+    def add(self, kind: str, at: float, until: float, nodes: tuple[int, ...] = (), amount: float = 0.0, detail: str = "") -> None:
+        self.faults.append(Fault(len(self.faults), kind, round(at, 3), round(until, 3), nodes, round(amount, 4), detail))
+
+    def span(self, low: float, high: float) -> tuple[float, float]:
+        at = self.random.uniform(0.0, self.end * 0.95)
+        return at, min(self.end, at + self.random.uniform(low, high))
+
+    def peer(self) -> int:
+        return self.random.randrange(self.peers)
+
+    def pair(self) -> tuple[int, int]:
+        one, other = self.random.sample(range(self.peers), 2)
+        return one, other
+
+    def some(self) -> tuple[int, ...]:
+        """All peers, or a few."""
+        if self.random.random() < 0.5:
+            return ()
+        return tuple(sorted(self.random.sample(range(self.peers), self.random.randint(1, max(1, self.peers // 2)))))
+
+    def side(self) -> tuple[int, ...]:
+        return tuple(sorted(self.random.sample(range(self.peers), self.random.randint(1, max(1, self.peers // 2)))))
+
+
+Maker = Callable[[Draw], None]
+
+
+def _loss(draw: Draw) -> None:
+    draw.add("loss", *draw.span(0.5, 6), draw.some(), draw.random.choice((0.02, 0.1, 0.3, 0.6)))
+
+
+def _duplicate(draw: Draw) -> None:
+    draw.add("duplicate", *draw.span(0.5, 8), draw.some(), draw.random.choice((0.05, 0.3, 0.9)))
+
+
+def _reorder(draw: Draw) -> None:
+    draw.add("reorder", *draw.span(0.5, 8), draw.some(), draw.random.choice((0.05, 0.3, 1.5)))
+
+
+def _delay(draw: Draw) -> None:
+    draw.add("delay", *draw.span(0.5, 5), draw.some(), draw.random.choice((0.1, 0.4, 1.2)))
+
+
+def _one_way(draw: Draw) -> None:
+    draw.add("one-way", *draw.span(0.3, 6), draw.pair())
+
+
+def _partition(draw: Draw) -> None:
+    """`amount` 1: the peers notice that their links break; 0: nothing arrives, and nobody says so."""
+    draw.add("partition", *draw.span(0.5, 6), draw.side(), float(draw.random.random() < 0.5))
+
+
+def _flap(draw: Draw) -> None:
+    draw.add("flap", *draw.span(1, 6), draw.side(), draw.random.choice((0.15, 0.5, 1.1)))
+
+
+def _clog(draw: Draw) -> None:
+    draw.add("clog", *draw.span(0.3, 5), draw.pair())
+
+
+def _break(draw: Draw) -> None:
+    draw.add("break", *draw.span(0.0, 0.5), draw.pair())
+
+
+def _slow(draw: Draw) -> None:
+    draw.add("slow", *draw.span(1, 8), (draw.peer(),), draw.random.choice((0.005, 0.03, 0.1)))
+
+
+def _slow_disk(draw: Draw) -> None:
+    draw.add("slow-disk", *draw.span(1, 8), draw.some(), draw.random.choice((0.02, 0.1, 0.6)))
+
+
+def _crash(draw: Draw) -> None:
+    """`amount`: which part of the append that was under way reaches the disk; `detail` garbled: its last byte is wrong."""
+    share = draw.random.choice((0.0, 1.0, draw.random.random(), draw.random.random()))
+    draw.add("crash", *draw.span(0.1, 4), (draw.peer(),), share, draw.random.choice(("", "garbled")))
+
+
+def _crash_all(draw: Draw) -> None:
+    at, until = draw.span(0.1, 2)
+    for peer in range(draw.peers):
+        draw.add("crash", at, until + draw.random.uniform(0, 0.5), (peer,), draw.random.random())
+
+
+def _fsync(draw: Draw) -> None:
+    draw.add("fsync", *draw.span(0.5, 4), (draw.peer(),))
+
+
+def _skew(draw: Draw) -> None:
+    """Within what others accept, or beyond it."""
+    draw.add("skew", 0.0, draw.end, (draw.peer(),), draw.random.choice((-1.5, -0.5, 0.5, 1.5, 4.0, -10.0)))
+
+
+def _leave(draw: Draw) -> None:
+    draw.add("leave", *draw.span(0, 0), (draw.random.randrange(draw.n),))
+
+
+def _rotate(draw: Draw) -> None:
+    """The first peer goes on with the key of the second."""
+    draw.add("rotate", *draw.span(0, 0), (draw.random.randrange(draw.n), draw.peers))
+
+
+KINDS: dict[str, tuple[Maker, int]] = {  # kind -> (maker, most faults of it in one history)
+    "loss": (_loss, 4),
+    "duplicate": (_duplicate, 3),
+    "reorder": (_reorder, 3),
+    "delay": (_delay, 3),
+    "one-way": (_one_way, 6),
+    "partition": (_partition, 4),
+    "flap": (_flap, 2),
+    "clog": (_clog, 5),
+    "break": (_break, 6),
+    "slow": (_slow, 3),
+    "slow-disk": (_slow_disk, 3),
+    "crash": (_crash, 6),
+    "crash-all": (_crash_all, 1),
+    "fsync": (_fsync, 2),
+    "skew": (_skew, 2),
+}
+KIND_PROBABILITY = 0.35  # that a history has faults of one kind at all
+
+
+def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: object) -> Plan:
+    """The history of one seed. `strategies` are the names that liars draw from."""
+    source = random.Random(f"folkmoot {seed} {n}")
+    end = source.uniform(*TROUBLE_SECONDS)
+    joiners = source.choice((0, 0, 1, 2)) if n < 10 else source.choice((0, 0, 1))
+    draw = Draw(source, n, n + joiners, end, set(), [])
+    budget = faults_tolerated(n)
+    budget -= _draw_liars(draw, budget, strategies)
+    for maker, most in KINDS.values():
+        if source.random() < KIND_PROBABILITY:
+            for _ in range(source.randint(1, most)):
+                maker(draw)
+    rotates = _draw_changes(draw, joiners)
+    if budget and source.random() < 0.15:
+        _rollback(draw)
+    low = source.choice((0.001, 0.005, 0.02))
+    plain = seed % ED25519_EVERY == ED25519_EVERY - 1
+    plan = Plan(
+        seed,
+        n,
+        joiners,
+        int(rotates),
+        (low, low * source.choice((1.5, 4.0))),
+        round(end, 3),
+        tuple(draw.faults),
+        ed25519=plain,
+        shares=not plain,
+        work=source.choice((0.3, 1.0, 2.0)),
+        jobs=source.random() < 0.8,
+    )
+    return replace(plan, **fixed)  # type: ignore[arg-type]
+
+
+def _draw_liars(draw: Draw, budget: int, strategies: Sequence[str]) -> int:
+    if not strategies or draw.random.random() < 0.4:
+        return 0
+    count = draw.random.randint(1, budget) if budget else 0
+    for peer in sorted(draw.random.sample(range(draw.n), count)):
+        draw.liars.add(peer)
+        draw.add("liar", 0.0, draw.end, (peer,), detail=draw.random.choice(sorted(strategies)))
+    return count
+
+
+def _draw_changes(draw: Draw, joiners: int) -> bool:
+    """Who joins does so early; who leaves must not make the liars too many. Whether a key is rotated."""
+    for joiner in range(joiners):
+        draw.add("join", draw.random.uniform(0.2, draw.end * 0.7), draw.end, (draw.n + joiner,))
+    if draw.random.random() < 0.25 and faults_tolerated(draw.n - 1) >= len(draw.liars) and draw.n > 1:
+        _leave(draw)
+    rotates = draw.random.random() < 0.25
+    if rotates:
+        _rotate(draw)
+    return rotates
+
+
+def _rollback(draw: Draw) -> None:
+    """At `until` a peer stops, and comes back with the disk it had at `at`."""
+    honest = [peer for peer in range(draw.n) if peer not in draw.liars]
+    at, until = draw.span(0.2, 3)
+    draw.add("rollback", at, until, (draw.random.choice(honest),))

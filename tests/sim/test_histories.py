@@ -1,0 +1,120 @@
+"""Whole histories: that they hold, that they are the same each time, and that they would notice if something did not hold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.sim import campaign, partitions, twins
+from tests.sim.invariants import quorum
+from tests.sim.mutants import MUTANTS, hunt
+from tests.sim.plan import calm, expand, faults_tolerated
+from tests.sim.simulation import Simulation
+from tests.sim.strategies import HONEST_MAJORITY
+
+FORK_SEEDS = 12
+SHORT = 12  # blocks
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
+    assert campaign.run_one(campaign.prepare("seeds", seed, 4)).problem == ""
+
+
+def test_a_network_of_seven_with_two_liars_agrees_and_goes_on() -> None:
+    seed = next(seed for seed in range(1, 50) if len(expand(seed, 7, HONEST_MAJORITY).liars) == 2)
+    plan = replace(expand(seed, 7, HONEST_MAJORITY), blocks=SHORT)
+    assert campaign.run_one(Simulation(plan)).problem == ""
+
+
+@pytest.mark.parametrize("strategy", HONEST_MAJORITY)
+def test_every_kind_of_liar_is_tolerated(strategy: str) -> None:
+    for seed in range(2):
+        plan = replace(expand(seed), faults=(*expand(seed).faults, replace(calm(liars=(strategy,)).faults[0], number=99)))
+        assert campaign.run_one(Simulation(replace(plan, blocks=SHORT))).problem == ""
+
+
+def test_the_same_seed_gives_the_same_history_whatever_the_order_of_sets() -> None:
+    program = "from tests.sim import campaign; print(campaign.run_one(campaign.prepare('seeds', 5, 4)).history)"
+
+    def history(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.run((sys.executable, "-c", program), env=environment, capture_output=True, text=True, check=True).stdout
+
+    here = campaign.run_one(campaign.prepare("seeds", 5, 4)).history
+    assert here == campaign.run_one(campaign.prepare("seeds", 5, 4)).history
+    assert history("1").strip() == history("2").strip() == here
+
+
+def test_what_peers_share_to_save_time_changes_nothing() -> None:
+    plan = replace(expand(3, 4, HONEST_MAJORITY), blocks=SHORT)
+    shared, alone = (campaign.run_one(Simulation(replace(plan, shares=shares))) for shares in (True, False))
+    assert shared.problem == alone.problem == ""
+    assert shared.history == alone.history
+
+
+def test_real_signatures_hold_too() -> None:
+    plan = replace(expand(4), blocks=SHORT, ed25519=True, shares=False)
+    assert campaign.run_one(Simulation(plan)).problem == ""
+
+
+# Enough liars -----------------------------------------------------------------------------------------------------------
+
+
+def forks(seed: int, n: int, colluders: int) -> str | None:
+    plan = calm(seed, n, ("fork",) * colluders, blocks=6, jobs=False)
+    return campaign.run_one(Simulation(plan)).rule
+
+
+@pytest.mark.parametrize("n", [4, 7])
+def test_as_many_colluders_as_two_quorums_may_share_break_agreement(n: int) -> None:
+    enough = 2 * quorum(n) - n
+    assert enough == faults_tolerated(n) + 1
+    assert {forks(seed, n, enough) for seed in range(2)} <= {"agreement", "one certificate"}
+
+
+@pytest.mark.parametrize("n", [4, 7])
+def test_one_colluder_less_breaks_nothing(n: int) -> None:
+    for seed in range(FORK_SEEDS):
+        assert forks(seed, n, 2 * quorum(n) - n - 1) is None
+
+
+def test_who_proposes_two_blocks_is_expelled() -> None:
+    simulation = Simulation(calm(1, liars=("two-blocks",)))
+    simulation.run()
+    liar, honest = simulation.peers[0], simulation.honest[0]
+    assert honest.node is not None and liar.key not in honest.node.state.members.voters
+    assert honest.node.state.members.is_expelled(liar.key)
+
+
+# Twins and partitions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_machines_with_one_key_break_nothing(seed: int) -> None:
+    assert campaign.run_one(campaign.prepare("twins", seed, 4)).problem == ""
+
+
+def test_too_many_twins_are_noticed() -> None:
+    """The scenarios can fail: with more keys on two machines than liars are tolerated, somebody decides another block."""
+
+    def rule(seed: int) -> str | None:
+        plan = twins.expand(seed, 4, twins=2)
+        return campaign.run_one(twins.simulation(plan)).rule
+
+    assert any(rule(seed) in ("agreement", "one certificate") for seed in range(20))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_split_networks_do_not_fork_and_heal_within_three_heights(seed: int) -> None:
+    assert campaign.run_one(partitions.simulation(partitions.expand(seed, 4))).problem == ""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS[:3], ids=lambda mutant: mutant.name)
+def test_planted_bugs_are_noticed_and_the_unharmed_code_passes(mutant: object) -> None:
+    caught = hunt(mutant, 30)  # type: ignore[arg-type]
+    assert caught is not None and caught.is_clean

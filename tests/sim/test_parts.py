@@ -1,0 +1,149 @@
+"""The simulator's own parts: its disk tears as disks do, its plans are explicit, its shrinker finds what matters."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from consensus.turn import Record, RoundVoted, StoredBlock, Voted
+from protocol.errors import StorageError
+from protocol.identity import Signed
+from tests.sim import campaign, invariants
+from tests.sim.__main__ import main
+from tests.sim.disk import Disk, frame, read
+from tests.sim.plan import expand, faults_tolerated
+from tests.sim.shrink import minimal
+from tests.sim.strategies import HONEST_MAJORITY
+
+SIGNED = Signed(b"body", bytes(32), bytes(64))
+
+
+def vote(view: int) -> Voted:
+    return Voted(("prepare", 1, view), SIGNED)
+
+
+def test_an_append_that_was_cut_off_anywhere_leaves_what_was_before() -> None:
+    first: list[Record] = [vote(0), StoredBlock(1, bytes(32), b"block")]
+    second: list[Record] = [vote(1), vote(2)]
+    log = frame(first)
+    for kept in range(len(frame(second))):
+        assert list(read(log + frame(second)[:kept])) == [first]
+    assert list(read(log + frame(second))) == [first, second]
+
+
+def test_wrong_bytes_in_the_last_frame_are_a_torn_append() -> None:
+    log = frame([vote(0)]) + frame([vote(1)])
+    assert list(read(log[:-1] + bytes([log[-1] ^ 1]))) == [[vote(0)]]
+
+
+def test_wrong_bytes_before_the_end_are_damage_wherever_they_are() -> None:
+    first = frame([vote(0)])
+    log = first + frame([vote(1)])
+    for position in range(len(first)):
+        with pytest.raises(StorageError, match="damaged"):
+            list(read(log[:position] + bytes([log[position] ^ 1]) + log[position + 1 :]))
+
+
+def test_a_damaged_disk_keeps_its_peer_from_starting() -> None:
+    disk = Disk()
+    disk.append([vote(0)])
+    disk.append([vote(1)])
+    disk.damage(30)
+    with pytest.raises(StorageError):
+        disk.load()
+
+
+def test_a_disk_forgets_what_a_crash_tore_and_keeps_what_it_had_said_was_safe() -> None:
+    disk = Disk()
+    disk.append([vote(0), RoundVoted("ballot", bytes(32), 0, SIGNED)])
+    disk.tear([vote(1)], 0.7, garbled=False)
+    assert [voted.slot for voted in disk.load().votes] == [("prepare", 1, 0)]
+    assert disk.spoken(bytes(32), 0) == {"ballot": SIGNED}
+
+
+def test_an_image_of_a_disk_does_not_change_with_it() -> None:
+    disk = Disk()
+    disk.append([vote(0)])
+    image = disk.image()
+    disk.append([vote(1)])
+    assert len(image.load().votes) == 1 and len(disk.load().votes) == 2
+
+
+def test_a_failing_disk_says_so() -> None:
+    disk = Disk()
+    disk.fails = True
+    with pytest.raises(StorageError):
+        disk.append([vote(0)])
+
+
+# Plans ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_expands_into_the_same_numbered_faults_each_time() -> None:
+    assert expand(12, 4, HONEST_MAJORITY) == expand(12, 4, HONEST_MAJORITY)
+    numbers = [fault.number for fault in expand(12, 4, HONEST_MAJORITY).faults]
+    assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("n", [4, 7, 10])
+def test_no_plan_has_more_faulty_peers_than_are_tolerated(n: int) -> None:
+    for seed in range(300):
+        plan = expand(seed, n, HONEST_MAJORITY)
+        leaving = len(plan.of("leave"))
+        assert len(plan.liars) + len(plan.of("rollback")) <= faults_tolerated(n)
+        assert len(plan.liars) <= faults_tolerated(n - leaving)
+
+
+def test_only_the_faults_that_are_kept_remain() -> None:
+    assert [fault.number for fault in expand(12).keep([1, 3]).faults] == [1, 3]
+
+
+def test_shrinking_leaves_exactly_what_is_needed() -> None:
+    assert minimal(range(40), lambda kept: {3, 17, 31} <= set(kept)) == [3, 17, 31]
+    assert minimal(range(9), lambda kept: 8 in kept) == [8]
+    assert minimal(range(9), lambda kept: True) == []
+
+
+# The checker, the campaign --------------------------------------------------------------------------------------------------
+
+
+def test_the_invariants_are_written_apart_from_the_code_they_check() -> None:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(Path(invariants.__file__).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+    ours = {"consensus", "ledger", "peer", "training", "transport", "tests"}
+    assert not imported & ours
+
+
+def test_an_interrupted_campaign_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "figures.json"
+    ran: list[int] = []
+
+    def quick(task: tuple[str, int, int | None]) -> campaign.Result:
+        ran.append(task[1])
+        return campaign.Result(task[1], 4, None, "", 50, 10, 1.0, 0.1, "", {"crash": 2})
+
+    monkeypatch.setattr(campaign, "_work", quick)
+    assert main(["--seeds", "0:3", "--json", str(path)]) == 0
+    assert main(["--seeds", "0:5", "--json", str(path), "--resume"]) == 0
+    tally = json.loads(path.read_text())
+    assert ran == [0, 1, 2, 3, 4]
+    assert (tally["passed"], tally["failed"], tally["blocks"], tally["faults"]) == (5, 0, 250, {"crash": 10})
+    assert tally["commit"] and tally["command"]
+
+
+def test_a_failing_seed_prints_the_command_that_runs_it_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        campaign, "_work", lambda task: campaign.Result(task[1], 4, "agreement", "agreement: two", 3, 1, 1.0, 0.1, "", {})
+    )
+    assert main(["--seeds", "7:8", "--n", "4"]) == 1
+    printed = capsys.readouterr().out
+    assert "python -m tests.sim --n 4 --seed 7" in printed and "0 passed, 1 failed" in printed

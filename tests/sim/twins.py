@@ -1,0 +1,101 @@
+"""Twins (Bano et al. 2021, "Twins: BFT systems made robust"): two machines with one key, each running the honest code.
+
+Whatever a liar could say by running the protocol twice, they say. Who hears whom is drawn for each view: the peers are split in
+two, the twins mostly on different sides, so that each side may get another half of the truth.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from protocol import codec
+from protocol.identity import Signer
+from protocol.messages import AGREEMENT, ROUNDS, Prepared, Proposed, TimedOut, ViewEnded, Vote
+from tests.sim import keys
+from tests.sim.plan import Fault, Plan, faults_tolerated
+from tests.sim.simulation import Simulation
+
+HEIGHTS = 16  # that are split at all; the twins are found out sooner or later
+VIEWS = 4
+SPLIT_PROBABILITY = 0.7
+HEAL_SECONDS = 25.0
+BLOCKS = 24
+
+ANYTHING = (*AGREEMENT, *ROUNDS)
+
+
+def expand(seed: int, n: int, twins: int | None = None) -> Plan:
+    source = random.Random(f"twins {seed} {n}")
+    twins = faults_tolerated(n) if twins is None else twins
+    faults: list[Fault] = []
+    for twin in range(twins):
+        faults.append(Fault(len(faults), "twin", 0.0, HEAL_SECONDS, (twin, n + twin)))
+    for height in range(1, HEIGHTS + 1):
+        for view in range(VIEWS):
+            if source.random() < SPLIT_PROBABILITY:
+                side = _side(source, n, twins)
+                faults.append(Fault(len(faults), "split", float(height), float(height), side, float(view)))
+    low = source.choice((0.001, 0.01, 0.05))
+    return Plan(
+        seed, n, twins, 0, (low, low * source.choice((1.5, 6.0))), HEAL_SECONDS, tuple(faults), blocks=BLOCKS, jobs=seed % 2 == 0
+    )
+
+
+def _side(source: random.Random, n: int, twins: int) -> tuple[int, ...]:
+    side = {peer for peer in range(n) if source.random() < 0.5}
+    for twin in range(twins):
+        if (twin in side) != (source.random() < 0.15):
+            side.discard(n + twin)
+        else:
+            side.add(n + twin)
+    return tuple(sorted(side))
+
+
+class Twins(Simulation):
+    """Peers n … have the keys of peers 0 …; none of either counts as honest."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._sides = {(int(fault.at), int(fault.amount)): set(fault.nodes) for fault in plan.of("split")}
+        self.network.filter = self._may_pass
+
+    def signers(self, plan: Plan) -> list[Signer]:
+        own = keys.signers(plan.n, plan.ed25519)
+        return [*own, *own[: plan.joiners]]
+
+    def _may_pass(self, sender: int, receiver: int, data: bytes) -> bool:
+        side = self._sides.get(self._when(sender, codec.decode_message(data, ANYTHING)))
+        return side is None or (sender in side) == (receiver in side)
+
+    def _when(self, sender: int, message: Any) -> tuple[int, int]:
+        """Height and view that a message belongs to; those of its sender if it names none."""
+        match message:
+            case Proposed():
+                statement = codec.unpack(message.propose.body, 1 << 20)
+            case Vote(vote):
+                statement = codec.unpack(vote.body, 1 << 20)
+            case TimedOut(timeout, _):
+                statement = codec.unpack(timeout.body, 1 << 20)
+            case Prepared(certificate):
+                statement = codec.unpack(certificate.vote, 1 << 20)
+            case ViewEnded(certificate):
+                statement = codec.unpack(certificate.timeouts[0].body, 1 << 20)
+            case _:
+                node = self.peers[sender].node
+                return (node.replica.height, node.replica.view) if node is not None else (0, 0)
+        return statement[2], statement[3]
+
+    def _fault_split(self, fault: Fault) -> None:
+        self.count("split")
+
+    def _fault_twin(self, fault: Fault) -> None:
+        self.count("twin")
+
+    def heal(self) -> None:
+        self.network.filter = None
+        super().heal()
+
+
+def simulation(plan: Plan) -> Simulation:
+    return Twins(plan)

@@ -1,0 +1,118 @@
+"""What the simulated people want decided: numbers to add, jobs, membership. One undecided transaction of each peer at a time."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ledger.genesis import TRAINER
+from ledger.jobs import Start
+from ledger.members import Admit, Approve, Invitation, Leave, Register, Rotate, Stand, rotation_preimage, token_preimage
+from ledger.state import State
+from ledger.transactions import Refused
+from peer.node import Do
+from peer.rounds import Outcome
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Signer, sign
+from protocol.messages import Transaction
+from tests.sim.keys import FastSigner
+from tests.sim.ledgers import Add
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Peer
+
+LIFETIME_HEIGHTS = 30  # of a transaction: one that was lost is made anew
+INVITED_UNTIL = 10_000  # height
+
+
+@dataclass
+class Author:
+    """What one peer puts forward, as its operator and `peer.membership` would."""
+
+    signer: Signer
+    random: random.Random
+    work: float  # probability of a new number after each block
+    invitation: Admit | None = None  # of a peer that is no founder
+    wishes: deque[tuple[str, Any]] = field(default_factory=deque)
+    outstanding: Signed | None = None
+    submitted: int = 0
+
+    def next(self, state: State, chain_id: bytes) -> Signed | None:
+        """The one transaction to put on the log now; None: nothing, or the last one may still be decided."""
+        member = state.members.members.get(self.signer.public)
+        nonce = member.nonce if member else 0
+        if self.outstanding is not None:
+            waiting = codec.decode_message(self.outstanding.body, (Transaction,))
+            if waiting.nonce > nonce and waiting.expires > state.height:
+                return None
+        wanted = self._wanted(state) if member is None or state.members.speaks(self.signer.public) else None
+        if wanted is None:
+            return None
+        kind, content = wanted
+        transaction = Transaction(nonce + 1, state.height + LIFETIME_HEIGHTS, kind, codec.encode(content))
+        self.outstanding = sign(self.signer, chain_id, transaction)
+        self.submitted += 1
+        return self.outstanding
+
+    def _wanted(self, state: State) -> tuple[str, Any] | None:
+        me, members = self.signer.public, state.members
+        member = members.members.get(me)
+        if member is None:
+            return ("member/admit", self.invitation) if self.invitation is not None else None
+        if self.invitation is not None:  # it joined, and wants to train and vote
+            if TRAINER not in member.roles:
+                return "member/register", Register((TRAINER,))
+            if me not in members.upcoming and me not in members.standing and state.certified_roots:
+                height = max(state.certified_roots)
+                return "member/stand", Stand(height, state.certified_roots[height])
+        if me in members.voters:
+            for candidate, approvals in members.standing.items():
+                if me not in approvals:
+                    return "member/approve", Approve(candidate)
+        if self.wishes:
+            return self.wishes.popleft()
+        if self.random.random() < self.work:
+            return "counter/add", Add(self.random.randrange(100))
+        return None
+
+    def restarted(self) -> None:
+        """The pool was in memory: what was waiting there is put forward again."""
+        self.outstanding = None
+
+
+def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Admit:
+    token = FastSigner(f"token {name}")
+    permission = sign(voter, chain_id, Invitation(token.public, INVITED_UNTIL))
+    return Admit(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
+
+
+def start_job(audited: bool, rounds: int) -> tuple[str, Start]:
+    return "job/start", Start(b"%s:%d" % (b"audited" if audited else b"plain", rounds))
+
+
+def leave() -> tuple[str, Leave]:
+    return "member/leave", Leave()
+
+
+def rotate(chain_id: bytes, old: bytes, successor: Signer) -> tuple[str, Rotate]:
+    return "member/rotate", Rotate(successor.public, successor.sign(rotation_preimage(chain_id, old)))
+
+
+def submit(peer: Peer, signed: Signed) -> None:
+    """As `peer.author` does it: only what would be accepted now."""
+    node = peer.node
+    assert node is not None
+
+    def put() -> Outcome | None:
+        try:
+            node.rules.apply_transaction(node.state, signed, node.state.height + 1)
+        except (Refused, RemoteProtocolError):
+            peer.author.outstanding = None
+            return None
+        node.ledger.pool.add(signed)
+        return Outcome(sends=[signed])
+
+    peer.give(Do(put))

@@ -1,0 +1,147 @@
+"""Models as parts of snapshots: cut, checked part by part, and put together again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.limits import PART_BYTES_MAX
+from training.host import ModelHost
+from training.replicated import files
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec, ModelSpec
+
+JOB = b"j" * 32
+MODEL = ModelSpec(vocabulary=4_096, context=8, width=64, layers=1, heads=2, kv_heads=1, hidden=64)
+SPEC = JobSpec(name="several parts", data=bytes(32), model=MODEL, liars=0)
+
+
+def made(folder: Path) -> tuple[ModelHost, bytes]:
+    host = ModelHost(folder)
+    return host, host.create(JOB, SPEC.encode())
+
+
+def test_a_model_arrives_in_parts_in_any_order_and_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    source, root = made(tmp_path / "from")
+    host = ModelHost(tmp_path / "to")
+    incoming = host.receive(JOB, 0, root, source.manifest(JOB, 0))
+    assert incoming.parts > 2
+    for index in reversed(range(incoming.parts)):
+        part = source.part(JOB, 0, index)
+        assert len(part) <= PART_BYTES_MAX
+        incoming.put(index, part)
+    assert not host.holds(JOB, 0, root)
+    incoming.install()
+    assert host.holds(JOB, 0, root)
+    model = host.model(JOB, 0)
+    model.verify()
+    assert np.array_equal(model.parameters, source.model(JOB, 0).parameters)
+    assert {path.name for path in host.directory(JOB, 0).parent.iterdir()} == {"00000000"}
+
+
+@pytest.mark.parametrize("damage", ["bit", "short", "long", "other part", "nothing"])
+def test_a_part_with_other_bytes_is_refused_and_the_right_one_taken_after_it(tmp_path: Path, damage: str) -> None:
+    source, root = made(tmp_path / "from")
+    host = ModelHost(tmp_path / "to")
+    incoming = host.receive(JOB, 0, root, source.manifest(JOB, 0))
+    right = source.part(JOB, 0, 0)
+    wrong = {
+        "bit": right[:-1] + bytes([right[-1] ^ 1]),
+        "short": right[:-4],
+        "long": right + bytes(4),
+        "other part": source.part(JOB, 0, 1),
+        "nothing": b"",
+    }[damage]
+    with pytest.raises(RemoteProtocolError, match="bad-part"):
+        incoming.put(0, wrong)
+    for index in range(incoming.parts):
+        incoming.put(index, source.part(JOB, 0, index))
+    incoming.install()
+    assert host.holds(JOB, 0, root)
+
+
+def test_a_manifest_that_is_not_under_the_root_is_refused(tmp_path: Path) -> None:
+    source, root = made(tmp_path / "from")
+    other = replace(SPEC, seed=SPEC.seed + 1)
+    host = ModelHost(tmp_path / "to")
+    with pytest.raises(RemoteProtocolError, match="bad-part"):
+        host.receive(JOB, 0, ModelHost(tmp_path / "other").create(JOB, other.encode()), source.manifest(JOB, 0))
+    with pytest.raises(RemoteProtocolError):
+        host.receive(JOB, 0, root, source.manifest(JOB, 0)[:-1])
+    saved, _, _ = files.read(source.directory(JOB, 0))
+    lying = replace(saved, leaves=(bytes(32), *saved.leaves[1:]))
+    with pytest.raises(RemoteProtocolError, match="bad-part"):
+        host.receive(JOB, 0, root, files.codec.encode(lying))
+
+
+def test_what_is_asked_for_and_does_not_exist_is_the_askers_fault(tmp_path: Path) -> None:
+    host, _ = made(tmp_path)
+    with pytest.raises(RemoteProtocolError, match="bad-request"):
+        host.part(JOB, 0, 10_000)
+
+
+def test_a_damaged_model_is_neither_served_nor_taken_for_held(tmp_path: Path) -> None:
+    """Whoever fetches it would take this honest peer for a liar."""
+    host, root = made(tmp_path)
+    file = host.directory(JOB, 0) / files.PARAMETERS
+    data = bytearray(file.read_bytes())
+    data[5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(StorageError):
+        host.part(JOB, 0, 0)
+    assert not host.holds(JOB, 0, root)
+    with pytest.raises(StorageError):
+        host.manifest(b"another job" * 4, 0)
+
+
+def test_an_installed_model_takes_the_place_of_a_wrong_one_of_the_same_round(tmp_path: Path) -> None:
+    source, root = made(tmp_path / "from")
+    host, _ = made(tmp_path / "to")
+    right = host.model(JOB, 0)
+    wrong = ReplicatedModel.of(right.state, right.parameters + np.float32(1), np.array(right.momentum))
+    wrong.save(host.directory(JOB, 0))
+    host._models.clear()
+    assert host.model(JOB, 0).root == wrong.root != root
+    incoming = host.receive(JOB, 0, root, source.manifest(JOB, 0))
+    for index in range(incoming.parts):
+        incoming.put(index, source.part(JOB, 0, index))
+    assert host.model(JOB, 0).root == wrong.root, "until it is installed, nothing changes"
+    assert host.part(JOB, 0, 0) != source.part(JOB, 0, 0)
+    incoming.install()
+    assert host.model(JOB, 0).root == root
+    assert host.part(JOB, 0, 0) == source.part(JOB, 0, 0)
+    host.model(JOB, 0).verify()
+
+
+def test_what_was_abandoned_leaves_nothing_behind(tmp_path: Path) -> None:
+    source, root = made(tmp_path / "from")
+    host = ModelHost(tmp_path / "to")
+    incoming = host.receive(JOB, 0, root, source.manifest(JOB, 0))
+    incoming.put(0, source.part(JOB, 0, 0))
+    incoming.abandon()
+    assert list(host.directory(JOB, 0).parent.iterdir()) == []
+    again = host.receive(JOB, 0, root, source.manifest(JOB, 0))  # and the next one begins anew
+    for index in range(again.parts):
+        again.put(index, source.part(JOB, 0, index))
+    again.install()
+    assert host.holds(JOB, 0, root)
+
+
+def test_pinned_models_outlive_their_rounds(tmp_path: Path) -> None:
+    host, _ = made(tmp_path)
+    for number in range(1, 6):
+        model = host.model(JOB, number - 1)
+        replace(model, state=replace(model.state, round=number)).of(
+            replace(model.state, round=number), np.array(model.parameters), np.array(model.momentum)
+        ).save(host.directory(JOB, number))
+    host.pin(frozenset({(JOB, 1), (b"other" + bytes(27), 2)}))
+    host.prune(JOB, 5)
+    assert sorted(int(path.name) for path in host.directory(JOB, 0).parent.iterdir()) == [1, 4, 5]
+    host.pin(frozenset())
+    host.directory(JOB, 0).with_name(".00000002.incoming").mkdir()  # the process was killed while it fetched this
+    host.prune(JOB, 5)
+    assert sorted(int(path.name) for path in host.directory(JOB, 0).parent.iterdir()) == [4, 5]
