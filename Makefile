@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench model
+.PHONY: help setup demo test lint bench bench-consensus model
 
 PYTHON ?=
 BIN := .venv/bin
@@ -49,6 +49,10 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+bench-consensus: setup
+	mkdir -p runs/benchmarks
+	$(BIN)/python -m benchmarks.consensus --json runs/benchmarks/consensus.json
 
 model:
 	python3 docs/model/check.py

@@ -12,6 +12,7 @@ from pathlib import Path
 
 BENCHMARKS = {
     "demo": "the main job as a person runs it: time, loss against one process, decisions, bytes, memory",
+    "consensus": "decisions of 4 to 100 voters: time, processor time and bytes, against what is physically possible",
     "tuning": "the default hyper-parameters against others and against one process, without a network",
 }
 

@@ -1,8 +1,8 @@
 """How fast a network decides: `python -m benchmarks.consensus --json FILE`.
 
 Small networks are real: processes and sockets on loopback, light voters, scratch rounds that need no torch. Large ones are real
-nodes in virtual time (`benchmarks.virtual`), with what this machine needs for a signature, a frame and a durable write, a delay and
-an uplink per peer. Both close rounds: n ballots are in every block.
+nodes in virtual time (`benchmarks.virtual`), with what this machine needs for a signature, a frame and a durable write, with a
+delay, and with an uplink per peer. Both close rounds: there are n ballots in every block.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -37,17 +38,11 @@ SILENT_ROUND_TRIPS_MS = (100, 150)
 UPLINK_BITS = 100e6
 HEIGHTS_WARM = 2  # not counted: silent voters lead once, and are then skipped
 ROUND_SECONDS_MAX = 120.0
+HEADINGS = (
+    *("", "n", "silent", "RTT ms", "p50 ms", "p99 ms", "limit ms"),
+    *("CPU ms", "kB sent", "verified", "block kB", "sent as kB"),
+)
 TICKS = os.sysconf("SC_CLK_TCK")
-AIMS = {
-    "n=4 on loopback, p50 ≤ 30 ms": lambda rows: _all(rows, 30, kind="real", n=4),
-    "n=100 at 100 ms RTT, p50 ≤ 700 ms": lambda rows: _all(rows, 700, kind="virtual", n=100, round_trip_ms=100),
-    "RTT ≤ 150 ms, p50 ≤ 1 s, also with f silent": lambda rows: all(
-        row.p50_ms <= 1_000 for row in rows if row.kind == "virtual" and row.round_trip_ms <= 150
-    ),
-    "n=100, processor time of a peer ≤ 60 ms a decision": lambda rows: all(
-        row.processor_ms <= 60 for row in rows if row.n == 100 and not row.silent
-    ),
-}
 
 
 @dataclass
@@ -70,9 +65,36 @@ class Row:
     processor_parts_ms: dict[str, float] | None = None
 
 
-def _all(rows: list[Row], most_ms: float, **where: Any) -> bool:
-    chosen = [row for row in rows if not row.silent and all(getattr(row, name) == value for name, value in where.items())]
-    return bool(chosen) and all(row.p50_ms <= most_ms for row in chosen)
+@dataclass(frozen=True)
+class Aim:
+    text: str
+    concerns: Callable[[Row], bool]
+    figure: Callable[[Row], float]
+    most: float
+
+    def verdict(self, rows: list[Row]) -> str:
+        figures = [self.figure(row) for row in rows if self.concerns(row)]
+        if not figures:
+            return f"not measured  {self.text}"
+        return f"{'held  ' if max(figures) <= self.most else 'MISSED'} {self.text}: {max(figures):.1f}"
+
+
+AIMS = (
+    Aim("n=4 on loopback: p50 ≤ 30 ms", lambda row: row.kind == "real" and row.n == 4, lambda row: row.p50_ms, 30),
+    Aim(
+        "n=100 at 100 ms RTT and 100 Mbit/s: p50 ≤ 700 ms",
+        lambda row: (row.n, row.round_trip_ms, row.silent) == (100, 100, 0),
+        lambda row: row.p50_ms,
+        700,
+    ),
+    Aim(
+        "RTT ≤ 150 ms, also with f silent: p50 ≤ 1000 ms",
+        lambda row: row.kind == "virtual" and row.round_trip_ms <= 150,
+        lambda row: row.p50_ms,
+        1_000,
+    ),
+    Aim("n=100: processor time of a peer ≤ 60 ms a decision", lambda row: row.n == 100, lambda row: row.processor_ms, 60),
+)
 
 
 def _percentile(values: list[float], share: float) -> float:
@@ -110,7 +132,7 @@ async def real(n: int, rounds: int) -> Row:
 async def _measure(network: scenario.Network, rounds: int) -> Row:
     first = network.peers[0]
     with trio.fail_after(ROUND_SECONDS_MAX):
-        while (await first.client.status()).peers < len(network.peers) - 1:
+        while (await first.client.status()).links < len(network.peers) - 1:  # noqa: ASYNC110 - it is another process
             await trio.sleep(0.1)
     await _scratch_round(first)
     before = await _figures(network)
@@ -203,15 +225,28 @@ def show(rows: list[Row], costs: Costs) -> None:
     micro = {name: f"{1e6 * value:.3g} µs" for name, value in asdict(costs).items()}
     console.print(f"measured here: {', '.join(f'{name} {value}' for name, value in micro.items())}")
     table = Table(title="decisions")
-    for heading in ("", "n", "silent", "RTT ms", "p50 ms", "p99 ms", "limit ms", "CPU ms", "kB sent", "verified", "block kB", "sent as kB"):
+    for heading in (
+        "",
+        "n",
+        "silent",
+        "RTT ms",
+        "p50 ms",
+        "p99 ms",
+        "limit ms",
+        "CPU ms",
+        "kB sent",
+        "verified",
+        "block kB",
+        "sent as kB",
+    ):
         table.add_column(heading, justify="right")
     for row in rows:
         figures = (row.round_trip_ms, row.p50_ms, row.p99_ms, row.limit_ms, row.processor_ms, row.kilobytes, row.verified)
         figures += (row.block_kilobytes, row.proposal_kilobytes)
         table.add_row(row.kind, str(row.n), str(row.silent), *("" if value is None else f"{value:.1f}" for value in figures))
     console.print(table)
-    for aim, holds in AIMS.items():
-        console.print(f"{'held  ' if holds(rows) else 'MISSED'} {aim}")
+    for aim in AIMS:
+        console.print(aim.verdict(rows))
 
 
 def main() -> int:
@@ -234,7 +269,11 @@ def main() -> int:
             print(f"virtual n={n} RTT {round_trip_ms} silent {silent}: p50 {rows[-1].p50_ms:.1f} ms", file=sys.stderr, flush=True)
     show(rows, costs)
     if options.json:
-        about = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "python": platform.python_version(), "at": int(started)}
+        about = {
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "python": platform.python_version(),
+            "at": int(started),
+        }
         about |= {"load": os.getloadavg()[0], "uplink_bits": UPLINK_BITS, "costs_seconds": asdict(costs)}
         options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 0

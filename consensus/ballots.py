@@ -10,7 +10,7 @@ proposals T1 < re-executors' ballots T2 < light voters' ballots T3 < cut-off T4.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -95,10 +95,10 @@ Votes = dict[tuple[bytes, bytes], Counter[Verdict]]  # (trainer, proposal) -> ve
 
 
 def tally(ballots: Iterable[Ballot]) -> Votes:
-    votes: Votes = {}
+    votes: defaultdict[tuple[bytes, bytes], Counter[Verdict]] = defaultdict(Counter)
     for ballot in ballots:
         for judgement in ballot.judgements:
-            votes.setdefault((judgement.trainer, judgement.proposal), Counter())[judgement.verdict] += 1
+            votes[judgement.trainer, judgement.proposal][judgement.verdict] += 1
     return votes
 
 
@@ -166,6 +166,7 @@ class RoundBook:
     signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
     delivered: set[bytes] = field(default_factory=set)  # trainers whose payload is here, with all that judging it needs
     arrivals: list[float] = field(default_factory=list)  # when those of awaited trainers were, seconds after opening
+    _closed: tuple[tuple[int, int, int], Closing | None] | None = None  # the last answer of `closing`, and what it was made of
     audited: float | None = None  # when more than w/2 re-executors had cast their ballots, seconds after opening
 
     # What comes in
@@ -308,7 +309,13 @@ class RoundBook:
     # Closing
 
     def closing(self) -> Closing | None:
-        """What closes this round now, if it can be closed with what is here."""
+        """What closes this round now, if it can be closed with what is here. Asked all the time; the tables only grow."""
+        progress = (len(self.signed_ballots), len(self.proposals), len(self.signed_cut_offs))
+        if self._closed is None or self._closed[0] != progress:
+            self._closed = (progress, self._closing())
+        return self._closed[1]
+
+    def _closing(self) -> Closing | None:
         if len(self.ballots) < self.terms.quorum:
             return None
         accepted = outcome(self.terms, self.ballots).accepted

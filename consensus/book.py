@@ -46,6 +46,7 @@ class Book:
     _statements: dict[bytes, dict[tuple[str, int], tuple[Signed, Statement]]] = field(default_factory=dict)
     _tallies: dict[tuple[str, int, bytes], dict[bytes, Signed]] = field(default_factory=dict)
     _accused: set[bytes] = field(default_factory=set)
+    _given_up: dict[bytes, int] = field(default_factory=dict)  # voter -> the highest view it gave up
 
     def add(self, signed: Signed, statement: Statement) -> Evidence | None:
         """Counts a statement of a voter. What it completes shows in `take_prepared`, `commit` and `timed_out_view`."""
@@ -71,6 +72,8 @@ class Book:
     def _count(self, signed: Signed, statement: Statement) -> None:
         if self.closed_in is not None:
             return
+        if isinstance(statement, Timeout):
+            self._given_up[signed.signer] = max(statement.view, self._given_up.get(signed.signer, -1))
         # Timeouts of one view count together whatever certificate they name; votes only with equal votes.
         group = b"" if isinstance(statement, Timeout) else signed.body
         tally = self._tallies.setdefault((statement.TAG, statement.view, group), {})
@@ -108,8 +111,8 @@ class Book:
 
     def join_view(self) -> int:
         """The highest view that more voters than there can be liars have given up, in it or above; −1 if there is none."""
-        highest = sorted((max(_timed_out(said), default=-1) for said in self._statements.values()), reverse=True)
-        return highest[self.voters.faults_tolerated] if len(highest) > self.voters.faults_tolerated else -1
+        liars = self.voters.faults_tolerated
+        return sorted(self._given_up.values(), reverse=True)[liars] if len(self._given_up) > liars else -1
 
     def is_active(self) -> bool:
         """Whether this height is being decided: a proposal or certificate is here, or more voters spoke than may be liars."""
@@ -144,10 +147,6 @@ class Book:
         self.offers.clear()
         self._prepared.clear()
         self._tallies.clear()
-
-
-def _timed_out(said: dict[tuple[str, int], tuple[Signed, Statement]]) -> list[int]:
-    return [view for tag, view in said if tag == Timeout.TAG]
 
 
 def _certificate(tally: dict[bytes, Signed]) -> Certificate:

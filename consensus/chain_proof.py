@@ -14,7 +14,6 @@ from consensus.block import Header, decode_header, encode_header, header_digest,
 from consensus.turn import Decided
 from consensus.voters import VoterSet, verify_certificate
 from protocol.codec import Count, Digest
-from protocol.codec import Count, Digest
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.messages import Certificate, Commit, Link

@@ -44,15 +44,21 @@ class Replica(Timers):
 
     def step(self, event: Event, now: float) -> Turn:
         """Handles one input. The turn must be executed, or merged with later ones and executed, before the next wait."""
+        self.take(event, now)
+        return self.conclude(now)
+
+    def conclude(self, now: float) -> Turn:
+        """What the inputs taken since the last turn lead to. Rules and timers are looked at once for all of them."""
         self._now = max(now, self._now)
-        self._take(event)
         if self._ask_again is not None and self._ask_again <= self._now:
             self._ask_application, self._ask_again = True, None
         self._settle()
         self._run_timers()
         return self._finish()
 
-    def _take(self, event: Event) -> None:
+    def take(self, event: Event, now: float) -> None:
+        """Makes facts of one input; nothing is signed before `conclude`."""
+        self._now = max(now, self._now)
         match event:
             case Received(peer, message):
                 self._receive(peer, message)

@@ -20,8 +20,6 @@ from protocol.messages import Notice
 BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings, evidence and transactions
 ACCUSATIONS_MAX = 16 * EVIDENCE_PER_BLOCK_MAX  # held until a block carries them: 30 kB each at most; more liars wait their turn
 
-Progress = tuple[int, int, int]
-
 
 class Ledger:
     """Implements `consensus.application.Application`. Everything in it refers to the last applied block."""
@@ -35,7 +33,6 @@ class Ledger:
         self.notices = Notices()
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         self._expander = Expander(self.books, self.pool)
-        self._closable: dict[bytes, tuple[RoundBook, Progress, Closing | None]] = {}
         self._selectable: tuple[State, int, bool] | None = None
 
     def advance(self, state: State, certified_root: bytes) -> None:
@@ -108,21 +105,12 @@ class Ledger:
     def _closings(self, room: int) -> tuple[tuple[Closing, ...], int]:
         """The rounds that can be closed now, as many as fit, and the bytes left beside them."""
         closings: list[Closing] = []
-        for key in sorted(self.books):
-            closing = self._closing(key)
+        for _, book in sorted(self.books.items()):
+            closing = book.closing()
             if closing is not None and (size := len(codec.encode(closing))) <= room:
                 closings.append(closing)
                 room -= size
         return tuple(closings), room
-
-    def _closing(self, key: bytes) -> Closing | None:
-        """`RoundBook.closing`, once for what the book holds: it only grows, and this is asked all the time."""
-        book = self.books[key]
-        progress = (len(book.signed_ballots), len(book.proposals), len(book.signed_cut_offs))
-        known = self._closable.get(key)
-        if known is None or known[0] is not book or known[1] != progress:
-            known = self._closable[key] = (book, progress, book.closing())
-        return known[2]
 
     def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
         if height != self.state.height + 1:
@@ -158,7 +146,7 @@ class Ledger:
         return f"leaves out a transaction of {short_id(left_out.signed.signer)} that has waited too long" if left_out else None
 
     def has_work(self) -> bool:
-        closable = any(self._closing(key) is not None for key in self.books)
+        closable = any(book.closing() is not None for book in self.books.values())
         return closable or bool(self.accusations) or self._certification_due() or self._is_selectable()
 
     def _is_selectable(self) -> bool:

@@ -235,6 +235,7 @@ def _console(options: argparse.Namespace) -> int:
     from peer import console
     from peer.datadir import DataDirectory
 
+    options.line = _place_taken(options)
     client, config = _client(options)
     if options.line:
         command = parse_words(options.line)
@@ -246,6 +247,13 @@ def _console(options: argparse.Namespace) -> int:
         return await console.run(client, attached=True, history=DataDirectory(config.data_directory).history)
 
     return trio.run(attach)
+
+
+def _place_taken(options: argparse.Namespace) -> list[str]:
+    """The words of a prompt's command, without `--data-dir` and `--config`, which may stand behind them too."""
+    place = Parser(prog="console", add_help=False)
+    _add_place(place)
+    return argparse.ArgumentParser.parse_known_args(place, options.line, options)[1]
 
 
 def _ask(options: argparse.Namespace) -> None:

@@ -120,10 +120,13 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
+LIKENESS_MIN = 0.65  # of difflib's ratio: a letter missing, wrong or swapped; `leave` is not near `clear`
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?`, or all the choices where nothing is near."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS_MIN)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 
 

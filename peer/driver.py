@@ -146,10 +146,10 @@ class Driver:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._listen)
-            self._nursery.start_soon(self._apply_decided)
             await self._nursery.start(self.workshop.run)
             await self._nursery.start(self.snapshots.run)
             await self._turn([])
+            self._nursery.start_soon(self._apply_decided)
             task_status.started()
             while True:
                 await self._turn(await self._next_items())

@@ -169,17 +169,22 @@ class Node:
             self._send(None, GetRound(*key))
         self._say(self.rounds.due(self._now))
         accused = len(self.ledger.accusations)
-        self._step(events.WorkChanged())  # runs the timers too
+        self._conclude()
         if len(self.ledger.accusations) > accused:
-            self._step(events.WorkChanged())  # a height was decided, and what was kept for the next one showed a liar
+            self._conclude()  # a height was decided, and what was kept for the next one showed a liar
         return self._finish()
 
     def _finish(self) -> Turn:
         times = (self._deadline, self.rounds.deadline(self._now), self._recall.deadline(self._now))
         return replace(merge(self._turns), deadline=min((time for time in times if time is not None), default=None), heard=())
 
-    def _step(self, event: events.Event) -> None:
-        turn = self.replica.step(event, self._now)
+    def _take(self, event: events.Event) -> None:
+        self.replica.take(event, self._now)
+
+    def _conclude(self) -> None:
+        """Agreement, for all that came in together."""
+        self._take(events.WorkChanged())
+        turn = self.replica.conclude(self._now)
         self._deadline = turn.deadline
         records = tuple(record for record in turn.records if not isinstance(record, Evidence))
         self._turns.append(replace(turn, records=records))
@@ -212,12 +217,12 @@ class Node:
                     self._turns.append(Turn(faults=(Fault(peer, error),)))
             case Connected(peer=peer):
                 self._links.add(peer)
-                self._step(events.Connected(peer))
+                self._take(events.Connected(peer))
                 self._send((peer,), *map(Relay, (*self.rounds.own(), *self.ledger.pool)), *self._accusations())
             case Disconnected(peer=peer):
                 self._links.discard(peer)
                 self._answered.pop(peer, None)
-                self._step(events.Disconnected(peer))
+                self._take(events.Disconnected(peer))
             case Do(do=do):
                 self._say(do() or Said())
             case AppliedBlock():
@@ -228,7 +233,7 @@ class Node:
         pruned = self.ledger.pool.prune(self.rules, item.state)
         self.dropped += tuple(entry for entry in pruned if entry[0].signer == self.me)
         self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
-        self._step(_applied_event(item.state))
+        self._take(_applied_event(item.state))
         self._send(None, *self._accusations())
         self._give_notice()
 
@@ -260,10 +265,11 @@ class Node:
             case Accusation(first=first, second=second):
                 self._accuse(Evidence(first, second))
             case Heard():
-                self._step(events.Received(peer, message))
+                self._take(events.Received(peer, message))
+                self._conclude()  # what we forgot must be known before we say anything in a round
                 self._recall.answer(peer, message.height, self.replica.height)
             case _:
-                self._step(events.Received(peer, message))
+                self._take(events.Received(peer, message))
 
     def _handle_relayed(self, signed: Signed) -> None:
         message: Any = self.rules.open(signed, RELAYED)

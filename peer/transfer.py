@@ -145,8 +145,9 @@ class Snapshots:
     # The one task ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        await trio.to_thread.run_sync(self._shelf.begin, self._state())
+        state = self._state()
         task_status.started()
+        await trio.to_thread.run_sync(self._shelf.begin, state)
         try:
             while True:
                 self._wake = trio.Event()

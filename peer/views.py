@@ -118,7 +118,7 @@ def jobs(views: Iterable[JobView]) -> Table:
         table.add_row(
             short(view.job),
             escape(view.name),
-            view.state,
+            "stopped" if view.state == "finished" and view.round < view.rounds else view.state,
             f"{view.round}/{view.rounds}",
             view.audit,
             view.data if view.data == "local" else short(view.data) or "–",

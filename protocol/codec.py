@@ -100,7 +100,7 @@ def _whole(reader: Reader, data: bytes, kind: Any) -> Any:
     except IndexError:
         raise RemoteProtocolError("malformed", f"{_name(kind)} ends early, after {len(data)} bytes") from None
     except RemoteProtocolError as error:
-        raise RemoteProtocolError(error.reason, f"{_name(kind)}: {str(error).removeprefix(f'{error.reason}: ')}") from None
+        raise RemoteProtocolError(error.reason, f"{_name(kind)}: {error.detail}") from None
     if end != len(data):
         raise RemoteProtocolError("malformed", f"{_name(kind)}: {len(data) - end} bytes follow it")
     return value
@@ -451,10 +451,13 @@ def _record(kind: type) -> Reader:
         if count != len(readers):
             what = "missing" if count < len(readers) else "unknown"
             raise RemoteProtocolError("mistyped", f"{what} field before byte {at}, {count} instead of {len(readers)}")
-        values = []
-        for reader in readers:
-            value, at = reader(data, at)
-            values.append(value)
+        values: list[Any] = []
+        try:
+            for reader in readers:
+                value, at = reader(data, at)
+                values.append(value)
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(error.reason, f"{names[len(values)]}: {error.detail}") from None
         return kind(**dict(zip(names, values, strict=True))) if by_name else kind(*values), at
 
     return read

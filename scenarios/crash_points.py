@@ -22,10 +22,10 @@ from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import network
 from scenarios.network import Network, children, holds
-from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order
+from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
 from scenarios.trials import Attempt, Trial, arguments, conduct
 
-REACH_SECONDS_MAX = 60.0  # until the point is reached: the rarest write needs a timer or two
+REACH_SECONDS_MAX = 90.0  # until the point is reached: a cut-off comes after the longest wait for proposals (60 s)
 FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its view; in between, so that all hear it again
 COUNT_MAX = 3  # which time the point is reached is drawn from 1 to this
 ROUNDS_AFTER = 2  # closed by the others while the victim is down: the round of the crash, and one more
@@ -35,6 +35,7 @@ RARE = ("store-count", "append-timeout", "append-cut-off", "append-evidence", "f
 TRAINERS = ("append-proposal", "append-cut-off", "file-buffer", "file-tokens", "file-txt", "file-safetensors")
 IN_WORKER = ("file-buffer", "file-tokens")
 LIARS = ("append-evidence",)
+VOCABULARY = 300  # more than the bytes, so that texts are tokenized into files
 UNREACHED = {
     "blob-keep": "only where a liar names somebody's payload as its buffer",
 }
@@ -81,6 +82,7 @@ async def provoke(peers: Network, victim: DemoPeer, write: str, ends: Callable[[
                 peers.thaw(frozen)
                 has_ended = has_ended or await ends(THAWED_SECONDS)
         case "append-cut-off":  # one says nothing and one cannot judge: too few accept, and too few do not
+            await holds(partial(takes_part, victim, others[0]), REACH_SECONDS_MAX)  # its timers must run with theirs
             voter = next((peer for peer in others if not peer.trains), others[0])
             judge = next(peer for peer in others if peer.trains and peer is not voter)
             assert judge.process is not None
@@ -197,7 +199,7 @@ def attempts(options: argparse.Namespace) -> list[tuple[str, Attempt]]:
 async def run(options: argparse.Namespace) -> int:
     status = 0
     if found := attempts(options):
-        status = await conduct(options, "killed at every durable write", found)
+        status = await conduct(options, "killed at every durable write", found, vocabulary=VOCABULARY)
     for side in ("before", "after"):  # a liar is found out once
         point = f"{side}-append-evidence"
         if point.startswith(options.only) or options.only in LIARS:

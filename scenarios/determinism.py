@@ -7,20 +7,18 @@ peer computed itself, read from its disk after it stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from functools import partial
 from pathlib import Path
 
 import trio
-from rich.console import Console
-from rich.table import Table
 
 from peer import demo
 from peer.demo import DemoPeer
 from peer.demo_report import Disk
 from scenarios import network
 from scenarios.network import Network
+from scenarios.trials import arguments, report
 
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; a default round takes one or two
 NUMPY_FEATURES = "import numpy; print(' '.join(sorted(numpy.show_config(mode='dicts')['SIMD Extensions'].get('found', []))))"
@@ -42,7 +40,7 @@ async def run(options: argparse.Namespace) -> int:
         finished = await network.holds(over, ROUND_SECONDS_MAX * options.rounds)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(peers.stop)
-        return report(options, peers, features, finished)
+        return conclude(options, peers, features, finished)
 
 
 async def numpy_features(peer: DemoPeer) -> str:
@@ -54,45 +52,31 @@ async def numpy_features(peer: DemoPeer) -> str:
     return done.stdout.decode().strip()
 
 
-def report(options: argparse.Namespace, peers: Network, features: dict[str, str], finished: bool) -> int:
+def conclude(options: argparse.Namespace, peers: Network, features: dict[str, str], finished: bool) -> int:
     differences = peers.differences()
     failures = [f"roots differ at {where}" for where in differences]
     failures += [] if finished else ["the job did not finish"]
     wide = {peer.name for peer in peers.peers if set(features[peer.name].split()) & set(demo.WIDE.split())}
     if wide != {peer.name for peer in peers.peers if not peer.restricted}:
         failures.append("numpy's instructions are not restricted on exactly one peer: nothing was shown")
-    table = Table(title=f"{options.peers} peers that compute differently, {options.rounds} rounds, seed {options.seed}")
-    for column in ("peer", "torch threads", "numpy's instructions", "heights", "rounds", "state root"):
-        table.add_column(column)
-    heights = set()
+    columns = ("peer", "torch threads", "numpy's instructions", "heights", "rounds", "state root")
+    heights, rows = set(), []
     for peer in peers.peers:
         disk = Disk(peer.directory)
         roots, rounds = disk.roots(), disk.model_roots()
         heights.add((len(roots), len(rounds)))
         threads = str(peer.threads) if peer.trains else "none"
-        row = (peer.name, threads, features[peer.name], str(len(roots)), str(len(rounds)), disk.state.root.hex()[:16])
-        table.add_row(*row)
+        rows.append([peer.name, threads, features[peer.name], str(len(roots)), str(len(rounds)), disk.state.root.hex()[:16]])
         disk.close()
     failures += [] if len(heights) == 1 else ["not all peers hold every block"]
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
-    for failure in failures:
-        console.print(failure, style="red")
-    console.print("the same bits after every block" if not failures else "not the same bits")
-    if options.json:
-        blocks, rounds_held = max(heights)
-        result = {"features": features, "blocks": blocks, "rounds": rounds_held, "failures": failures}
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if failures else 0
+    title = f"{options.peers} peers that compute differently, {options.rounds} rounds, seed {options.seed}"
+    blocks, rounds_held = max(heights)
+    return report(options, title, columns, rows, failures, {"features": features, "blocks": blocks, "rounds": rounds_held})
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scenarios.determinism", description=__doc__)
-    parser.add_argument("--peers", type=int, default=4)
+    parser = arguments("determinism", __doc__)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
-    parser.add_argument("--json", metavar="FILE")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import asdict, dataclass
@@ -11,13 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import trio
-from rich.console import Console
-from rich.table import Table
 
 from peer.demo import DemoPeer
 from peer.memory import process_memory_mb
 from scenarios import network
 from scenarios.network import Network, children
+from scenarios.trials import arguments, report
 
 CPU_PERCENT_MAX = 2.0  # of one core, idle
 VOTER_MB_MAX = 120.0
@@ -53,7 +51,7 @@ async def run(options: argparse.Namespace) -> int:
         await trio.sleep(options.settle)
         for name, percent in (await idle_percent(peers, options.seconds)).items():
             costs[name].idle_after_percent = percent
-    return report(options, peers, costs, size)
+    return conclude(options, peers, costs, size)
 
 
 async def finished(peer: DemoPeer, job: str) -> bool:
@@ -90,7 +88,7 @@ def _ticks(process: int) -> int:
     return int(fields[11]) + int(fields[12])  # utime and stime, see proc(5)
 
 
-def report(options: argparse.Namespace, peers: Network, costs: dict[str, Cost], parameters: int) -> int:
+def conclude(options: argparse.Namespace, peers: Network, costs: dict[str, Cost], parameters: int) -> int:
     failures = []
     for peer in peers.peers:
         cost = costs[peer.name]
@@ -99,29 +97,20 @@ def report(options: argparse.Namespace, peers: Network, costs: dict[str, Cost], 
             failures.append(f"{peer.name} uses {idle:.2f} % of a core while idle, {CPU_PERCENT_MAX:g} % are allowed")
         if cost.together_mb > limit:
             failures.append(f"{peer.name} takes {cost.together_mb:.0f} MB, {limit:.0f} MB are allowed")
-    table = Table(title=f"{options.peers} peers, {parameters} parameters, micro-batch {MILLION['micro_batch']}")
-    for column in ("peer", "idle %", "idle % after", "daemon MB", "worker MB", "together MB (PSS)"):
-        table.add_column(column, justify="right")
+    columns = ("peer", "idle %", "idle % after", "daemon MB", "worker MB", "together MB (PSS)")
+    rows = []
     for cost in costs.values():
         figures = (cost.idle_percent, cost.idle_after_percent, cost.daemon_mb, cost.worker_mb, cost.together_mb)
-        table.add_row(cost.peer, *(f"{value:.2f}" for value in figures[:2]), *(f"{value:.0f}" for value in figures[2:]))
-    console = Console()
-    console.print(table)
-    for failure in failures:
-        console.print(failure, style="red")
-    if options.json:
-        result = {"parameters": parameters, "peers": [asdict(cost) for cost in costs.values()], "failures": failures}
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if failures else 0
+        rows.append([cost.peer, *(f"{value:.2f}" for value in figures[:2]), *(f"{value:.0f}" for value in figures[2:])])
+    title = f"{options.peers} peers, {parameters} parameters, micro-batch {MILLION['micro_batch']}"
+    result = {"parameters": parameters, "peers": [asdict(cost) for cost in costs.values()]}
+    return report(options, title, columns, rows, failures, result)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scenarios.idle", description=__doc__)
-    parser.add_argument("--peers", type=int, default=4)
+    parser = arguments("idle", __doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to watch idle peers, twice")
     parser.add_argument("--settle", type=float, default=10.0, help="seconds granted before that, for imports and last messages")
-    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
-    parser.add_argument("--json", metavar="FILE")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -19,7 +19,6 @@ from rich.table import Table
 from ledger.snapshot import LAG_HEIGHTS
 from peer import demo
 from peer.demo import DemoPeer
-from protocol.api import EventView
 from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import network
@@ -39,6 +38,7 @@ START_SECONDS_MAX = 600.0  # until the network has so many blocks that a newcome
 JOIN_SECONDS_MAX = 120.0
 CERTIFIED_SECONDS_MAX = 5.0  # what is promised for a million parameters, of a peer that runs
 POLL_SECONDS = 0.05
+EVENT_SECONDS_MAX = 1.0  # the state is there a moment before the peer says so
 
 
 @dataclass
@@ -115,15 +115,17 @@ async def follow(peers: Network, newcomer: DemoPeer, result: Join) -> None:
             break
         await trio.sleep(POLL_SECONDS)
     result.current_seconds = time.time() - started
+    await network.holds(partial(note_snapshot, newcomer, result), EVENT_SECONDS_MAX)
+
+
+async def note_snapshot(newcomer: DemoPeer, result: Join) -> bool:
+    """Whether the newcomer has said that it restored one."""
     events = await newcomer.client.events(0, 0.0)
     restored = next((event for event in events if event.kind == "snapshot" and "seconds" in event.fields), None)
     if restored is not None:
-        note(result, restored)
-
-
-def note(result: Join, restored: EventView) -> None:
-    result.snapshot_seconds = float(restored.fields["seconds"])
-    result.snapshot_height = int(restored.fields["height"])
+        result.snapshot_seconds = float(restored.fields["seconds"])
+        result.snapshot_height = int(restored.fields["height"])
+    return restored is not None
 
 
 def is_certified(peers: Network, height: int, root: str) -> bool:

@@ -7,18 +7,14 @@ catches up, its proposals are accepted again, its disk holds the same roots, and
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from random import Random
 from statistics import median
 from time import time
 
 import trio
-from rich.console import Console
-from rich.table import Table
 
 from peer.demo import DemoPeer
 from protocol.identity import peer_id
@@ -34,6 +30,7 @@ from scenarios.pace import (
     usual,
     view_timer,
 )
+from scenarios.trials import arguments, report
 
 DOWN_ROUNDS = 7  # closed while the victim is down, the one it was killed in included
 
@@ -83,7 +80,7 @@ async def run(options: argparse.Namespace) -> int:
             await trio.to_thread.run_sync(peers.stop)
         differences, evidence = peers.differences(), peers.evidence()
         twice = [f"{peer.name} {slot}" for peer in peers.honest for slot in peers.votes(peer)[1]]
-    return report(options, trials, differences, evidence, twice)
+    return conclude(options, trials, differences, evidence, twice)
 
 
 async def hurt(peers: Network, number: int, random: Random) -> Trial:
@@ -181,45 +178,33 @@ def line(trial: Trial) -> str:
     return f"{what}, back after {trial.back_seconds:.1f} s: {'; '.join(trial.problems) or 'all held'}"
 
 
-def report(
+def conclude(
     options: argparse.Namespace, trials: list[Trial], differences: list[str], evidence: dict[str, int], twice: list[str]
 ) -> int:
     failures = [f"trial {trial.number}: {problem}" for trial in trials for problem in trial.problems]
     failures += [f"roots differ at {where}" for where in differences]
     failures += [f"signed twice: {slot}" for slot in twice]
     failures += [f"{count} proofs of double signing on the disk of {name}" for name, count in evidence.items() if count]
-    table = Table(title=f"kill -9, {options.peers} peers, {options.malicious} lying, seed {options.seed}; seconds")
-    facts = ("trial", "victim", "leader", "proposed", "round", "normal", "T1", "view timer", "killed round", "next round")
-    for column in (*facts, "later", "decided after", "answers", "caught up", "back", "ok"):
-        table.add_column(column, justify="right")
+    columns = ["trial", "victim", "leader", "proposed", "round", "normal", "T1", "view timer", "killed round", "next round"]
+    rows = []
     for t in trials:
         seconds = [t.normal_seconds, t.proposals_timer_seconds, t.view_timer_seconds, t.killed_round_seconds]
         seconds += [t.next_round_seconds, t.later_seconds, t.decided_after_seconds]
         seconds += [t.answers_seconds, t.caught_up_seconds, t.back_seconds]
         marks = ["yes" if mark else "" for mark in (t.led, t.proposed)]
         ok = "no" if t.problems else "yes"
-        table.add_row(str(t.number), t.victim, *marks, str(t.round), *(f"{value:.2f}" for value in seconds), ok)
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
-    for failure in failures:
-        console.print(failure, style="red")
-    console.print(f"{len(trials)} trials, {sum(not trial.problems for trial in trials)} held")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"trials": [asdict(t) for t in trials], "failures": failures}, indent=1) + "\n")
-    return 1 if failures else 0
+        rows.append([str(t.number), t.victim, *marks, str(t.round), *(f"{value:.2f}" for value in seconds), ok])
+    title = f"kill -9, {options.peers} peers, {options.malicious} lying, seed {options.seed}; seconds"
+    columns += ["later", "decided after", "answers", "caught up", "back", "ok"]
+    return report(options, title, columns, rows, failures, {"trials": [asdict(t) for t in trials]})
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scenarios.kill", description=__doc__)
-    parser.add_argument("--peers", type=int, default=4)
+    parser = arguments("kill", __doc__)
     parser.add_argument("--malicious", type=int, default=0)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true", help="a tiny model, for short rounds")
-    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
-    parser.add_argument("--json", metavar="FILE")
-    options = parser.parse_args()
-    return network.main(partial(run, options))
+    return network.main(partial(run, parser.parse_args()))
 
 
 if __name__ == "__main__":

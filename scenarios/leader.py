@@ -6,20 +6,17 @@ Its block costs one view timeout. Then it is skipped: no later height needs a se
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import trio
-from rich.console import Console
-from rich.table import Table
 
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network, Watch
 from scenarios.pace import BACK_SECONDS_MAX, SLOWER_MAX, STALL_SECONDS_MAX, in_order, takes_part, usual, view_timer
+from scenarios.trials import arguments, report
 
 LATER_ROUNDS = 14  # more than the 2n heights for which a failed leader is skipped in any case, for n = 4
 
@@ -55,7 +52,7 @@ async def run(options: argparse.Namespace) -> int:
         failures += [f"roots differ at {where}" for where in peers.differences()]
     if not any(trial.views for trial in trials):
         failures.append("no leader was hit while it had to lead: nothing was shown")
-    return report(options, trials, failures)
+    return conclude(options, trials, failures)
 
 
 async def hurt(peers: Network, fault: str) -> Trial:
@@ -92,30 +89,20 @@ async def hurt(peers: Network, fault: str) -> Trial:
     return trial
 
 
-def report(options: argparse.Namespace, trials: list[Trial], failures: list[str]) -> int:
-    table = Table(title=f"leader failures, {options.peers} peers, seed {options.seed}; seconds")
-    for column in ("fault", "leader", "normal round", "view timer", "slowest after", "later", "second views", "ok"):
-        table.add_column(column, justify="right")
+def conclude(options: argparse.Namespace, trials: list[Trial], failures: list[str]) -> int:
+    columns = ("fault", "leader", "normal round", "view timer", "slowest after", "later", "second views", "ok")
+    rows = []
     for t in trials:
         seconds = (t.normal_seconds, t.view_timer_seconds, t.slowest_seconds, t.later_seconds)
         views = ", ".join(f"height {height}: view {view}" for height, view in t.views.items())
-        table.add_row(t.fault, t.leader, *(f"{value:.2f}" for value in seconds), views, "no" if t.problems else "yes")
-    console = Console()
-    console.print(table)
-    for failure in failures:
-        console.print(failure, style="red")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"trials": [asdict(t) for t in trials], "failures": failures}, indent=1) + "\n")
-    return 1 if failures else 0
+        rows.append([t.fault, t.leader, *(f"{value:.2f}" for value in seconds), views, "no" if t.problems else "yes"])
+    title = f"leader failures, {options.peers} peers, seed {options.seed}; seconds"
+    return report(options, title, columns, rows, failures, {"trials": [asdict(t) for t in trials]})
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scenarios.leader", description=__doc__)
-    parser.add_argument("--peers", type=int, default=4)
+    parser = arguments("leader", __doc__)
     parser.add_argument("--trials", type=int, default=6, help="killed and stopped in turn")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
-    parser.add_argument("--json", metavar="FILE")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -149,9 +149,9 @@ class Network:
 
     # Asking ----------------------------------------------------------------------------------------------------------
 
-    async def train(self, overrides: dict[str, str], rounds: int = ROUNDS_ENDLESS) -> str:
+    async def train(self, overrides: dict[str, str], rounds: int = ROUNDS_ENDLESS, vocabulary: int = 0) -> str:
         settings = {"liars": str((len(self.peers) - 1) // 3), **overrides}
-        return await self.demo.watched.client.train(TrainRequest("scenario", "", rounds, 0, settings))
+        return await self.demo.watched.client.train(TrainRequest("scenario", "", rounds, vocabulary, settings))
 
     async def leader(self, asked: DemoPeer) -> DemoPeer | None:
         """Who leads the current view, as `asked` sees it."""

@@ -53,6 +53,7 @@ async def conduct(
     *,
     dress: Callable[[DemoPeer], None] = lambda peer: None,
     also: Callable[[Network], list[str]] = lambda peers: [],
+    vocabulary: int = 0,
     malicious: int = 0,
     attack: str = "sign-flip",
 ) -> int:
@@ -60,7 +61,7 @@ async def conduct(
     started, trials = trio.current_time(), list[Trial]()
     running = network.running(options.peers, malicious, seed=options.seed, attack=attack, folder=options.keep, dress=dress)
     async with running as peers:
-        await peers.train({**SMALL_JOB, "seed": str(options.seed)})
+        await peers.train({**SMALL_JOB, "seed": str(options.seed)}, vocabulary=vocabulary)
         for what, attempt in attempts:
             trials.append(trial := Trial(what))
             stuck = await _try(peers, attempt, trial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sqlite3
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any
 import trio
 from hypothesis import strategies as st
 
-from ledger import jobs, members
+from ledger import jobs, members, wal
 from ledger.genesis import Founder, Genesis
 from ledger.state import EMPTY_BODY, decode_body
 from ledger.transactions import Refused
@@ -22,20 +23,22 @@ from peer.invitation import make_invitation, parse_invitation
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign
-from protocol.messages import Status, Transaction
+from protocol.messages import AGREEMENT, ROUNDS, Status, Transaction
 from tests.fuzz import wire
 from tests.fuzz.strategies import strategy_of
-from tests.ledger.world import PEOPLE, World
+from tests.ledger.world import LANGUAGE, PEOPLE, World
+from tests.peer.nodes import Pack
 from tests.sim.keys import FastVerifier
 from tests.transport.helpers import ALICE, BOB, exchange_bytes, make_session
 from training import checkpoint, tasks
-from training.data import Manifest
+from training.data import Manifest, read_text
 from training.replicated import codec as payloads
 from training.replicated.init import initial_parameters
 from training.replicated.layout import layout_of
 from training.spec import JobSpec, ModelSpec, Objective
 from training.tokenizer import load_tokenizer
 from transport.framing import Channel, Inbox, Outbox, Priority
+from transport.network import Received
 
 READ_BYTES_FACTOR = 6  # memory while decoding, per byte of input: the input's own copies inside the value
 READ_BYTES_FIXED = 256 << 10  # and whatever the input, once the readers of all types are built
@@ -116,6 +119,9 @@ def _special() -> list[Decoder]:
         _pipe(),
         _control(),
         _configuration(),
+        _training_text(),
+        _write_ahead_log(),
+        _node(),
         *_ledger(),
     ]
 
@@ -300,6 +306,56 @@ def _configuration() -> Decoder:
     return Decoder("configuration", st.just(text), decode, refuses=(UserError,), bytes_factor=256)
 
 
+def _training_text() -> Decoder:
+    text = "".join(json.dumps({"text": word * 9, "more": [1]}) + "\n" for word in ("ä", "two ", "\u2028")).encode()
+
+    def decode(data: bytes) -> Any:
+        file = _folder() / "text.jsonl"
+        file.write_bytes(data)
+        return b"".join(read_text(file)).decode()
+
+    return Decoder("read_text", st.just(text), decode, refuses=(UserError,), bytes_factor=64)
+
+
+def _write_ahead_log() -> Decoder:
+    def example() -> bytes:
+        path = _folder() / "example.sqlite"
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA page_size=512")
+        database.execute("CREATE TABLE t (x)")
+        database.execute("INSERT INTO t VALUES (zeroblob(300))")
+        log = path.with_name(f"{path.name}-wal").read_bytes()
+        database.close()
+        return log
+
+    def decode(data: bytes) -> Any:
+        found = wal.damage(data)
+        assert found is None or isinstance(found, str)
+        return found
+
+    return Decoder("wal.damage", st.builds(functools.cache(example)), decode, bytes_factor=64)
+
+
+def _node() -> Decoder:
+    """Whatever comes over a link, through everything that reads it, into a peer in the middle of a round."""
+    pack = Pack(voters=4, count=4)
+    pack[0].say(pack.world.tx(PEOPLE[0], "job/start", jobs.Start(LANGUAGE)))
+    pack.until(lambda shell: bool(shell.node.ledger.books))
+    sender, me = pack[0].me, pack[1]
+    recorded = [codec.encode(message) for shell in pack for _, message in shell.sent]
+    kinds = st.one_of(*map(strategy_of, (*AGREEMENT, *ROUNDS)))
+
+    def decode(data: bytes) -> Any:
+        turn = me.node.turn([Received(sender, data)], pack.now)
+        for fault in turn.faults:
+            raise fault.error
+        return turn
+
+    valid = st.one_of(st.sampled_from(recorded), kinds.map(codec.encode))
+    return Decoder("Node.turn", valid, decode, None, (RemoteProtocolError,), STATE_BYTES_FACTOR, always=False)
+
+
 def _ledger() -> list[Decoder]:
     world = World()
     rules, state = world.rules, world.state
@@ -339,6 +395,7 @@ def _ledger() -> list[Decoder]:
         Decoder("Rules.apply_transaction", contents.map(codec.encode), apply, None, refuses, STATE_BYTES_FACTOR, False),
         Decoder("Rules.apply_transaction, well signed", contents.map(unsigned), opened, None, refuses, STATE_BYTES_FACTOR, False),
         Decoder("Rules.problem", bodies, check, _same, refuses, STATE_BYTES_FACTOR, False),
+        Decoder("Ledger.expand", bodies.map(world.ledger.condense), world.ledger.expand, None, refuses, STATE_BYTES_FACTOR),
         Decoder("Rules.decode_state", st.just(encoded_state), decode_state, _same, refuses, STATE_BYTES_FACTOR),
     ]
 

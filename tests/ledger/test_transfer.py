@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.block import header_digest
+from consensus.block import decode_header, encode_header, header_digest
 from consensus.chain_proof import Anchor
 from ledger.members import Leave
 from ledger.snapshot import SNAPSHOT_HEIGHTS
 from ledger.transfer import STALL_SECONDS, STARVED_SECONDS, Request
-from protocol import codec
+from protocol import codec, merkle
 from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
 from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, NoSnapshot, Part, SnapshotOffer
@@ -141,7 +141,7 @@ def test_the_chain_may_be_longer_than_the_state_remembers_roots() -> None:
 def wrong_part(content: Content) -> Any:
     def says(request: Request, answer: Any) -> Any:
         if isinstance(answer, Part) and answer.content is content:
-            return replace(answer, data=answer.data[:-1] + bytes([answer.data[-1] ^ 1]))
+            return replace(answer, data=answer.data[:-1] + bytes([answer.data[-1] ^ 1]) if answer.data else b"more")
         return answer
 
     return says
@@ -173,6 +173,18 @@ def too_few_signatures(request: Request, answer: Any) -> Any:
     return replace(answer, links=(*answer.links[:-1], replace(last, certificate=Certificate(last.certificate.vote, few))))
 
 
+def forged_root(request: Request, answer: Any) -> Any:
+    """A state of the liar's own, under a header that names its root, beside the true header's certificate."""
+    if not isinstance(answer, SnapshotOffer) or not answer.modules:
+        return answer
+    modules = {**answer.modules, "members": bytes(32)}
+    header = replace(
+        decode_header(answer.links[-1].header), state_root=merkle.root([leaf for _, leaf in sorted(modules.items())])
+    )
+    last = replace(answer.links[-1], header=encode_header(header))
+    return replace(answer, links=(*answer.links[:-1], last), modules=modules)
+
+
 def oversized(request: Request, answer: Any) -> Any:
     if isinstance(answer, Part) and answer.content is Content.BLOCK:
         return replace(answer, data=bytes(PART_BYTES_MAX))
@@ -182,6 +194,7 @@ def oversized(request: Request, answer: Any) -> Any:
 LIES: dict[str, tuple[Any, str]] = {
     **{f"wrong {content.value}": (wrong_part(content), "") for content in Content},
     "wrong root": (other_leaf, "bad-offer"),
+    "forged root": (forged_root, "bad-proof"),
     "lying height": (lying_height, "bad-offer"),
     "truncated proof": (truncated_proof, "foreign-voters"),
     "proof without its end": (without_its_end, "bad-offer"),
@@ -284,12 +297,20 @@ def test_who_offers_the_highest_snapshot_and_sends_nothing_of_it_is_left_for_a_l
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 32
 
 
-def test_the_highest_snapshot_is_taken_from_whoever_has_it(chain: Chain) -> None:
+def test_the_highest_snapshot_is_taken_although_its_offer_comes_later() -> None:
+    chain = lived(44)
     servers = {A: Server(chain.shelf(until=33)), B: Server(chain.shelf(), delay=0.05)}
     fetch = Fetch(chain, servers).run()
     assert_restored(fetch, chain)
-    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 32
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 40
     assert not fetch.faults
+
+
+def test_an_offer_below_what_was_asked_for_is_a_lie(chain: Chain) -> None:
+    old = chain.shelf(until=33)
+    servers = serving(chain, A)
+    servers[A].says = lambda request, answer: old.answer(replace(request, wanted=0), 0.0)
+    assert Fetch(chain, servers, wanted=36).run(seconds=5.0).blamed == {A: "bad-offer"}
 
 
 # Other chains --------------------------------------------------------------------------------------------------------
@@ -320,7 +341,7 @@ def test_a_proof_that_leaves_the_trusted_block_out_is_refused() -> None:
     servers = serving(true, A)
     servers[A].says = leaves_out
     fetch = Fetch(true, servers, true.basis(0, true.anchor(30))).run()
-    assert fetch.blamed == {A: "foreign-chain"}
+    assert fetch.blamed == {A: "foreign-chain"} and "passes by" in str(fetch.faults[0].error)
 
 
 def test_a_snapshot_from_before_the_trusted_block_is_not_taken() -> None:

@@ -11,9 +11,17 @@ import numpy as np
 import pytest
 import trio
 
+from consensus.chain_proof import Anchor
 from ledger.jobs import Start, job_id
+from ledger.store import Store
+from peer import export
 from peer.driver import Driver
-from tests.peer.network import SCRATCH, SECONDS_MAX, Seat, network
+from protocol import codec
+from protocol.errors import UserError
+from protocol.identity import short_id
+from protocol.messages import Status
+from tests.peer.chain import lived
+from tests.peer.network import SCRATCH, SECONDS_MAX, Seat, network, one_root
 
 LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
 ROUNDS = 10
@@ -108,3 +116,46 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
         assert sick.driver.rules.decode_state((folder / "state.msgpack").read_bytes()).root.hex() == content["state_root"]
         own, others = sick.store.roots(), made.seats[0].store.roots()
         assert {height: root for height, root in own.items() if others.get(height, root) != root} == {}
+
+
+async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, observers=1) as made:
+        *voters, liar = made.seats
+        await job_of(voters[0], rounds=3)
+        await voters[0].until(lambda driver: not driver.state.jobs.running())
+        for voter in voters:
+            liar.network.send(voter.public, codec.encode(Status(1_000_000, 0)))
+            await voter.event("snapshot", "asking")
+        job = await voters[0].scratch()
+        await one_root(voters, job)
+        assert not [event for voter in voters for event in await voter.events.after(0, 0.0) if "restored" in event.text]
+
+
+async def test_a_history_without_the_block_that_the_invitation_names_is_refused(tmp_path: Path) -> None:
+    """A newcomer that is only a little behind takes decisions one by one: they must lead through its anchor too."""
+    async with network(tmp_path, founders=4, observers=1, start=False) as made:
+        seats = [await made.start(seat) for seat in made.seats[:4]]
+        await seats[0].scratch()
+        await seats[0].until(reached(2))
+        newcomer = made.seats[4]
+        newcomer.open(None, lambda blobs: blobs)
+        newcomer.driver.snapshots._anchor = Anchor(2, bytes(32))
+        await made._nursery.start(newcomer.run)
+        with trio.fail_after(SECONDS_MAX):
+            await newcomer.ended.wait()
+        assert newcomer.failure is not None and "another block than the invitation names" in str(newcomer.failure)
+
+
+def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -> None:
+    chain = lived(tmp_path / "whole")
+    state = chain.ledger.state
+    store = Store(tmp_path / "ledger.db", chain.id)
+    decided = [chain.store.decision(height) for height in (state.height - 2, state.height - 1, state.height)]
+    encoded = chain.rules.encode_state(replace(state, height=state.height - 1))
+    store.restore([item for item in decided if item], state.height - 1, state.root, encoded)
+    with pytest.raises(UserError) as error:
+        export.export(store, chain.blobs, chain.host, chain.genesis, tmp_path / "export")
+    assert f"no block below {state.height - 2}" in str(error.value) and short_id(chain.people[0].public) in str(error.value)
+    assert not (tmp_path / "export").exists()
+    store.close()
+    chain.close()

@@ -9,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from consensus import turn
+from consensus.block import decode_header, encode_header, header_of
 from consensus.evidence import Evidence
 from consensus.turn import Decided, Record, Restart, RoundVoted, StoredBlock, StoredCertificate, Voted
 from ledger.state import State
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
+from protocol.messages import Link
 
 KINDS: tuple[type, ...] = typing.get_args(turn.Record)
 HEADER_BYTES = 4 + 4  # length of the payload, and the first bytes of its SHA-256: a wrong length must not look like a torn tail
@@ -63,6 +65,8 @@ class Disk:
         self.applied: dict[int, State] = {}
         self.evidence: list[Evidence] = []
         self.rounds: dict[tuple[bytes, int], dict[str, Signed]] = {}
+        self.links_by_height: dict[int, Link] = {}  # of heights that name another next set
+        self.headers: dict[int, bytes] = {}  # of heights below the decided ones, after a snapshot
         self.fails = False  # the next append cannot be made durable
         self._frames: list[tuple[Record, ...]] = []  # what is not decided yet
         self._tail = b""  # of an append that a crash interrupted
@@ -73,6 +77,7 @@ class Disk:
         other = Disk()
         other.decided, other.applied, other.evidence = dict(self.decided), dict(self.applied), list(self.evidence)
         other.rounds = {key: dict(value) for key, value in self.rounds.items()}
+        other.links_by_height, other.headers = dict(self.links_by_height), dict(self.headers)
         other._frames, other._tail = list(self._frames), self._tail
         return other
 
@@ -119,6 +124,34 @@ class Disk:
     def spoken(self, job: bytes, number: int) -> dict[str, Signed]:
         return dict(self.rounds.get((job, number), {}))
 
+    @property
+    def last(self) -> int:
+        """The last decided height."""
+        return max(self.decided, default=0)
+
+    def decided_above(self, height: int) -> list[Decided]:
+        return [self.decided[of] for of in range(height + 1, self.last + 1)]
+
+    # Snapshots -------------------------------------------------------------------------------------------------------
+
+    def header(self, height: int) -> bytes | None:
+        decided = self.decided.get(height)
+        return encode_header(header_of(decided.decode())) if decided else self.headers.get(height)
+
+    def links(self, after: int, until: int) -> Iterator[Link]:
+        return (link for height, link in sorted(self.links_by_height.items()) if after < height <= until)
+
+    def restore(self, decided: Sequence[Decided], state: State, headers: Iterable[bytes], links: Iterable[Link]) -> None:
+        """Takes over a certified state. What this peer signed above the last decision stays."""
+        if self.last < decided[0].height - 1:
+            self.decided = {}
+        self.decided |= {item.height: item for item in decided}
+        self.applied = {state.height: state}
+        self.headers |= {decode_header(header).height: header for header in headers}
+        self.links_by_height |= {decode_header(link.header).height: link for link in links}
+        last = self.last
+        self._frames = [rest for records in self._frames if (rest := tuple(r for r in records if _height(r) > last))]
+
     # Faults ----------------------------------------------------------------------------------------------------------
 
     def tear(self, records: Sequence[Record], fraction: float, garbled: bool) -> None:
@@ -147,7 +180,7 @@ class Disk:
 
     def _settle(self) -> None:
         """Moves what is not about undecided heights to the tables, and forgets what a decision made void."""
-        height = before = max(self.decided, default=0)
+        height = before = self.last
         kept: list[tuple[Record, ...]] = []
         for records in self._frames:
             rest: list[Record] = []
@@ -168,7 +201,7 @@ class Disk:
         self._frames = kept
 
     def _decide(self, decided: Decided) -> int:
-        assert decided.height == len(self.decided) + 1, "decided heights must be contiguous"
+        assert decided.height == self.last + 1, "decided heights must be contiguous"
         self.decided[decided.height] = decided
         return decided.height
 

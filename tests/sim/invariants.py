@@ -14,7 +14,7 @@ from typing import Any
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, preimage, short_id
-from protocol.limits import BLOCK_BYTES_MAX
+from protocol.limits import BLOCK_BYTES_MAX, CLOCK_AHEAD_SECONDS
 from protocol.messages import (
     Accusation,
     Ballot,
@@ -30,6 +30,7 @@ from protocol.messages import (
     Relay,
     TimedOut,
     Timeout,
+    TimeoutCertificate,
     ViewEnded,
     Vote,
 )
@@ -87,6 +88,7 @@ class Invariants:
     verifier: Verifier
     honest: set[bytes]
     reference: Callable[[int, bytes], tuple[str | None, bytes]]
+    latest_clock: Callable[[], float] = lambda: float("inf")  # of any honest peer, seconds
     may_go: set[bytes] = field(default_factory=set)  # honest voters that asked to leave, or to change their key
     excused: set[bytes] = field(default_factory=set)  # restored from an old disk: they may have signed what nobody remembers
     decided: dict[int, bytes] = field(default_factory=dict)
@@ -94,12 +96,16 @@ class Invariants:
     roots: dict[int, bytes] = field(default_factory=dict)  # after each height
     sets: dict[int, Keys] = field(default_factory=dict)
     _blocks: dict[int, list[Any]] = field(default_factory=dict)
+    _bytes: dict[int, bytes] = field(default_factory=dict)
     _certified: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
+    _committed: dict[tuple[int, int, bytes], set[bytes]] = field(default_factory=dict)
+    _locked: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # height -> what may be decided, in the highest such view
     _signed: dict[tuple[bytes, Slot], bytes] = field(default_factory=dict)
     _given_up: dict[tuple[bytes, int], int] = field(default_factory=dict)
     _last: dict[bytes, int] = field(default_factory=dict)
     _applied: dict[bytes, int] = field(default_factory=dict)
     _durable: dict[bytes, Durable] = field(default_factory=dict)
+    _evidence: int = 0  # decided so far
     _nonces: dict[bytes, int] = field(default_factory=dict)
     _rounds: dict[bytes, int] = field(default_factory=dict)
     _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
@@ -122,6 +128,8 @@ class Invariants:
             self.views[decided.height] = codec.decode_message(decided.certificate.vote, (Commit,)).view
         elif known != decided.digest:
             raise Violation("agreement", f"two blocks decided at height {decided.height}")
+        if self._bytes.setdefault(decided.height, decided.block) != decided.block:
+            raise Violation("validity", f"{short_id(peer)} holds other bytes of the block of height {decided.height}")
         vote = self._on_certificate(decided.certificate, Commit)
         if (vote.height, vote.block) != (decided.height, decided.digest):
             raise Violation("certificate", f"height {decided.height} decided by a certificate of something else")
@@ -130,6 +138,19 @@ class Invariants:
         """`height` is the last one its disk holds, `records` what it holds above it: an interrupted append may be whole."""
         self._last[peer], self._applied[peer] = height, applied
         self.on_durable(peer, records)
+
+    def on_restored(self, peer: bytes, decisions: Iterable[Any], height: int, root: bytes) -> None:
+        """A snapshot took the place of the decisions up to `height`."""
+        for decided in decisions:
+            if self.decided.get(decided.height) != decided.digest:
+                raise Violation("agreement", f"{short_id(peer)} restored another block of height {decided.height}")
+            self._on_certificate(decided.certificate, Commit)
+            self._last[peer] = max(decided.height, self._last.get(peer, 0))
+        if self.roots.get(height) != root:
+            raise Violation("roots", f"{short_id(peer)} restored another state of height {height}")
+        if height <= self._applied.get(peer, 0):
+            raise Violation("applied once", f"{short_id(peer)} restored height {height} after {self._applied[peer]}")
+        self._applied[peer] = height
 
     def _first(self, height: int, digest: bytes, block: bytes) -> None:
         plain = codec.unpack(block, BLOCK_BYTES_MAX)
@@ -141,10 +162,14 @@ class Invariants:
             raise Violation("validity", f"height {height} does not follow from the block below it")
         if height > 1 and time_ms <= self._blocks[height - 1][2]:
             raise Violation("validity", f"height {height} is not later than the one below it")
+        if time_ms > (self.latest_clock() + CLOCK_AHEAD_SECONDS) * 1_000:
+            raise Violation("validity", f"height {height} is dated ahead of every honest clock")
         if proposer not in self.sets[height]:
             raise Violation("validity", f"height {height} was made by somebody who does not vote")
         if height > 1 and next(iter(codec.unpack(parent_certificate[0], 256)[4:])) != self.decided[height - 1]:
             raise Violation("validity", f"height {height} carries a certificate of another parent")
+        if height > 1:
+            self._on_certificate(Certificate(parent_certificate[0], dict(parent_certificate[1])), Commit)
         self._check_sets(height, voters, next_voters)
         self._check_body(height, body)
         problem, after = self.reference(height, block)
@@ -169,7 +194,8 @@ class Invariants:
             self._check_transaction(height, *signed)
         for first, second in evidence:
             self._check_evidence(height, first, second)
-        for job, number, ballots, _, proposals in closings:
+            self._evidence += 1
+        for job, number, ballots, cut_offs, proposals in closings:
             expected = self._rounds.get(job, -1) + 1
             if number != expected:
                 raise Violation("validity", f"height {height} closes round {number}, {expected} is open")
@@ -180,8 +206,23 @@ class Invariants:
                     raise Violation("validity", f"height {height} counts one {tag} twice")
                 for data, signer, signature in parts:
                     self._require_signature(height, tag, data, signer, signature)
+            if set(self.sets.values()) == {self.founders} and not evidence and not self._evidence:
+                self._check_outcome(height, ballots, cut_offs, proposals)
             if len(ballots) < quorum(len(self.sets[height])) - faults_tolerated(len(self.sets[height])) - 1:
                 raise Violation("validity", f"height {height} closes a round with {len(ballots)} ballots")
+
+    def _check_outcome(self, height: int, ballots: list[Any], cut_offs: list[Any], proposals: list[Any]) -> None:
+        """While nobody came or went: what has q accepts is accepted, and nobody still out could have changed that."""
+        n, accepts = len(self.founders), dict[tuple[bytes, bytes], int]()
+        for data, _, _ in ballots:
+            for trainer, proposal, verdict in codec.unpack(data, len(data))[4]:
+                accepts[trainer, proposal] = accepts.get((trainer, proposal), 0) + (verdict == 0)
+        accepted = sorted(trainer for (trainer, _), count in accepts.items() if count >= quorum(n))
+        if [signer for _, signer, _ in proposals] != accepted:
+            raise Violation("rounds", f"height {height} accepts {len(proposals)} proposals, {len(accepted)} have a quorum")
+        settled = all(count >= quorum(n) or len(ballots) - count > n - quorum(n) for count in accepts.values())
+        if len(ballots) < quorum(n) or (not settled and len(cut_offs) <= faults_tolerated(n)):
+            raise Violation("rounds", f"height {height} closes a round that further ballots could change")
 
     def _check_transaction(self, height: int, data: bytes, signer: bytes, signature: bytes) -> None:
         _, nonce, expires, kind, _ = codec.unpack(data, len(data))
@@ -267,6 +308,7 @@ class Invariants:
             case TimedOut(timeout, high):
                 self._on_signed(peer, timeout)
                 self._on_prepared(high)
+                self._check_shown(timeout, high)
             case Prepared(certificate):
                 self._on_prepared(certificate)
             case ViewEnded(certificate):
@@ -312,6 +354,61 @@ class Invariants:
             where = f"{statement.height}.{statement.view}"
             raise Violation("timed out", f"{statement.TAG} at {where} after giving up view {given_up}")
         self._check_durable(peer, slot, signed, statement)
+        if peer not in self.excused:
+            self._check_lock(peer, statement)
+
+    def _check_shown(self, signed: Signed, certificate: Certificate | None) -> None:
+        """A timeout travels with the certificate that it names, or with a higher one."""
+        timeout = codec.decode_message(signed.body, (Timeout,))
+        high = codec.decode_message(certificate.vote, (Prepare,)) if certificate is not None else None
+        if (high.view if high else -1) < timeout.high_view or (high is not None and high.height != timeout.height):
+            raise Violation("certificate", f"a timeout of {timeout.height}.{timeout.view} without the certificate it names")
+
+    def _check_lock(self, peer: bytes, statement: Any) -> None:
+        """What all liars together could still make decided must not be given up by the others.
+
+        As soon as so many honest voters have committed a block that they are a quorum with every liar, two quorums share one of
+        them: no other block can be justified in a later view.
+        """
+        voters = self.sets.get(statement.height, ())
+        if isinstance(statement, Commit):
+            slot = (statement.height, statement.view, statement.block)
+            committed = self._committed.setdefault(slot, set())
+            committed.add(peer)
+            liars = sum(key not in self.honest or key in self.excused for key in voters)
+            if len(committed.intersection(voters)) >= quorum(len(voters)) - liars and liars <= faults_tolerated(len(voters)):
+                self._locked[statement.height] = max(self._locked.get(statement.height, (-1, b"")), slot[1:])
+        elif isinstance(statement, Prepare):
+            view, block = self._locked.get(statement.height, (statement.view, statement.block))
+            if view < statement.view and block != statement.block:
+                raise Violation(
+                    "lock", f"another block is prepared in {statement.height}.{statement.view} than may be decided in {view}"
+                )
+
+    def on_justified(self, peer: bytes, propose: Signed, justification: TimeoutCertificate | None) -> None:
+        """What a peer took as the reason to prepare in a later view: a quorum gave up the view before."""
+        proposed = codec.decode_message(propose.body, (Propose,))
+        where = f"{short_id(peer)} prepares in {proposed.height}.{proposed.view}"
+        voters = self.sets.get(proposed.height)
+        if voters is None:
+            return
+        if justification is None:
+            raise Violation("justification", f"{where} although nobody gave up the view before")
+        self._on_prepared(justification.high)
+        high = codec.decode_message(justification.high.vote, (Prepare,)) if justification.high else None
+        signers = set()
+        for signed in justification.timeouts:
+            timeout = codec.decode_message(signed.body, (Timeout,))
+            if (timeout.height, timeout.view, timeout.voters) != (proposed.height, proposed.view - 1, set_hash(voters)):
+                raise Violation("justification", f"{where} because of timeouts of {timeout.height}.{timeout.view}")
+            if timeout.high_view > (high.view if high else -1):
+                raise Violation("justification", f"{where} without the certificate of view {timeout.high_view}")
+            if self.verifier.verify(signed.signer, preimage(Timeout.TAG, self.chain_id, signed.body), signed.signature):
+                signers.add(signed.signer)
+        if len(signers.intersection(voters)) < quorum(len(voters)):
+            raise Violation("justification", f"{where} because of {len(signers.intersection(voters))} timeouts")
+        if high is not None and high.block != proposed.block:
+            raise Violation("justification", f"{where} another block than was prepared")
 
     def _check_durable(self, peer: bytes, slot: Slot, signed: Signed, statement: Any) -> None:
         durable = self._durable.get(peer, Durable())

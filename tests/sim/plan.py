@@ -47,6 +47,7 @@ class Plan:
     shares: bool = True  # peers share what they decode and compute alike: much faster, and the same history
     work: float = 1.0  # how much there is to decide: transactions a block, on average
     jobs: bool = True
+    wake: float = 0.0  # seconds from the first message until a peer's turn begins: what comes meanwhile is in it
 
     def keep(self, numbers: Sequence[int]) -> Plan:
         """Only these faults."""
@@ -238,6 +239,7 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
         shares=not plain,
         work=source.choice((0.3, 1.0, 2.0)),
         jobs=source.random() < 0.8,
+        wake=source.choice((0.0, 0.001, 0.003)),
     )
     return replace(plan, **fixed)  # type: ignore[arg-type]
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from consensus.block import decode_block
+from consensus.block import decode_block, encode_header, header_of
 from consensus.turn import Decided, Turn, deliver, persist
+from ledger.assembly import Restored
 from ledger.jobs import Phase
 from ledger.ledger import Ledger
 from ledger.state import Rules, State
@@ -28,7 +29,8 @@ from peer.rounds import RoundKey
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signer
-from protocol.messages import AGREEMENT, ROUNDS, Proposal
+from protocol.messages import AGREEMENT, ROUNDS, Commit, Prepare, Proposal, Vote
+from protocol.messages import Link as ChainLink
 from protocol.reasons import Verdict
 from tests.sim import keys, memory, workload
 from tests.sim.disk import Disk
@@ -37,6 +39,7 @@ from tests.sim.ledgers import SharedRules, finish, genesis_of, rules_of
 from tests.sim.network import WEATHER, Link, Network
 from tests.sim.plan import Fault, Plan
 from tests.sim.strategies import STRATEGIES, Liar, Strategy
+from tests.sim.transfers import HashedModels, Restoring, Snapshots, is_about_snapshots
 from tests.sim.wire import decoding_once
 from transport.network import Connected, Disconnected, Received
 
@@ -71,6 +74,7 @@ class Peer:
     node: Node | None = None  # None: it does not run
     inbox: list[Item] = field(default_factory=list)
     busy: bool = False  # in a turn: between writing and sending
+    waking: bool = False  # a turn begins in a moment
     life: int = 0  # counts starts: what was scheduled for an earlier life is void
     deadline: float | None = None
     due: float | None = None  # a deadline that has passed
@@ -82,6 +86,9 @@ class Peer:
     applying: bool = False
     to_apply: list[Decided] = field(default_factory=list)
     judging: set[tuple[RoundKey, bytes]] = field(default_factory=set)
+    models: HashedModels = field(default_factory=HashedModels)  # durable, as the disk
+    snapshots: Snapshots | None = None
+    restoring: Restoring | None = None
 
     @property
     def key(self) -> bytes:
@@ -123,8 +130,9 @@ class Peer:
         self.node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken)
         if self.is_honest:
             records = [*self.disk.undecided(), *self.disk.round_votes()]
-            self.simulation.invariants.on_restart(self.key, len(self.disk.decided), state.height, records)
-        self.to_apply = [self.disk.decided[height] for height in range(state.height + 1, len(self.disk.decided) + 1)]
+            self.simulation.invariants.on_restart(self.key, self.disk.last, state.height, records)
+        self.to_apply = self.disk.decided_above(state.height)
+        self.snapshots = Snapshots(self, state)
         self.author.restarted()
         self.simulation.connect(self)
         if self.strategy is not None:
@@ -147,17 +155,59 @@ class Peer:
             return
         self.life += 1
         self.node, self.inbox, self.judging = None, [], set()
-        self.busy = self.applying = False
+        self.snapshots = self.restoring = None
+        self.busy = self.applying = self.waking = False
         self.deadline = self.due = self.doomed = None
         self.simulation.disconnect(self)
+
+    def restore(self, restored: Restored, links: tuple[ChainLink, ...]) -> None:
+        """Goes on from a snapshot, between two turns."""
+        self.restoring = (restored, links)
+        if not self.busy:
+            self._take_over(restored, links)
+
+    def _take_over(self, restored: Restored, links: tuple[ChainLink, ...]) -> None:
+        """Begins anew from the disk, as after a restart, but the links stay."""
+        self.restoring = None
+        if restored.height <= self.height:
+            return
+        restored.install_models()
+        self.disk.restore(restored.decisions, restored.state, restored.headers, links)
+        self.simulation.note_restored(self, restored)
+        self.life += 1
+        state, root = self._applied_state()
+        ledger = Ledger(self.rules, state, root)
+        restart = self.disk.load()
+        self.node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken)
+        self.judging, self.applying, self.waking, self.deadline = set(), False, False, None
+        self.to_apply = self.disk.decided_above(state.height)
+        self.snapshots = Snapshots(self, state)
+        waiting = [item for item in self.inbox if isinstance(item, Received | Do)]
+        self.inbox = [*self.simulation.connections(self), *waiting]
+        self.author.restarted()
+        self.work()
+        self._apply_next()
 
     # Turns -----------------------------------------------------------------------------------------------------------
 
     def give(self, item: Item) -> None:
         if self.node is not None:
             self.inbox.append(item)
-            if not self.busy:
-                self.work()
+            self.wake()
+
+    def wake(self) -> None:
+        if self.busy or self.waking or not self.inbox:
+            return
+        if self.simulation.plan.wake:
+            self.waking = True
+            self.after(self.simulation.plan.wake, self._woken)
+        else:
+            self.work()
+
+    def _woken(self) -> None:
+        self.waking = False
+        if not self.busy:
+            self.work()
 
     def work(self) -> None:
         """As the daemon does: all that has come in is one turn, made durable once, and then sent."""
@@ -213,6 +263,10 @@ class Peer:
         self._follow(turn)
         if self.strategy is not None:
             self.strategy.turned(turn)
+        if self.snapshots is not None:
+            self.snapshots.look()
+        if self.restoring is not None:
+            self._take_over(*self.restoring)
         if self.node is not None and not self.busy and (self.inbox or self.due is not None):
             self.work()
 
@@ -270,6 +324,12 @@ class Peer:
         state = self.disk.applied.get(decided.height - 1) or self._state_before(decided)
         transition, after = self.simulation.apply(self, state, decided)
         self.disk.applied = {after.height: after}
+        block = decided.decode()
+        if block.next_voters != block.voters:
+            header = encode_header(header_of(block))
+            self.disk.links_by_height[block.height] = ChainLink(header, decided.certificate, after.members.voters)
+        if self.snapshots is not None:
+            self.snapshots.applied(after)
         self.applying = False
         self.give(AppliedBlock(decided, transition, after))
         self.simulation.note_applied(self, after)
@@ -377,6 +437,7 @@ class Simulation:
         self.invariants = Invariants(
             tuple(founders), self.chain_id, self.verifier, {peer.key for peer in self.honest}, self._refer
         )
+        self.invariants.latest_clock = lambda: max(peer.now() for peer in self.honest)
         for peer in (peer for peer in self.peers[plan.n : plan.n + plan.joiners] if peer.is_late):
             peer.author.invitation = workload.invitation(self.chain_id, signers[0], peer.key, f"joiner {peer.number}")
         if plan.jobs:
@@ -547,6 +608,11 @@ class Simulation:
         if node is not None and node.replica.divergence is not None:
             raise Violation("roots", node.replica.divergence)
 
+    def note_restored(self, peer: Peer, restored: Restored) -> None:
+        self.count("restored")
+        if peer.is_honest:
+            self.invariants.on_restored(peer.key, restored.decisions, restored.height, restored.state.root)
+
     def sample(self, peer: Peer) -> None:
         if peer.node is not None:
             self.invariants.on_sample(peer.key, memory.sizes(peer.node), memory.limits(self.plan.peers))
@@ -559,9 +625,19 @@ class Simulation:
             self._send_lies(peer, to, message)
             return
         self.invariants.on_sent(peer.key, message)
+        if isinstance(message, Vote):
+            self._check_justification(peer, message)
         data = codec.encode(message)
         for number in self._receivers(peer, to):
             self._outbox.setdefault(number, []).append(data)
+
+    def _check_justification(self, peer: Peer, message: Vote) -> None:
+        vote = codec.decode_message(message.vote.body, (Prepare, Commit))
+        book = peer.node.replica._book if peer.node is not None else None
+        if isinstance(vote, Prepare) and vote.view > 0 and book is not None and book.height == vote.height:
+            offer = book.offers.get(vote.view)
+            if offer is not None and offer.digest == vote.block:
+                self.invariants.on_justified(peer.key, offer.propose, offer.justification)
 
     def _receivers(self, peer: Peer, to: tuple[bytes, ...] | None) -> Iterable[int]:
         if to is None:
@@ -579,6 +655,16 @@ class Simulation:
         for number, messages in outbox.items():
             self.network.transmit(peer.number, number, messages)
 
+    def send_aside(self, peer: Peer, to: bytes, message: Any) -> None:
+        """What belongs to no turn: nothing in it needs to be durable."""
+        outbox, self._outbox = self._outbox, {}
+        self.send(peer, (to,), message)
+        self.flush(peer)
+        self._outbox = outbox
+
+    def connections(self, peer: Peer) -> list[Item]:
+        return [Connected(self.peers[link.receiver].key) for link in self.network.links[peer.number] if link.up]
+
     def _lie(self, peer: Peer, to: bytes, message: Any, seconds: float) -> None:
         data = message if isinstance(message, bytes) else codec.encode(message)
         for number in self.numbers.get(to, ()):
@@ -594,12 +680,15 @@ class Simulation:
         self.history.update(struct.pack("<dHH", self.now, link.sender, link.receiver))
         for data in messages:
             self.history.update(data)
+            if is_about_snapshots(data):
+                if receiver.snapshots is not None:
+                    receiver.snapshots.received(sender.key, data)
+                continue
             if sender.key in self.watched and sender.is_honest:
                 self.invariants.on_delivered(sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT, *ROUNDS)))
             if receiver.strategy is None or receiver.strategy.hears(sender.key, data):
                 receiver.inbox.append(Received(sender.key, data))
-        if not receiver.busy:
-            receiver.work()
+        receiver.wake()
 
     def payload_seconds(self, trainer: bytes, receiver: Peer) -> float | None:
         """None: the payload never comes."""
@@ -621,8 +710,10 @@ class Simulation:
         if out.up or one.node is None or other.node is None or frozenset((one.number, other.number)) in self._cut:
             return
         out.up = back.up = True
-        one.give(Connected(other.key))
-        other.give(Connected(one.key))
+        for here, there in ((one, other), (other, one)):
+            here.give(Connected(there.key))
+            if here.snapshots is not None:
+                here.snapshots.connected(there.key)
 
     def _unlink(self, one: Peer, other: Peer) -> None:
         out, back = self.network.between(one.number, other.number)
@@ -632,8 +723,10 @@ class Simulation:
             link.up = False
             link.epoch += 1
             link.held = []
-        one.give(Disconnected(other.key))
-        other.give(Disconnected(one.key))
+        for here, there in ((one, other), (other, one)):
+            here.give(Disconnected(there.key))
+            if here.snapshots is not None:
+                here.snapshots.disconnected(there.key)
 
     def disconnect(self, peer: Peer) -> None:
         if peer.is_honest:

@@ -12,7 +12,7 @@ import pytest
 from tests.sim import campaign, partitions, twins
 from tests.sim.invariants import quorum
 from tests.sim.mutants import MUTANTS, hunt
-from tests.sim.plan import calm, expand, faults_tolerated
+from tests.sim.plan import Fault, calm, expand, faults_tolerated
 from tests.sim.simulation import Simulation
 from tests.sim.strategies import HONEST_MAJORITY
 
@@ -118,3 +118,16 @@ def test_split_networks_do_not_fork_and_heal_within_three_heights(seed: int) -> 
 def test_planted_bugs_are_noticed_and_the_unharmed_code_passes(mutant: object) -> None:
     caught = hunt(mutant, 30)  # type: ignore[arg-type]
     assert caught is not None and caught.is_clean
+
+
+# Snapshots --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_late_joiner_takes_over_a_snapshot_and_votes() -> None:
+    plan = calm(2, joiners=1, faults=(Fault(0, "join", 8.0, 8.0, (4,)),), heal_at=9.0, work=2.0)
+    simulation = Simulation(plan)
+    simulation.run()
+    joiner = simulation.peers[4]
+    assert simulation.counts["restored"] == 1
+    assert 1 not in joiner.disk.decided and joiner.height >= plan.blocks
+    assert joiner.node is not None and joiner.node.replica.is_voter

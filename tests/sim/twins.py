@@ -11,7 +11,7 @@ from typing import Any
 
 from protocol import codec
 from protocol.identity import Signer
-from protocol.messages import AGREEMENT, ROUNDS, Prepared, Proposed, TimedOut, ViewEnded, Vote
+from protocol.messages import AGREEMENT, ROUNDS, SNAPSHOTS, Prepared, Proposed, TimedOut, ViewEnded, Vote
 from tests.sim import keys
 from tests.sim.plan import Fault, Plan, faults_tolerated
 from tests.sim.simulation import Simulation
@@ -22,7 +22,7 @@ SPLIT_PROBABILITY = 0.7
 HEAL_SECONDS = 25.0
 BLOCKS = 24
 
-ANYTHING = (*AGREEMENT, *ROUNDS)
+ANYTHING = (*AGREEMENT, *ROUNDS, *SNAPSHOTS)
 
 
 def expand(seed: int, n: int, twins: int | None = None) -> Plan:

@@ -1,0 +1,123 @@
+"""Links go through the proxy unchanged, stand still while they are cut, and nothing of what was held back is lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from peer.demo import DemoPeer
+from protocol.identity import Identity
+from scenarios.proxy import Direction, Proxy, running_proxy
+
+SECONDS_MAX = 10.0  # for what takes no time
+QUIET_SECONDS = 0.02  # nothing moves for so long: nothing will
+
+
+class Link:
+    """A connection that `caller` dialed through the proxy, and its other end."""
+
+    def __init__(self, here: trio.SocketStream, there: trio.SocketStream) -> None:
+        self.here, self.there = here, there
+
+    async def says(self, data: bytes, *, back: bool = False) -> bytes:
+        """What has arrived at the other end when nothing moves any more."""
+        speaker, hearer = (self.there, self.here) if back else (self.here, self.there)
+        await speaker.send_all(data)
+        return await heard(hearer)
+
+
+async def heard(stream: trio.SocketStream) -> bytes:
+    await wait_all_tasks_blocked(QUIET_SECONDS)
+    with trio.move_on_after(QUIET_SECONDS):  # what came is there by now
+        return bytes(await stream.receive_some())
+    return b""
+
+
+def peer(number: int) -> DemoPeer:
+    return DemoPeer(number, Identity(bytes([number + 1]) * 32), Path(), True, False, 1, False)
+
+
+class Place:
+    """Two peers, of which the second listens."""
+
+    def __init__(self, proxy: Proxy, listener: trio.SocketListener) -> None:
+        self.proxy, self.listener = proxy, listener
+        self.a, self.b = peer(0), peer(1)
+        for each in (self.a, self.b):
+            proxy.dress(each)
+        self.streams = AsyncExitStack()
+        self.b.address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+
+    async def dial(self) -> trio.SocketStream:
+        stream = await self.streams.enter_async_context(await trio.open_tcp_stream("127.0.0.1", self.proxy.port))
+        await stream.send_all(f"{self.a.name} {self.b.address}\n".encode())
+        return stream
+
+    async def accept(self) -> trio.SocketStream:
+        return await self.streams.enter_async_context(await self.listener.accept())
+
+    async def link(self) -> Link:
+        return Link(await self.dial(), await self.accept())
+
+    def directions(self, *pairs: tuple[DemoPeer, DemoPeer]) -> Iterable[Direction]:
+        return [(one.name, other.name) for one, other in pairs]
+
+
+@asynccontextmanager
+async def place() -> AsyncIterator[Place]:
+    with trio.fail_after(SECONDS_MAX):
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with listener, running_proxy() as proxy:
+            made = Place(proxy, listener)
+            async with made.streams:
+                yield made
+
+
+async def test_bytes_pass_unchanged_both_ways() -> None:
+    async with place() as made:
+        link = await made.link()
+        assert await link.says(b"\x00\xffhello\n") == b"\x00\xffhello\n" and await link.says(b"back", back=True) == b"back"
+
+
+async def test_what_is_cut_waits_and_comes_whole_when_the_link_is_healed() -> None:
+    async with place() as made:
+        link = await made.link()
+        made.proxy.cut(made.directions((made.a, made.b), (made.b, made.a)))
+        assert await link.says(b"one") == b"" and await link.says(b"two") == b"" and await link.says(b"x", back=True) == b""
+        made.proxy.heal()
+        await wait_all_tasks_blocked(QUIET_SECONDS)
+        assert await heard(link.there) == b"onetwo" and await heard(link.here) == b"x"
+
+
+async def test_one_direction_is_cut_and_the_other_is_not() -> None:
+    async with place() as made:
+        link = await made.link()
+        made.proxy.cut(made.directions((made.b, made.a)))
+        assert await link.says(b"there") == b"there" and await link.says(b"back", back=True) == b""
+
+
+async def test_a_cut_that_closes_ends_the_links_between_those_and_no_others() -> None:
+    async with place() as made:
+        link = await made.link()
+        made.proxy.cut([("somebody", "else")], close=True)
+        assert await link.says(b"still") == b"still"
+        made.proxy.cut(made.directions((made.a, made.b)), close=True)
+        assert await link.here.receive_some() == b"" == await link.there.receive_some()
+
+
+async def test_whoever_dials_across_a_cut_waits_for_its_end() -> None:
+    async with place() as made:
+        made.proxy.cut(made.directions((made.b, made.a)))
+        here = await made.dial()
+        await here.send_all(b"early")
+        await wait_all_tasks_blocked(QUIET_SECONDS)
+        with pytest.raises(trio.TooSlowError), trio.fail_after(QUIET_SECONDS):
+            await made.accept()
+        made.proxy.heal()
+        there = await made.accept()
+        assert await heard(there) == b"early"

@@ -1,0 +1,123 @@
+"""What a liar has and may do: it runs the real node with its real keys, and changes what it hears, remembers and says."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from consensus.turn import Restart, Turn
+from protocol import codec
+from protocol.identity import Identity, Signed, Signer, sign
+from protocol.messages import AGREEMENT, ROUNDS
+from tests.sim.keys import FastSigner
+
+if TYPE_CHECKING:
+    from peer.node import Node
+
+Outgoing = Any  # a message, or bytes that are none
+
+
+@dataclasses.dataclass
+class Liar:
+    """What a strategy may use."""
+
+    signer: Signer
+    chain_id: bytes
+    random: random.Random
+    founders: tuple[bytes, ...]
+    colluders: tuple[bytes, ...]  # the keys of all liars of this network, this one among them
+    shared: dict[str, Any]  # what the liars of one network know together
+    now: Callable[[], float]
+    node: Callable[[], Node | None]  # None while it is crashed
+    send: Callable[[bytes, Outgoing, float], None]  # to a key, after so many seconds, past the strategy's own `sends`
+
+    @property
+    def key(self) -> bytes:
+        return self.signer.public
+
+    def sign(self, message: Any) -> Signed:
+        return sign(self.signer, self.chain_id, message)
+
+    def sign_again(self, message: Any) -> Signed:
+        """The same message with other signature bytes, where the scheme allows that."""
+        signer = self.signer
+        return sign(signer.again(), self.chain_id, message) if isinstance(signer, FastSigner) else self.sign(message)
+
+    def stranger(self, name: object) -> Signer:
+        """A key that nobody admitted."""
+        if isinstance(self.signer, FastSigner):
+            return FastSigner(f"stranger {name}")
+        return Identity(hashlib.sha256(f"stranger {name}".encode()).digest())
+
+    @property
+    def others(self) -> tuple[bytes, ...]:
+        return tuple(key for key in self.founders if key not in self.colluders)
+
+    @property
+    def replica(self) -> Any:
+        """Its own; None while it is crashed."""
+        node = self.node()
+        return node.replica if node is not None else None
+
+    def tell(self, message: Outgoing, seconds: float = 0.0) -> None:
+        """To every founder that is no liar."""
+        for key in self.others:
+            self.send(key, message, seconds)
+
+    def made_up(self) -> bytes:
+        """A digest of nothing."""
+        return self.random.randbytes(32)
+
+
+class Strategy:
+    """Honest as it stands. A subclass overrides what it lies about; its name in the table is how plans and people call it."""
+
+    leaves_proof = False  # whoever does this long enough is expelled
+
+    def __init__(self, liar: Liar) -> None:
+        self.liar = liar
+
+    def started(self) -> None:
+        """Its node has started, or started again."""
+
+    def restart(self, restart: Restart) -> Restart:
+        """What it remembers after a crash."""
+        return restart
+
+    def hears(self, peer: bytes, data: bytes) -> bool:
+        """Whether this message reaches its node."""
+        return True
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        """What goes out to one peer instead of `message`."""
+        return (message,)
+
+    def turned(self, turn: Turn) -> None:
+        """Its node has finished a turn, which is durable."""
+
+    def payload_seconds(self, to: bytes) -> float | None:
+        """How long the payload of its proposal takes to reach this peer; None: it never does."""
+        return 0.0
+
+    def payload(self, honest: bytes) -> bytes:
+        """The digest of the update it proposes; any but the honest one is found out by who re-executes it."""
+        return honest
+
+    def in_first_half(self, to: bytes) -> bool:
+        founders = self.liar.founders
+        return to not in founders or founders.index(to) % 2 == 0
+
+
+def opened(data: bytes) -> Any:
+    """A wire message; None if the bytes are none."""
+    try:
+        return codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+    except Exception:
+        return None
+
+
+def header_digest(header: bytes) -> bytes:
+    return hashlib.sha256(b"folkmoot/block\x00" + header).digest()

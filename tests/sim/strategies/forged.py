@@ -1,0 +1,415 @@
+"""Liars with forged papers: certificates, timeouts, blocks, bodies, evidence and answers that prove nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from consensus.block import block_digest, decode_block, encode_block, encode_header, header_of
+from consensus.evidence import Evidence
+from consensus.turn import Turn
+from ledger.short import WholeBody
+from ledger.state import EMPTY_BODY, Body, decode_body
+from protocol import codec
+from protocol.identity import Signed, preimage
+from protocol.messages import (
+    NO_VIEW,
+    Accusation,
+    BlockBytes,
+    Certificate,
+    Commit,
+    Decision,
+    Heard,
+    Notice,
+    Prepare,
+    Prepared,
+    Propose,
+    Proposed,
+    Relay,
+    Status,
+    TimedOut,
+    Timeout,
+    TimeoutCertificate,
+    Transaction,
+    ViewEnded,
+    Vote,
+)
+from tests.sim.strategies.base import Liar, Outgoing, Strategy, opened
+
+
+class AtEveryHeight(Strategy):
+    """Does something once at each height that its replica reaches."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._height = 0
+
+    def turned(self, turn: Turn) -> None:
+        replica = self.liar.replica
+        if replica is not None and replica.height > self._height and replica._book is not None:
+            self._height = replica.height
+            self.lie(replica)
+
+    def lie(self, replica: Any) -> None:
+        raise NotImplementedError
+
+    def certificate(self, vote: Prepare | Commit, how: str) -> Certificate:
+        """That a quorum signed `vote`, which it did not."""
+        body = codec.encode(vote)
+        data = preimage(vote.TAG, self.liar.chain_id, body)
+        signers = [self.liar.signer]
+        if how == "strangers":
+            signers += [self.liar.stranger(i) for i in range(len(self.liar.founders) - 1)]
+        signatures = {signer.public: signer.sign(data) for signer in signers}
+        if how == "forged":
+            signatures |= dict.fromkeys(self.liar.founders, signatures[self.liar.key])
+        return Certificate(body, dict(sorted(signatures.items())))
+
+
+class FalseCertificates(AtEveryHeight):
+    """Decides and prepares blocks of its own by certificates of too few, of strangers, and of copied signatures."""
+
+    def lie(self, replica: Any) -> None:
+        block = self._block(replica)
+        if block is None:
+            return
+        digest, voters = block_digest(block), replica._book.voters.hash
+        for how in ("few", "strangers", "forged"):
+            prepare = Prepare(voters, replica.height, replica.view, digest)
+            commit = Commit(voters, replica.height, replica.view, digest)
+            timeout = Timeout(voters, replica.height, replica.view, replica.view, digest)
+            lies = (
+                Decision(block, self.certificate(commit, how)),
+                Prepared(self.certificate(prepare, how)),
+                TimedOut(self.liar.sign(timeout), self.certificate(prepare, how)),
+            )
+            self.liar.tell(self.liar.random.choice(lies), self.liar.random.uniform(0, 0.05))
+
+    def _block(self, replica: Any) -> bytes | None:
+        if not replica._chain.is_applied:
+            return None
+        made: bytes = replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
+        return made
+
+
+class ForgedTimeouts(AtEveryHeight):
+    """Leads later views on timeout certificates of one voter many times, of strangers, of too few, or of another view."""
+
+    modes: tuple[str, ...] = ("twice", "strangers", "few", "stale")
+
+    def lie(self, replica: Any) -> None:
+        schedule = replica._chain.schedule(replica.height)
+        if schedule is None or not replica._chain.is_applied:
+            return
+        for view in range(1, 1 + len(self.liar.founders)):
+            if schedule.leader(view) == self.liar.key:
+                self._lead(replica, view, self.liar.random.choice(self.modes))
+                return
+
+    def _lead(self, replica: Any, view: int, how: str) -> None:
+        block = replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
+        header = encode_header(header_of(decode_block(block)))
+        propose = Propose(replica._book.voters.hash, replica.height, view, block_digest(block))
+        forged = self._timeouts(replica, view - 1, how)
+        message = Proposed(self.liar.sign(propose), header, codec.encode(WholeBody(EMPTY_BODY)), forged)
+        self.liar.tell(ViewEnded(forged) if self.liar.random.random() < 0.2 else message)
+
+    def _timeouts(self, replica: Any, view: int, how: str) -> TimeoutCertificate:
+        voters = replica._book.voters
+        timeout = Timeout(voters.hash, replica.height, view, NO_VIEW, None)
+        if how == "stale":
+            timeout = dataclasses.replace(timeout, view=view + 1)
+        signed = [self.liar.sign(timeout)]
+        if how == "twice":
+            signed *= voters.quorum
+        elif how == "strangers":
+            strangers = [self.liar.stranger(i) for i in range(voters.quorum - 1)]
+            body = codec.encode(timeout)
+            data = preimage(Timeout.TAG, self.liar.chain_id, body)
+            signed += [Signed(body, signer.public, signer.sign(data)) for signer in strangers]
+        return TimeoutCertificate(tuple(sorted(signed, key=lambda item: item.signer)), None)
+
+
+class StaleTimeouts(Strategy):
+    """Leads with the timeouts of an earlier view, or of an earlier height, which were real once."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._real: list[TimeoutCertificate] = []
+
+    def hears(self, peer: bytes, data: bytes) -> bool:
+        message = opened(data)
+        if isinstance(message, ViewEnded):
+            self._real = [*self._real, message.certificate][-8:]
+        elif isinstance(message, Proposed) and message.justification is not None:
+            self._real = [*self._real, message.justification][-8:]
+        return True
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if isinstance(message, Proposed) and message.justification is not None:
+            self._real = [*self._real, message.justification][-8:]
+            return (dataclasses.replace(message, justification=self.liar.random.choice(self._real)),)
+        if isinstance(message, Proposed) and self._real:
+            return (dataclasses.replace(message, justification=self.liar.random.choice(self._real)),)
+        return (message,)
+
+
+class WrongReproposal(Strategy):
+    """Leads a later view with a fresh block although an older one was prepared."""
+
+    def started(self) -> None:
+        replica = self.liar.replica
+        real = replica._block_to_propose
+        replica._block_to_propose = lambda book, obligation: real(book, None)
+
+
+class DroppedLock(Strategy):
+    """Leads a later view with the timeouts that name no prepared block, and a fresh block."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if isinstance(message, Proposed) and message.justification is not None and message.justification.high is not None:
+            return (dataclasses.replace(message, justification=dataclasses.replace(message.justification, high=None)),)
+        return (message,)
+
+    def started(self) -> None:
+        replica = self.liar.replica
+        real = replica._block_to_propose
+        replica._block_to_propose = lambda book, obligation: real(book, None)
+
+
+class LyingHigh(Strategy):
+    """Gives up views with a certificate that is lower than the one it names, with none, or with one of another height."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._old: Certificate | None = None
+
+    def turned(self, turn: Turn) -> None:
+        replica = self.liar.replica
+        if turn.decided and replica is not None:
+            vote = codec.decode_message(turn.decided[-1].certificate.vote, (Commit,))
+            book = replica._closed.get(vote.height)
+            self._old = book.high if book is not None and book.high is not None else self._old
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if not isinstance(message, TimedOut):
+            return (message,)
+        timeout = codec.decode_message(message.timeout.body, (Timeout,))
+        how = self.liar.random.choice(("absent", "higher", "other height"))
+        if how == "other height" and self._old is not None:
+            old = codec.decode_message(self._old.vote, (Prepare,))
+            if old.view <= timeout.view:
+                lie = dataclasses.replace(timeout, high_view=old.view, high_block=old.block)
+                return (TimedOut(self.liar.sign(lie), self._old),)
+        lie = dataclasses.replace(timeout, high_view=timeout.view, high_block=self.liar.made_up())
+        return (TimedOut(self.liar.sign(lie), None if how == "absent" else message.high),)
+
+
+class WrongBytes(Strategy):
+    """The signatures are right, the bytes beside them are of something else."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        match message:
+            case Proposed():
+                other = codec.encode(WholeBody(self._other_body(message)))
+                return (dataclasses.replace(message, short=other),)
+            case BlockBytes():
+                return (dataclasses.replace(message, block=_with_other_body(message.block)),)
+            case Decision():
+                return (dataclasses.replace(message, block=_with_other_body(message.block)),)
+        return (message,)
+
+    def _other_body(self, message: Proposed) -> bytes:
+        return EMPTY_BODY if self.liar.random.random() < 0.7 else self.liar.random.randbytes(20)
+
+
+def _with_other_body(block: bytes) -> bytes:
+    decoded = decode_block(block)
+    body = EMPTY_BODY if decoded.body != EMPTY_BODY else codec.encode(Body((), (), ())) + b"\x00"
+    return encode_block(dataclasses.replace(decoded, body=body))
+
+
+class FutureClock(Strategy):
+    """Leads with blocks that are dated hours ahead."""
+
+    def started(self) -> None:
+        chain = self.liar.replica._chain
+        real = chain.build
+        chain.build = lambda body, proposer, now_ms: real(body, proposer, now_ms + 7_200_000)
+
+
+class BadBlocks(Strategy):
+    """Leads with blocks of which one field of the envelope is wrong."""
+
+    modes: tuple[str, ...] = ("parent", "root", "next voters", "few commits", "failed", "proposer", "old")
+
+    def started(self) -> None:
+        chain = self.liar.replica._chain
+        real = chain.build
+        chain.build = lambda body, proposer, now_ms: self._spoil(real(body, proposer, now_ms))
+
+    def _spoil(self, data: bytes) -> bytes:
+        block, lie = decode_block(data), self.liar.made_up()
+        certificate = block.parent_certificate
+        match self.liar.random.choice(self.modes):
+            case "parent":
+                block = dataclasses.replace(block, parent=lie)
+            case "root":
+                block = dataclasses.replace(block, state_root=lie)
+            case "next voters":
+                block = dataclasses.replace(block, next_voters=lie)
+            case "few commits" if certificate is not None:
+                first = dict(list(certificate.signatures.items())[:1])
+                block = dataclasses.replace(block, parent_certificate=Certificate(certificate.vote, first))
+            case "failed":
+                block = dataclasses.replace(block, failed={self.liar.others[0]: block.height + 10})
+            case "proposer":
+                block = dataclasses.replace(block, proposer=self.liar.others[0])
+            case "old":
+                block = dataclasses.replace(block, time_ms=1)
+        return encode_block(block)
+
+
+class BadBodies(Strategy):
+    """Leads with bodies that no ledger accepts: ballots twice or left out, other people's transactions, evidence of nothing."""
+
+    modes: tuple[str, ...] = ("twice", "few ballots", "forged transaction", "forged evidence", "repeated transaction", "garbage")
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._decided: Signed | None = None
+
+    def started(self) -> None:
+        node = self.liar.node()
+        assert node is not None
+        real = node.ledger.propose
+        node.ledger.propose = lambda height, now_ms: self._spoil(real(height, now_ms))  # type: ignore[method-assign]
+
+    def _spoil(self, data: bytes | None) -> bytes | None:
+        if data is None:
+            return None
+        body = decode_body(data)
+        closings, transactions = body.closings, body.transactions
+        victim = self.liar.others[0]
+        self._decided = transactions[0] if transactions and self._decided is None else self._decided
+        match self.liar.random.choice(self.modes):
+            case "twice" if closings:
+                ballots = closings[0].ballots
+                body = dataclasses.replace(body, closings=(dataclasses.replace(closings[0], ballots=(ballots[0], *ballots)),))
+            case "few ballots" if closings:
+                body = dataclasses.replace(body, closings=(dataclasses.replace(closings[0], ballots=closings[0].ballots[:1]),))
+            case "forged transaction":
+                forged = self._forged(victim)
+                body = dataclasses.replace(body, transactions=(*transactions, forged)) if forged else body
+            case "forged evidence":
+                lie = self.liar.sign(Commit(bytes(32), 1, 0, bytes(32)))
+                evidence = Evidence(Signed(lie.body, victim, lie.signature), Signed(lie.body, victim, lie.signature))
+                body = dataclasses.replace(body, evidence=(evidence,))
+            case "repeated transaction" if self._decided is not None:
+                body = dataclasses.replace(body, transactions=(self._decided, *transactions))
+            case "garbage":
+                return data + b"\x00"
+        return codec.encode(body)
+
+    def _forged(self, victim: bytes) -> Signed | None:
+        node = self.liar.node()
+        assert node is not None
+        member = node.state.members.members.get(victim)
+        if member is None:
+            return None
+        leave = Transaction(member.nonce + 1, node.state.height + 20, "counter/add", codec.encode([1]))
+        signed = self.liar.sign(leave)
+        return Signed(signed.body, victim, signed.signature)
+
+
+class ForgedRelays(AtEveryHeight):
+    """Passes on transactions of others that they never signed."""
+
+    def lie(self, replica: Any) -> None:
+        node = self.liar.node()
+        assert node is not None
+        for victim in self.liar.others:
+            member = node.state.members.members[victim]
+            forged = self.liar.sign(Transaction(member.nonce + 1, node.state.height + 20, "counter/add", codec.encode([1])))
+            self.liar.tell(Relay(Signed(forged.body, victim, forged.signature)), 0.01)
+
+
+class ForgedEvidence(AtEveryHeight):
+    """Accuses others: with what they did sign, twice; with two views of theirs; with copied and made-up signatures."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._votes: dict[bytes, list[Signed]] = {}
+
+    def hears(self, peer: bytes, data: bytes) -> bool:
+        message = opened(data)
+        signed = message.vote if isinstance(message, Vote) else message.timeout if isinstance(message, TimedOut) else None
+        if signed is not None:
+            self._votes[signed.signer] = [*self._votes.get(signed.signer, []), signed][-6:]
+        return True
+
+    def lie(self, replica: Any) -> None:
+        for victim, signed in sorted(self._votes.items()):
+            first, second = signed[0], signed[-1]
+            made_up = self.liar.sign(Commit(replica._book.voters.hash, replica.height, 0, self.liar.made_up()))
+            lies = (
+                Accusation(first, first),
+                Accusation(first, second),
+                Accusation(first, Signed(made_up.body, victim, made_up.signature)),
+                Accusation(
+                    Signed(self.liar.sign(Commit(bytes(32), 1, 0, bytes(32))).body, victim, made_up.signature),
+                    Signed(made_up.body, victim, made_up.signature),
+                ),
+                Accusation(first, made_up),
+            )
+            self.liar.tell(self.liar.random.choice(lies))
+
+
+class AlteredVotes(Strategy):
+    """Passes on what others signed with another height, view, block, phase or voter set written into it."""
+
+    def hears(self, peer: bytes, data: bytes) -> bool:
+        message = opened(data)
+        if isinstance(message, Vote) and self.liar.random.random() < 0.1:
+            vote = codec.decode_message(message.vote.body, (Prepare, Commit))
+            altered: Any = self.liar.random.choice(
+                (
+                    dataclasses.replace(vote, height=vote.height + 1),
+                    dataclasses.replace(vote, view=vote.view + 1),
+                    dataclasses.replace(vote, block=self.liar.made_up()),
+                    (Commit if isinstance(vote, Prepare) else Prepare)(vote.voters, vote.height, vote.view, vote.block),
+                )
+            )
+            self.liar.tell(Vote(Signed(codec.encode(altered), message.vote.signer, message.vote.signature)))
+        return True
+
+
+class LyingStatus(AtEveryHeight):
+    """Claims heights that nobody has reached, and that others signed what they did not."""
+
+    def lie(self, replica: Any) -> None:
+        for key in self.liar.others:
+            made_up = self.liar.sign(Commit(replica._book.voters.hash, replica.height + 1, 0, self.liar.made_up()))
+            lies = (
+                Status(replica.height + 10**6, 0),
+                Status(0, 10**6),
+                Heard(2**50, ()),
+                Heard(replica.height, (Signed(made_up.body, key, made_up.signature),)),
+                Heard(0, ()),
+            )
+            self.liar.send(key, self.liar.random.choice(lies), 0.0)
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        return (Heard(message.height + 10**6, ()),) if isinstance(message, Heard) else (message,)
+
+
+class FalseNotices(AtEveryHeight):
+    """Complains at every height that transactions are left out which do not exist."""
+
+    def lie(self, replica: Any) -> None:
+        node = self.liar.node()
+        assert node is not None
+        digests = tuple(sorted(self.liar.made_up() for _ in range(4)))
+        self.liar.tell(Relay(self.liar.sign(Notice(node.state.height, digests))))
+        self.liar.tell(Relay(self.liar.sign(Notice(2**50, digests))))

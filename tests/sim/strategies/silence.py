@@ -1,0 +1,123 @@
+"""Liars that say nothing, too little, too late, or not to everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from consensus.quorum import quorum
+from consensus.turn import Turn
+from ledger.short import ShortBody
+from protocol import codec
+from protocol.messages import Ballot, BlockBytes, CutOff, Heard, Proposed, Relay, TimedOut, Vote
+from tests.sim.strategies.base import Liar, Outgoing, Strategy, opened
+
+
+class Silent(Strategy):
+    """Says nothing."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        return ()
+
+
+class SilentLeader(Strategy):
+    """Votes, but proposes nothing."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        return () if isinstance(message, Proposed) else (message,)
+
+
+class CrashAtStep(Strategy):
+    """Stops for good in the middle of a broadcast: after so many messages of one kind, some have it and others do not."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._kind = liar.random.choice((Proposed, Vote, TimedOut, Relay))
+        self._left = liar.random.randint(1, 60)
+
+    def hears(self, peer: bytes, data: bytes) -> bool:
+        return self._left > 0
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if self._left <= 0:
+            return ()
+        self._left -= isinstance(message, self._kind)
+        return (message,)
+
+
+class Selective(Strategy):
+    """Speaks with exactly q − 1 others: with it they are a quorum, and the rest has to learn everything from them."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        others = [key for key in liar.founders if key != liar.key]
+        self._friends = set(liar.random.sample(others, min(len(others), quorum(len(liar.founders)) - 1)))
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        return (message,) if to in self._friends else ()
+
+
+class JustInTime(Strategy):
+    """Says everything shortly before the others lose patience."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        replica = self.liar.replica
+        seconds = replica._pacemaker.view_seconds() if replica is not None else 1.0
+        self.liar.send(to, message, 0.9 * seconds)
+        return ()
+
+
+class WithheldParts(Strategy):
+    """Proposes blocks whose parts nobody has, and does not answer who asks for them."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if isinstance(message, BlockBytes):
+            return ()
+        if isinstance(message, Proposed):
+            short = codec.encode(ShortBody((), (), (self.liar.made_up(),)))
+            return (type(message)(message.propose, message.header, short, message.justification),)
+        return (message,)
+
+
+class WithheldPayload(Strategy):
+    """Proposes updates whose payload only half of the others can fetch."""
+
+    def payload_seconds(self, to: bytes) -> float | None:
+        return 0.0 if to[-1] % 2 else None
+
+
+class Censor(Strategy):
+    """Hears nothing that one victim says, from whomever: no transaction, ballot or commit of it is in this leader's blocks."""
+
+    def hears(self, peer: bytes, data: bytes) -> bool:
+        message, victim = opened(data), self.liar.others[-1]
+        signed = message.signed if isinstance(message, Relay) else message.vote if isinstance(message, Vote) else None
+        return signed is None or signed.signer != victim
+
+
+class CensoredHeight(Strategy):
+    """Remembers nothing that others said when it is asked what it heard."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        return (Heard(message.height, ()),) if isinstance(message, Heard) else (message,)
+
+
+class Veto(Strategy):
+    """Casts no ballot, and calls for the end of every round as soon as it opens."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._cut: set[tuple[bytes, int]] = set()
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
+            return (message,)
+        tag = codec.unpack(message.signed.body, len(message.signed.body))[0]
+        return () if tag in (Ballot.TAG, CutOff.TAG) else (message,)
+
+    def turned(self, turn: Turn) -> None:
+        node = self.liar.node()
+        for job, book in node.ledger.books.items() if node is not None else ():
+            if (job, book.terms.round) not in self._cut:
+                self._cut.add((job, book.terms.round))
+                self.liar.tell(Relay(self.liar.sign(CutOff(job, book.terms.round, ()))))

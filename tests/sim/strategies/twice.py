@@ -1,0 +1,254 @@
+"""Liars that sign two things where an honest peer signs one. Sooner or later somebody holds both, and that is proof."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from consensus.turn import Restart
+from protocol import codec
+from protocol.messages import (
+    NO_VIEW,
+    Ballot,
+    Commit,
+    CutOff,
+    Judgement,
+    Prepare,
+    Proposal,
+    Propose,
+    Proposed,
+    Relay,
+    TimedOut,
+    Timeout,
+    Vote,
+)
+from protocol.reasons import Verdict
+from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest
+
+LATER_SECONDS = 0.6  # then the first half hears what the second half heard
+
+
+class WithheldLock(Strategy):
+    """Gives up views as if nothing had been prepared."""
+
+    leaves_proof = True  # where it has committed in a view that it gives up
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if not isinstance(message, TimedOut):
+            return (message,)
+        timeout = codec.decode_message(message.timeout.body, (Timeout,))
+        without = dataclasses.replace(timeout, high_view=NO_VIEW, high_block=None)
+        return (TimedOut(self.liar.sign(without), None),)
+
+
+class TwoBlocks(WithheldLock):
+    """Proposes two blocks, each to one half, and votes in both phases for what each half has."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if not isinstance(message, Proposed):
+            return super().sends(to, message)
+        propose = codec.decode_message(message.propose.body, (Propose,))
+        if not self.in_first_half(to):
+            message, propose = self._other(message, propose)
+        votes = [
+            Vote(self.liar.sign(kind(propose.voters, propose.height, propose.view, propose.block))) for kind in (Prepare, Commit)
+        ]
+        return (message, *votes)
+
+    def _other(self, message: Proposed, propose: Propose) -> tuple[Proposed, Propose]:
+        header = codec.unpack(message.header, len(message.header))
+        header[2] += 1  # its time
+        data = codec.encode(header)
+        other = dataclasses.replace(propose, block=header_digest(data))
+        return dataclasses.replace(message, propose=self.liar.sign(other), header=data), other
+
+
+class Fork(TwoBlocks):
+    """Tells each half of the honest that everybody who lies is with them: 2q − n such peers decide two blocks at once."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        liar.shared[liar.key.hex()] = liar  # each signs for all
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if not isinstance(message, Proposed) or to not in self.liar.others:
+            return (message,)
+        propose = codec.decode_message(message.propose.body, (Propose,))
+        if self.liar.others.index(to) % 2:
+            message, propose = self._other(message, propose)
+        said: list[Outgoing] = [message]
+        for kind in (Prepare, Commit):
+            vote = kind(propose.voters, propose.height, propose.view, propose.block)
+            said += [Vote(colluder.sign(vote)) for _, colluder in sorted(self.liar.shared.items())]
+        return said
+
+
+class Amnesia(Strategy):
+    """After a restart it has forgotten all it signed."""
+
+    def restart(self, restart: Restart) -> Restart:
+        return dataclasses.replace(restart, votes=(), blocks=(), prepared=None)
+
+
+class Equivocator(Strategy):
+    """Tells one half what it means and the other half something else; the first half hears that later, too."""
+
+    leaves_proof = True
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        other = self.other(message)
+        if other is None:
+            return (message,)
+        if not self.in_first_half(to):
+            return (other,)
+        self.liar.send(to, other, LATER_SECONDS)
+        return (message,)
+
+    def other(self, message: Any) -> Any:
+        """The lie; None: this message is not of the kind it lies about."""
+        raise NotImplementedError
+
+    def digest(self, *of: Any) -> bytes:
+        """One made-up digest for each thing, so that the same lie is told twice."""
+        return header_digest(codec.encode([self.liar.key, *of]))
+
+
+class TwoVotes(Equivocator):
+    kind: type[Prepare] | type[Commit]
+
+    def other(self, message: Any) -> Any:
+        if not isinstance(message, Vote) or message.vote.signer != self.liar.key:
+            return None
+        vote = codec.decode_message(message.vote.body, (Prepare, Commit))
+        if not isinstance(vote, self.kind):
+            return None
+        return Vote(self.liar.sign(dataclasses.replace(vote, block=self.digest(vote.height, vote.view))))
+
+
+class TwoPrepares(TwoVotes):
+    """Prepares two blocks, one of which does not exist."""
+
+    kind = Prepare
+
+
+class TwoCommits(TwoVotes):
+    """Commits two blocks, one of which does not exist."""
+
+    kind = Commit
+
+
+class TwoTimeouts(Equivocator):
+    """Gives up one view twice, with and without a name for what it had prepared."""
+
+    def other(self, message: Any) -> Any:
+        if not isinstance(message, TimedOut):
+            return None
+        timeout = codec.decode_message(message.timeout.body, (Timeout,))
+        named = self.digest(timeout.height) if timeout.high_view == NO_VIEW else None
+        return TimedOut(self.liar.sign(dataclasses.replace(timeout, high_view=NO_VIEW, high_block=named)), None)
+
+
+class TwoProposes(Equivocator):
+    """Leads with two blocks of different times."""
+
+    def other(self, message: Any) -> Any:
+        if not isinstance(message, Proposed) or message.propose.signer != self.liar.key:
+            return None
+        header = codec.unpack(message.header, len(message.header))
+        header[2] += 1  # its time
+        data = codec.encode(header)
+        propose = codec.decode_message(message.propose.body, (Propose,))
+        return dataclasses.replace(
+            message, propose=self.liar.sign(dataclasses.replace(propose, block=header_digest(data))), header=data
+        )
+
+
+class TwoOfARound(Equivocator):
+    kind: type[Proposal] | type[Ballot] | type[CutOff]
+
+    def other(self, message: Any) -> Any:
+        if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
+            return None
+        if codec.unpack(message.signed.body, len(message.signed.body))[0] != self.kind.TAG:
+            return None
+        lie = self.lie(codec.decode_message(message.signed.body, (self.kind,)))
+        return None if lie is None else Relay(self.liar.sign(lie))
+
+    def lie(self, said: Any) -> Any:
+        raise NotImplementedError
+
+
+class TwoProposals(TwoOfARound):
+    """Puts two updates forward in one round."""
+
+    kind = Proposal
+
+    def lie(self, said: Proposal) -> Proposal:
+        return dataclasses.replace(said, payload=self.digest(said.job, said.round))
+
+
+class TwoBallots(TwoOfARound):
+    """Casts two ballots: for one half everything is fine, for the other half nothing is."""
+
+    kind = Ballot
+
+    def lie(self, said: Ballot) -> Ballot | None:
+        flipped = tuple(
+            Judgement(old.trainer, old.proposal, Verdict.NORM if old.verdict is Verdict.ACCEPT else Verdict.ACCEPT)
+            for old in said.judgements
+        )
+        return dataclasses.replace(said, judgements=flipped) if flipped else None
+
+
+class TwoCutOffs(TwoOfARound):
+    """Ends a round twice, with other ballots each time; it calls for the end of rounds that are fine, too."""
+
+    kind = CutOff
+
+    def lie(self, said: CutOff) -> CutOff:
+        return dataclasses.replace(said, ballots=(self.digest(said.job, said.round),))
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if isinstance(message, Relay) and message.signed.signer == self.liar.key:
+            tag, *fields = codec.unpack(message.signed.body, len(message.signed.body))
+            if tag == Ballot.TAG:
+                for ballots in ((), (self.digest("second"),)):
+                    cut_off = Relay(self.liar.sign(CutOff(fields[0], fields[1], ballots)))
+                    self.liar.send(to, cut_off, 0.0 if self.in_first_half(to) == (not ballots) else LATER_SECONDS)
+        return super().sends(to, message)
+
+
+class RejectsAll(Strategy):
+    """Accepts nothing of anybody, ever."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
+            return (message,)
+        if codec.unpack(message.signed.body, len(message.signed.body))[0] != Ballot.TAG:
+            return (message,)
+        ballot = codec.decode_message(message.signed.body, (Ballot,))
+        judgements = tuple(Judgement(old.trainer, old.proposal, Verdict.REPLAY) for old in ballot.judgements)
+        return (Relay(self.liar.sign(dataclasses.replace(ballot, judgements=judgements))),)
+
+
+class SignsAgain(Strategy):
+    """Says everything twice, with two different signatures under the same words: that is no contradiction."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if isinstance(message, Vote) and message.vote.signer == self.liar.key:
+            vote = codec.decode_message(message.vote.body, (Prepare, Commit))
+            return (message, Vote(self.liar.sign_again(vote)))
+        if isinstance(message, Relay) and message.signed.signer == self.liar.key:
+            tag = codec.unpack(message.signed.body, len(message.signed.body))[0]
+            kind = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}.get(tag)
+            if kind is not None:
+                return (message, Relay(self.liar.sign_again(codec.decode_message(message.signed.body, (kind,)))))
+        return (message,)
+
+
+class BadPayload(Strategy):
+    """Proposes updates that nobody who re-executes them finds."""
+
+    def payload(self, honest: bytes) -> bytes:
+        return header_digest(honest)

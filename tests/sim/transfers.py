@@ -1,0 +1,204 @@
+"""Snapshots around a simulated node, as `peer.transfer` has them around a real one: serving them, and fetching one.
+
+The real shelf, queue and transfer; only the model is a hash, whose one part is the root itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from consensus.chain_proof import Anchor
+from consensus.voters import VoterSet
+from ledger.assembly import Restored
+from ledger.snapshot import LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf
+from ledger.state import State
+from ledger.transfer import Basis, Step, Transfer
+from peer.transfer import OFFERLESS_SECONDS, PAUSE_SECONDS, is_about_snapshots
+from protocol import codec
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Peer
+
+__all__ = ["HashedModels", "Snapshots", "is_about_snapshots"]
+
+ModelKey = tuple[bytes, int]  # job, round
+SHORTEST_WAIT_SECONDS = 0.001
+
+
+class Incoming:
+    """A model on its way."""
+
+    parts = 1
+
+    def __init__(self, models: dict[ModelKey, bytes], key: ModelKey, root: bytes) -> None:
+        self._models, self._key, self._root = models, key, root
+        self._data = b""
+
+    def put(self, index: int, data: bytes) -> None:
+        if data != self._root:
+            raise RemoteProtocolError("bad-part", "of a model")
+        self._data = data
+
+    def install(self) -> None:
+        assert self._data == self._root, "installed before it was whole"
+        self._models[self._key] = self._data
+
+    def abandon(self) -> None:
+        pass
+
+
+class HashedModels:
+    """Implements `ledger.snapshot.Models`."""
+
+    def __init__(self) -> None:
+        self.held: dict[ModelKey, bytes] = {}
+
+    def follow(self, state: State) -> None:
+        self.held |= {(key, job.round): job.model_root for key, job in state.jobs.jobs.items()}
+
+    def manifest(self, job: bytes, number: int) -> bytes:
+        return b"one part" if self.part(job, number, 0) else b""
+
+    def part(self, job: bytes, number: int, index: int) -> bytes:
+        if (job, number) not in self.held:
+            raise StorageError(f"no model of round {number}")
+        return self.held[job, number]
+
+    def receive(self, job: bytes, number: int, root: bytes, manifest: bytes) -> IncomingModel:
+        if manifest != b"one part":
+            raise RemoteProtocolError("bad-part", "the manifest of a model")
+        return Incoming(self.held, (job, number), root)
+
+    def holds(self, job: bytes, number: int, root: bytes) -> bool:
+        return self.held.get((job, number)) == root
+
+    def pin(self, models: frozenset[ModelKey]) -> None:
+        self.held = {key: root for key, root in self.held.items() if key in models}
+
+
+class Snapshots:
+    """One peer's; made anew at each start."""
+
+    def __init__(self, peer: Peer, state: State) -> None:
+        self._peer = peer
+        self._models = peer.models
+        self._models.follow(state)
+        self._shelf, self._queue = Shelf(peer.disk, self._models), Queue()
+        self._shelf.begin(state)
+        self._transfer: Transfer | None = None
+        self._begun = self._not_before = float("-inf")
+        self._links: set[bytes] = set()
+        self._serving = False
+        self._deadline = float("inf")
+
+    def connected(self, key: bytes) -> None:
+        self._links.add(key)
+        if self._transfer is not None:
+            self._do(self._transfer.connected(key, self._peer.now()))
+
+    def disconnected(self, key: bytes) -> None:
+        self._links.discard(key)
+        self._queue.forget(key)
+        if self._transfer is not None:
+            self._do(self._transfer.disconnected(key, self._peer.now()))
+
+    def applied(self, state: State) -> None:
+        self._models.follow(state)
+        self._shelf.applied(state, self._peer.now())
+
+    def received(self, key: bytes, data: bytes) -> None:
+        now = self._peer.now()
+        try:
+            message: Any = codec.decode_message(data, SNAPSHOTS)
+            if isinstance(message, (GetSnapshot, GetPart)):
+                self._queue.add(key, message, now)
+                self._serve_later()
+            elif self._transfer is not None:
+                self._do(self._transfer.received(key, message, now))
+        except RemoteProtocolError as error:
+            self._peer.simulation.drop(self._peer, key, error)
+
+    # Serving ---------------------------------------------------------------------------------------------------------
+
+    def _serve_later(self) -> None:
+        wait = self._queue.wait_seconds()
+        if not self._serving and wait < float("inf"):
+            self._serving = True
+            self._peer.after(wait + SHORTEST_WAIT_SECONDS, self._serve)
+
+    def _serve(self) -> None:
+        self._serving = False
+        request = self._queue.next(self._peer.now())
+        if request is not None:
+            key, message = request
+            try:
+                self._send(key, self._shelf.answer(message, self._peer.now()))
+            except RemoteProtocolError as error:
+                self._peer.simulation.drop(self._peer, key, error)
+        self._serve_later()
+
+    def _send(self, key: bytes, message: Any) -> None:
+        self._peer.simulation.send_aside(self._peer, key, message)
+
+    # Fetching --------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Whether a snapshot is needed now."""
+        node, now = self._peer.node, self._peer.now()
+        if node is None or self._transfer is not None or now < self._not_before:
+            return
+        replica = node.replica
+        if replica.claimed - replica.height <= LAG_HEIGHTS:
+            return
+        decided, state = replica.height - 1, node.state
+        own = self._peer.disk.decision(decided) if decided > state.height else None
+        anchor = Anchor(decided, own.digest) if own else None
+        basis = Basis(node.chain_id, self._peer.simulation.verifier, state.height, VoterSet(state.members.voters), anchor)
+        self._transfer = Transfer(self._peer.rules, self._models, basis, decided + SNAPSHOT_HEIGHTS + 1)
+        self._begun = now
+        self._peer.simulation.count("transfer")
+        for key in sorted(self._links):
+            self._do(self._transfer.connected(key, now))
+
+    def _do(self, step: Step) -> None:
+        for fault in step.faults:
+            self._peer.simulation.drop(self._peer, fault.peer, fault.error)
+        for key, request in step.sends:
+            self._send(key, request)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        transfer, node = self._transfer, self._peer.node
+        if transfer is None or node is None:
+            return
+        fetched, height = transfer.progress[0], node.state.height
+        if transfer.restored is not None:
+            if transfer.restored.height > height:
+                self._peer.restore(transfer.restored, transfer.links)
+            self._end()
+        elif transfer.conflict is not None or 0 < fetched <= height or (not fetched and self._is_in_vain()):
+            self._end()
+        elif transfer.deadline != self._deadline:
+            self._deadline = transfer.deadline
+            if self._deadline < float("inf"):
+                wait = max(SHORTEST_WAIT_SECONDS, self._deadline - self._peer.now())
+                self._peer.after(wait, self._tick, transfer)
+
+    def _is_in_vain(self) -> bool:
+        return self._peer.now() - self._begun > OFFERLESS_SECONDS
+
+    def _tick(self, transfer: Transfer) -> None:
+        if self._transfer is transfer:
+            self._deadline = float("inf")
+            self._do(transfer.tick(max(self._peer.now(), transfer.deadline)))
+
+    def _end(self) -> None:
+        if self._transfer is not None and self._transfer.restored is None:
+            self._transfer.abandon()
+        self._transfer, self._deadline = None, float("inf")
+        self._not_before = self._peer.now() + PAUSE_SECONDS
+
+
+Restoring = tuple[Restored, tuple[Any, ...]]
