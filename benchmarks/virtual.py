@@ -1,9 +1,9 @@
 """Real nodes in virtual time: what a decision costs in a network that one machine cannot hold.
 
 Every peer is a `peer.node.Node` with the real ledger and codec; only signatures are replaced by a fast keyed hash. Time is
-charged as measured: the processor time that each turn took here, and for each signature made or verified, each frame sealed or opened,
-and each durable write, what these cost on this machine at the start. A peer has one core and one uplink; it does one turn at a
-time, as the daemon does, and waits for its disk before it sends.
+charged as measured: the processor time that each turn took here, and what each signature made or verified, each frame sealed or
+opened, and each durable write cost on this machine at the start. A peer has one core and one uplink; it does one turn at a time,
+as the daemon does, and waits for its disk before it sends.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ class Timers(Rules):
         book = self._book
         if book is None or not self._may_sign(book) or not self._chain.is_applied:
             return False
-        return self._application.has_work() or book.is_active() or self._own.has_voted(book.height)
+        return book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
 
     def _run_timers(self) -> None:
         book, now = self._book, self._now

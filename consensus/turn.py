@@ -120,13 +120,13 @@ class Turn:
         return tuple(record for record in self.records if isinstance(record, Evidence))
 
 
-def merge(turns: Sequence[Turn]) -> Turn:
+def merge(turns: Sequence[Turn], deadline: float | None) -> Turn:
     """Several consecutive turns as one, so that they cost one fsync."""
     records = tuple(record for turn in turns for record in turn.records)
     sends = tuple(send for turn in turns for send in turn.sends)
     faults = tuple(fault for turn in turns for fault in turn.faults)
     heard = tuple(signed for turn in turns for signed in turn.heard)
-    return Turn(records, sends, turns[-1].deadline if turns else None, faults, heard)
+    return Turn(records, sends, deadline, faults, heard)
 
 
 @dataclass(frozen=True, slots=True)

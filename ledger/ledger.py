@@ -34,6 +34,7 @@ class Ledger:
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         self._expander = Expander(self.books, self.pool)
         self._selectable: tuple[State, int, bool] | None = None
+        self._certification: tuple[State, bool] | None = None
 
     def advance(self, state: State, certified_root: bytes) -> None:
         assert state.height == self.state.height + 1
@@ -171,10 +172,12 @@ class Ledger:
         return tuple(table[peer] for of_book in tables for table in of_book if peer in table)
 
     def _certification_due(self) -> bool:
-        """An empty block: it certifies the last root, or moves the voter sets on."""
-        if membership.change_due(self.state.members):
-            return True
-        return self.certified_root != self.state.root and not self.state.jobs.running()
+        """An empty block: it certifies the last root, or moves the voter sets on. Asked all the time, found out once a state."""
+        if self._certification is None or self._certification[0] is not self.state:
+            due = membership.change_due(self.state.members)
+            due = due or (self.certified_root != self.state.root and not self.state.jobs.running())
+            self._certification = (self.state, due)
+        return self._certification[1]
 
 
 def _size(parts: Sequence[Evidence | Closing]) -> int:

@@ -253,6 +253,7 @@ class Driver:
         while True:
             more = self._decided
             while (decided := await trio.to_thread.run_sync(self.store.decision, state.height + 1)) is not None:
+                await self.snapshots.clear()
                 self.snapshots.check(decided.height, decided.digest)
                 block = decided.decode()
                 if block.state_root != state.root:

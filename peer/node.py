@@ -176,7 +176,7 @@ class Node:
 
     def _finish(self) -> Turn:
         times = (self._deadline, self.rounds.deadline(self._now), self._recall.deadline(self._now))
-        return replace(merge(self._turns), deadline=min((time for time in times if time is not None), default=None), heard=())
+        return merge(self._turns, min((time for time in times if time is not None), default=None))
 
     def _take(self, event: events.Event) -> None:
         self.replica.take(event, self._now)
@@ -186,9 +186,11 @@ class Node:
         self._take(events.WorkChanged())
         turn = self.replica.conclude(self._now)
         self._deadline = turn.deadline
-        records = tuple(record for record in turn.records if not isinstance(record, Evidence))
-        self._turns.append(replace(turn, records=records))
-        for evidence in turn.evidence:
+        accusing = turn.evidence
+        if accusing:
+            turn = replace(turn, records=tuple(record for record in turn.records if not isinstance(record, Evidence)))
+        self._turns.append(turn)
+        for evidence in accusing:
             self._accuse(evidence)
         for signed in turn.heard:
             self._handle_relayed(signed)

@@ -41,12 +41,11 @@ INBOX_MAX: Final = (
 LINKS_SECONDS: Final = 1.0  # new and broken links are noticed this often while a snapshot is fetched
 OFFERLESS_SECONDS: Final = 10.0  # then nobody has what is wanted, and decisions one by one are all there is
 PAUSE_SECONDS: Final = 5.0  # between transfers: what the peers claim may be lies
+HOLD_SECONDS: Final = 20.0  # so long no blocks are applied that a proven snapshot makes needless: both want the processor
 DIAGNOSTICS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
 
 # How the messages begin: whoever reads the network tells them from votes without unpacking a megabyte.
-_PREFIXES: Final = tuple(
-    bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOTS
-)
+_PREFIXES: Final = tuple(bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOTS)
 
 Install = Callable[[Restored, tuple[Link, ...]], Awaitable[None]]
 
@@ -79,6 +78,8 @@ class Snapshots:
         self._news: deque[State] = deque()  # applied, and not on the shelf yet
         self._inbox: deque[tuple[bytes, bytes]] = deque()
         self._wake = trio.Event()
+        self._clear = trio.Event()  # set and replaced: no proven snapshot is being fetched
+        self._clear.set()
         self._links: frozenset[bytes] = frozenset()
         self._transfer: Transfer | None = None
         self._repairs, self._begun = False, 0.0  # whether the transfer is because of a divergence, and since when it runs
@@ -108,6 +109,11 @@ class Snapshots:
             self._wanted = self._when_behind(replica.height - 1)
         if self._wanted is not None:
             self._wake.set()
+
+    async def clear(self) -> None:
+        """Returns when it is worth while to apply another block."""
+        with trio.move_on_after(max(0.0, self._begun + HOLD_SECONDS - self._now())):
+            await self._clear.wait()
 
     def check(self, height: int, digest: bytes) -> None:
         """Raises `StorageError` if a block that was decided here is not the one that this peer's invitation names."""
@@ -155,10 +161,17 @@ class Snapshots:
                 await self._take_messages()
                 await self._serve()
                 await self._fetch()
+                self._hold_or_clear()
                 with trio.move_on_after(self._wait_seconds()):
                     await self._wake.wait()
         finally:
             self._end()
+
+    def _hold_or_clear(self) -> None:
+        if self._transfer is None or not self._transfer.progress[0]:
+            self._clear.set()
+        elif self._clear.is_set():
+            self._clear = trio.Event()
 
     def _wait_seconds(self) -> float:
         wait = self._queue.wait_seconds()

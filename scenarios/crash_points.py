@@ -35,6 +35,7 @@ RARE = ("store-count", "append-timeout", "append-cut-off", "append-evidence", "f
 TRAINERS = ("append-proposal", "append-cut-off", "file-buffer", "file-tokens", "file-txt", "file-safetensors")
 IN_WORKER = ("file-buffer", "file-tokens")
 LIARS = ("append-evidence",)
+ARMED = 3  # the one of four peers that dies with a proof in hand: it votes, does not train, and is not the liar
 VOCABULARY = 300  # more than the bytes, so that texts are tokenized into files
 UNREACHED = {
     "blob-keep": "only where a liar names somebody's payload as its buffer",
@@ -120,8 +121,7 @@ async def crash(random: Random, point: str, peers: Network, trial: Trial) -> Non
         trial.problems.append("the point was never reached")
     trial.figures["round"] = (await asked.client.rounds(1))[-1].round + 1
     peers.kill(victim)  # nothing to kill but where only its worker died
-    if len(peers.honest) == len(peers.peers):
-        await goes_on(asked, ROUNDS_AFTER)  # with a liar beside it the others are not enough
+    await goes_on(asked, ROUNDS_AFTER)
     await peers.restart(victim)
     await comes_back(peers, victim, asked, trial)
     await goes_on(asked, 1)
@@ -151,6 +151,21 @@ async def _reach(peers: Network, victim: DemoPeer, point: str, count: int) -> bo
     finally:
         del victim.environment[VARIABLE]
     return said in log.read_bytes()[before:]
+
+
+def arm(point: str, peer: DemoPeer) -> None:
+    """A liar is found out in the first round: whoever is to die of the proof is armed before."""
+    if peer.number == ARMED:
+        peer.environment[VARIABLE] = point
+
+
+async def crash_with_proof(point: str, peers: Network, trial: Trial) -> None:
+    victim = peers.peers[ARMED]
+    trial.require(await peers.dies(victim, REACH_SECONDS_MAX), "the point was never reached")
+    del victim.environment[VARIABLE]
+    await peers.restart(victim)
+    await comes_back(peers, victim, peers.demo.watched, trial)
+    await goes_on(peers.demo.watched, 1)
 
 
 async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
@@ -204,8 +219,11 @@ async def run(options: argparse.Namespace) -> int:
         point = f"{side}-append-evidence"
         if point.startswith(options.only) or options.only in LIARS:
             one = argparse.Namespace(**{**vars(options), "json": options.json and f"{options.json}.{side}-evidence"})
-            attempt = (point, partial(crash, Random(options.seed), point))
-            status |= await conduct(one, "killed with a proof in hand", [attempt], malicious=1, attack="equivocate")
+            if options.keep:
+                one.keep = options.keep / f"{side}-evidence"
+            attempt, dress = (point, partial(crash_with_proof, point)), partial(arm, point)
+            title = "killed with a proof in hand"
+            status |= await conduct(one, title, [attempt], dress=dress, malicious=1, attack="equivocate")
     return status
 
 

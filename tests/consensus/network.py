@@ -129,7 +129,8 @@ class Network:
         if node.replica is None or node.syncing or not node.inbox:
             return
         events, node.inbox = node.inbox, []
-        turn = merge([node.replica.step(event, self.now) for event in events])
+        turns = [node.replica.step(event, self.now) for event in events]
+        turn = merge(turns, turns[-1].deadline)
         assert not turn.faults and not turn.evidence and node.replica.divergence is None
         self._set_timer(node, turn.deadline)
         node.syncing = True

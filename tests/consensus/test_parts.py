@@ -251,5 +251,5 @@ def test_nothing_is_sent_when_the_journal_fails() -> None:
 
 
 def test_merged_turns_keep_their_order_and_the_last_deadline() -> None:
-    merged = merge([a_turn(), Turn(deadline=9.0)])
+    merged = merge([a_turn(), Turn()], 9.0)
     assert len(merged.records) == 1 and len(merged.sends) == 2 and merged.deadline == 9.0

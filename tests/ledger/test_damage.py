@@ -143,6 +143,14 @@ def test_a_flipped_byte_before_the_last_transaction_of_the_log_is_found_without_
         assert loaded(disk.put(tmp_path, change)) is None, f"byte {position} ^ {mask:#x}"
 
 
+def test_every_byte_of_the_frame_that_commits_the_last_transaction_but_one_counts(disk: Disk, tmp_path: Path) -> None:
+    """Its own header is all that says that it commits, and that it is of this log."""
+    start = disk.ends[-2] - FRAME_BYTES
+    for position in (*range(start, start + wal.FRAME_HEADER_BYTES), start + FRAME_BYTES - 1):
+        change = {LOG: flip(position, 0xFF), COUNT: lambda _: b""}
+        assert loaded(disk.put(tmp_path, change)) is None, f"byte {position - start} of the frame"
+
+
 def test_a_log_torn_anywhere_in_its_last_transaction_keeps_all_before_it(disk: Disk, tmp_path: Path) -> None:
     before = loaded(disk.put(tmp_path, {LOG: lambda log: log[: disk.ends[-2]], COUNT: lambda _: b""}))
     lengths = [*range(disk.ends[-2], disk.ends[-1], 97), disk.ends[-1] - 1]

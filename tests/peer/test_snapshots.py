@@ -10,18 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from consensus.chain_proof import Anchor
 from ledger.jobs import Start, job_id
 from ledger.store import Store
 from peer import export
 from peer.driver import Driver
+from peer.transfer import HOLD_SECONDS
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import short_id
 from protocol.messages import Status
 from tests.peer.chain import lived
-from tests.peer.network import SCRATCH, SECONDS_MAX, Seat, network, one_root
+from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, one_root
 
 LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
 ROUNDS = 10
@@ -116,6 +118,29 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
         assert sick.driver.rules.decode_state((folder / "state.msgpack").read_bytes()).root.hex() == content["state_root"]
         own, others = sick.store.roots(), made.seats[0].store.roots()
         assert {height: root for height, root in own.items() if others.get(height, root) != root} == {}
+
+
+async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    class Proven:
+        progress = (100, 5)
+
+    seat = Network(tmp_path, founders=1).seats[0]
+    seat.open(None, lambda blobs: blobs)
+    snapshots = seat.driver.snapshots
+
+    async def waited() -> float:
+        snapshots._hold_or_clear()
+        began = trio.current_time()
+        await snapshots.clear()
+        return trio.current_time() - began
+
+    assert await waited() == 0
+    snapshots._transfer, snapshots._begun = Proven(), seat.driver.now()  # type: ignore[assignment]
+    assert await waited() == pytest.approx(HOLD_SECONDS)
+    assert await waited() == 0, "once a transfer has had its time, blocks are applied beside it"
+    snapshots._transfer, snapshots._begun = None, seat.driver.now()
+    assert await waited() == 0
+    seat.store.close()
 
 
 async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path) -> None:
