@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench bench-consensus model
+.PHONY: help setup demo test lint mutants model bench bench-consensus bench-consensus model
 
 PYTHON ?=
 BIN := .venv/bin
@@ -12,6 +12,7 @@ help:
 	@echo "make demo    four peers on this machine train a transformer together; one of them lies"
 	@echo "make test    the test suite"
 	@echo "make lint    style, types and import layers"
+	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make bench   the benchmarks behind the figures in the documents"
 	@echo "make model   the model of the agreement, checked by spin (needs spin and gcc)"
 
@@ -39,13 +40,16 @@ demo: setup
 	$(BIN)/peer demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+mutants: setup
+	$(BIN)/python -m tests.sim.mutants
 
 bench: setup
 	$(BIN)/python -m benchmarks
