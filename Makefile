@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint mutants model bench bench-consensus bench-consensus model
+.PHONY: help setup demo test lint mutants model bench bench-consensus
 
 PYTHON ?=
 BIN := .venv/bin

@@ -59,6 +59,7 @@ class Row:
     limit_ms: float | None = None
     from_proposal_ms: float | None = None  # p50
     round_ms: float | None = None  # p50 of a whole scratch round as its author sees it: two decisions, proposal and audit
+    views_max: int | None = None  # that one decision took
     verified: float | None = None  # signatures, by one peer for one decision
     block_kilobytes: float | None = None
     proposal_kilobytes: float | None = None  # the same block as its leader sends it
@@ -210,6 +211,7 @@ def _row(network: Network, heights: list[Height]) -> Row:
         kilobytes=sum(sum(height.bytes_sent) for height in heights) / 1e3 / peers,
         limit_ms=1e3 * statistics.mean(limit(network, height) for height in heights),
         from_proposal_ms=1e3 * statistics.median(value for height in heights for value in height.from_proposal),
+        views_max=max(height.views for height in heights),
         verified=sum(height.spent.verified for height in heights) / peers,
         block_kilobytes=statistics.mean(height.block_bytes for height in heights) / 1e3,
         proposal_kilobytes=statistics.mean(height.proposal_bytes for height in heights) / 1e3,

@@ -8,6 +8,8 @@ as the daemon does, and waits for its disk before it sends.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import heapq
 import socket
@@ -15,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -409,7 +411,8 @@ class Network:
         for peer in self.peers.values():
             peer.take(Do(self._verdicts(peer, number)))
         height = next(iter(self.peers.values())).node.replica.height
-        self.run_until(lambda: self._everybody_in(number + 1), STALL_SECONDS_MAX)
+        with _collected():
+            self.run_until(lambda: self._everybody_in(number + 1), STALL_SECONDS_MAX)
         return self._height(height, started)
 
     def _publication(self, peer: Peer, number: int) -> Callable[[], Outcome]:
@@ -447,6 +450,17 @@ class Network:
             view + 1,
             total,
         )
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[None]:
+    """Without garbage collection, which would look through the objects of all peers at the expense of one."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def limit(network: Network, height: Height) -> float:

@@ -59,7 +59,8 @@ class Answers(ReplicaState):
         """What this voter has signed last, the best certificate, and the proposal for those that seem to miss it."""
         offer = book.offers.get(self.view)
         unheard = tuple(key for key in book.silent_in(self.view) if key in peers)
-        if offer is not None and unheard and offer.digest in self._blocks:
+        # Only what was found sound here: a liar's block may have a body that nobody can read, let alone condense.
+        if offer is not None and unheard and offer.digest in self._stored and offer.digest in self._blocks:
             self._send_to(unheard, self._proposal(offer))
         ended = book.timeout_certificate(self.view - 1)
         if book.high is not None:

@@ -192,6 +192,12 @@ class Network:
         votes = {height: codec.decode_message(codec.decode(Certificate, data).vote, (Commit,)) for height, data in rows}
         return {height: vote.view for height, vote in votes.items() if vote.view}
 
+    def decided(self, peer: DemoPeer) -> int:
+        """The last height whose decision is on this peer's disk; applying it, with its model, comes after."""
+        with journal(peer) as database:
+            height: int = database.execute("SELECT coalesce(max(height), 0) FROM blocks").fetchone()[0]
+        return height
+
     def forks(self) -> list[str]:
         """The heights for which two honest disks hold different blocks."""
         tables = []

@@ -21,7 +21,7 @@ from protocol.codec import decode
 from protocol.messages import Certificate
 from scenarios import network
 from scenarios.network import Network, holds, journal
-from scenarios.pace import STALL_SECONDS_MAX, goes_on, in_order
+from scenarios.pace import STALL_SECONDS_MAX, in_order
 from scenarios.proxy import Direction, Proxy, running_proxy
 from scenarios.trials import Attempt, Trial, arguments, conduct
 
@@ -78,9 +78,9 @@ async def _flap(proxy: Proxy, groups: Groups, seconds: float, random: Random) ->
 async def _cut(proxy: Proxy, groups: Groups, kind: str, seconds: float, peers: Network, trial: Trial) -> None:
     proxy.cut(one_way(groups) if kind == "one way" else between(groups), close=kind == "close")
     await trio.sleep(SETTLE_SECONDS)
-    before = [await peers.heights(group) for group in groups]
+    before = [[*map(peers.decided, group)] for group in groups]
     await trio.sleep(seconds)
-    after = [await peers.heights(group) for group in groups]
+    after = [[*map(peers.decided, group)] for group in groups]
     trial.figures["decided in the cut"] = " | ".join(str(max(b) - max(a)) for a, b in zip(before, after, strict=True))
     if kind == "one way":
         return  # some of these can decide: who hears enough of the others; what they decide with is looked at in the end
@@ -93,7 +93,7 @@ async def _cut(proxy: Proxy, groups: Groups, kind: str, seconds: float, peers: N
 
 
 async def _heal(peers: Network, trial: Trial) -> None:
-    """All must be at one height within a few heights, counted from when they all hear each other again."""
+    """All must hold the same decisions within a few heights, counted from when they all hear each other again."""
     started = trio.current_time()
 
     async def linked() -> bool:
@@ -101,19 +101,20 @@ async def _heal(peers: Network, trial: Trial) -> None:
 
     trial.require(await holds(linked, HEAL_SECONDS_MAX), f"not all links are back after {HEAL_SECONDS_MAX:.0f} s")
     trial.figures["linked"] = trio.current_time() - started
-    start = max(await peers.heights(peers.peers))
+    start = max(map(peers.decided, peers.peers))
     heights: list[int] = []
 
     async def together() -> bool:
-        heights[:] = await peers.heights(peers.peers)
+        heights[:] = map(peers.decided, peers.peers)
         return min(heights) >= start and max(heights) - min(heights) <= 1
 
     with trio.fail_after(HEAL_SECONDS_MAX):
         await holds(together, float("inf"))
     trial.figures |= {"healed": trio.current_time() - started, "heights to heal": max(heights) - start}
     trial.require(max(heights) - start <= HEAL_HEIGHTS_MAX, f"{max(heights) - start} heights until all were together again")
-    await goes_on(peers.demo.watched, 1)
-    trial.figures["next round"] = trio.current_time() - started
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await in_order(peers)
+    trial.figures["all take part"] = trio.current_time() - started
 
 
 def thin(peers: Network) -> list[str]:

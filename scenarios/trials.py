@@ -20,6 +20,7 @@ from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 
 WIDTH = 160  # of a table that no terminal shows
+COLUMNS_MAX = 10  # of figures, so that the table fits
 
 
 @dataclass
@@ -93,12 +94,15 @@ async def _try(peers: Network, attempt: Attempt, trial: Trial) -> bool:
 
 
 def _rows(trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows; figures of many kinds of trials share one column."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.figures))
     rows = []
     for number, trial in enumerate(trials):
         figures = [_shown(trial.figures.get(name, "")) for name in names]
+        if len(names) > COLUMNS_MAX:
+            figures = [", ".join(f"{name} {_shown(value)}" for name, value in trial.figures.items())]
         rows.append([str(number + 1), trial.what, *figures, "no" if trial.problems else "yes"])
-    return ["", "what", *names, "held"], rows
+    return ["", "what", *(names if len(names) <= COLUMNS_MAX else ["figures"]), "held"], rows
 
 
 def _shown(value: Any) -> str:
@@ -116,7 +120,7 @@ def report(
     """Prints the table and what failed, writes the JSON file if one was asked for; the exit status."""
     table = Table(title=title)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("what", "peer") else "right", overflow="fold")
+        table.add_column(column, justify="left" if column in ("what", "peer", "figures") else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)

@@ -25,7 +25,8 @@ from consensus.pacemaker import VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
 from consensus.turn import Send, SendDecisions, Turn, Voted, execute, execute_in_thread, merge
 from consensus.voters import CachingVerifier, VoterSet, verify_certificate
 from protocol.errors import RemoteProtocolError
-from protocol.messages import Certificate, Commit, Prepare, Status
+from protocol.identity import Signed
+from protocol.messages import Ballot, Certificate, Commit, CutOff, Prepare, Proposal, Status
 from tests.consensus.bench import CHAIN_ID, Bench
 from tests.sim.journal import MemoryJournal
 from tests.sim.keys import FastVerifier
@@ -197,8 +198,34 @@ def test_evidence_names_its_culprit_and_anything_else_is_refused() -> None:
         Evidence(bench.commit(1, one, 1).vote, bench.timed_out(1, 0).timeout),
     ]
     for evidence in harmless:
-        with pytest.raises(RemoteProtocolError, match="no-evidence"):
-            verify_evidence(evidence, CHAIN_ID, FastVerifier())
+        proves_nothing(evidence)
+
+
+def proves_nothing(evidence: Evidence) -> None:
+    with pytest.raises(RemoteProtocolError, match="no-evidence"):
+        verify_evidence(evidence, CHAIN_ID, FastVerifier())
+
+
+@pytest.mark.parametrize("kind", [Proposal, Ballot, CutOff])
+def test_whoever_says_two_things_of_one_kind_in_one_round_lies_and_nobody_else(kind: type) -> None:
+    bench = Bench()
+
+    def said(number: int = 3, variant: int = 0, job: bytes = bytes(32), of: type = kind) -> Signed:
+        digest = bytes([variant]) * 32
+        kinds = (
+            Proposal(job, number, bytes(32), digest, 1, bytes(32), None),
+            Ballot(job, number, digest, ()),
+            CutOff(job, number, (digest,)),
+        )
+        return bench.sign(1, next(statement for statement in kinds if isinstance(statement, of)))
+
+    first = said()
+    proof = Evidence(first, said(variant=1))
+    assert verify_evidence(proof, CHAIN_ID, FastVerifier()) == bench.signers[1].public
+    proves_nothing(Evidence(first, first))
+    proves_nothing(Evidence(first, said(number=4, variant=1)))
+    proves_nothing(Evidence(first, said(variant=1, job=bytes([1]) * 32)))
+    proves_nothing(Evidence(first, said(variant=1, of=CutOff if kind is Ballot else Ballot)))
 
 
 # Executor ------------------------------------------------------------------------------------------------------------

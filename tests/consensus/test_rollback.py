@@ -108,6 +108,8 @@ def test_every_voter_with_a_link_is_asked_and_asked_again_until_it_answers_and_n
     turn = bench.step(Tick(), wait=ASK_SECONDS)
     [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetHeard)]
     assert asked.to == (bench.signers[others(bench)[1]].public,)
+    bench.step(Tick(), wait=ASK_SECONDS / 2)
+    assert not bench.sent(GetHeard), "nobody is asked at every turn"
     tell(bench, others(bench)[1])
     bench.step(Tick(), wait=10 * ASK_SECONDS)
     bench.connect(others(bench)[2])
@@ -317,6 +319,16 @@ def test_the_lock_is_sent_before_the_answer() -> None:
     bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench)))))
     turn = bench.give(others(bench)[0], GetHeard())
     assert [type(send.message) for send in turn.sends if isinstance(send, Send)] == [Prepared, Heard]
+
+
+def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_first_thing_heard() -> None:
+    bench = follower()
+    block = bench.block(bench.leader())
+    lock = Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench))))
+    bench.give(others(bench)[1], lock)
+    bench.restart()
+    turn = bench.give(others(bench)[0], GetHeard())
+    assert next(send.message for send in turn.sends if isinstance(send, Send)) == lock
 
 
 def test_an_answer_is_bounded_and_keeps_the_newest() -> None:

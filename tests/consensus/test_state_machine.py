@@ -78,8 +78,10 @@ class OneReplica(RuleBasedStateMachine):
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def step(self, event: Event) -> Turn:
-        turn = self.replica.step(event, self.now)
+    def step(self, *events: Event) -> Turn:
+        for event in events:
+            self.replica.take(event, self.now)
+        turn = self.replica.conclude(self.now)
         sends = persist(turn, self.disk)
         self.take(turn, sends)
         for _ in range(TICKS_MAX):
@@ -213,6 +215,12 @@ class OneReplica(RuleBasedStateMachine):
         """Late, again, or from somebody who passes it on; of any height and view."""
         message = self.company.mail[-1 - choice % min(60, len(self.company.mail))][1]
         self.give(self.peer(sender), message)
+
+    @precondition(lambda self: self.company.mail)
+    @rule(choices=st.lists(CHOICES, min_size=2, max_size=20))
+    def much_arrives_in_one_turn(self, choices: list[int]) -> None:
+        mail = self.company.mail[-60:]
+        self.step(*(Received(self.peer(choice), mail[choice % len(mail)][1]) for choice in choices))
 
     @rule(apart=st.integers(-2, 3), peer=CHOICES, kind=st.sampled_from((Status, GetDecisions, GetBlock, GetHeard)))
     def somebody_asks(self, apart: int, peer: int, kind: Any) -> None:
@@ -424,3 +432,22 @@ OneReplica.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestOneReplica = OneReplica.TestCase
+
+
+def test_a_block_that_nobody_can_read_is_fetched_and_never_passed_on() -> None:
+    """Its leader gives it to whoever asks. Passing it on would mean reading it."""
+    machine = OneReplica()
+    for place in range(7):
+        machine.start(n=7, place=place, answered=True)
+        if machine.company.is_liar(machine.company.leader(0)):
+            break
+    leader = machine.company.leader(0)
+    machine.a_lying_leader_proposes_a_bad_block(choice=0, field="body")
+    while not any(isinstance(request, GetBlock) for _, request in machine.asked):
+        machine.a_timer_expires()
+    machine.answer(*next(entry for entry in machine.asked if isinstance(entry[1], GetBlock)), lie=False)
+    assert machine.replica.refusal is not None
+    for _ in range(5):
+        machine.time_passes(10.0)
+    others = [peer for peer in machine.company.keys if peer != leader]
+    machine.step(*map(Connected, others))

@@ -12,7 +12,7 @@ from ledger.pool import transaction_digest
 from peer.node import Do, RoundClosed, RoundOpened
 from protocol import codec
 from protocol.identity import Signed, sign
-from protocol.messages import Accusation, Ballot, GetRound, Notice, Proposal, Relay, Status, Transaction
+from protocol.messages import Accusation, Ballot, GetRound, Heard, Notice, Proposal, Relay, Status, Transaction
 from protocol.reasons import Verdict
 from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.nodes import Pack, Shell
@@ -274,6 +274,25 @@ def test_a_voter_that_forgot_its_ballot_casts_no_other_and_is_accused_by_nobody(
     assert cast(pack, pack[1], job, Verdict.REPLAY) == []
     assert pack[1].node.rounds.books[job].signed_ballots[pack[1].me] == record.signed
     assert not any(shell.node.ledger.accusations for shell in pack)
+
+
+def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast_again_in_that_turn(pack: Pack) -> None:
+    job, voter = with_proposal(pack), pack[1]
+    (record,) = [r for r in cast(pack, voter, job, Verdict.ACCEPT) if r.tag == "ballot"]
+    forget(voter)
+    for peer in sorted(voter.links):
+        pack.cut(voter.me, peer)
+    pack.settle()
+    voter.start()
+    pack.settle()
+    hears(voter, pack[0], Relay(proposals(pack, job, PEOPLE[0])[0]))
+    assert cast(pack, voter, job, Verdict.REPLAY) == [], "nobody has answered yet, all timers have run out"
+    hears(voter, pack[0], Heard(voter.node.replica.height, ()))
+    assert not voter.node.may_speak
+    before = len(voter.journal.records)
+    hears(voter, pack[2], Heard(voter.node.replica.height, (record.signed,)))
+    assert voter.node.may_speak
+    assert [r for r in voter.journal.records[before:] if isinstance(r, RoundVoted)] == [record]
 
 
 def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round() -> None:

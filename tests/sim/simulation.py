@@ -57,7 +57,7 @@ RECOVERY_HEIGHTS = 3
 HEIGHT_SECONDS_MAX = 30.0  # of a height after those, with f liars still lying
 VIEWS_AFTER_HEALING = 12  # no height is decided in a later view after those RECOVERY_HEIGHTS
 COLLECTED_EVERY = 8  # histories: one leaves some 20 MB of garbage
-SAMPLED_EVERY = 16  # heights between two looks at how much memory a peer holds
+SAMPLED_EVERY = 25  # heights between two looks at how much memory a peer holds
 
 
 @dataclass

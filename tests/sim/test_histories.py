@@ -11,7 +11,8 @@ import pytest
 
 from tests.sim import campaign, partitions, twins
 from tests.sim.invariants import quorum
-from tests.sim.mutants import MUTANTS, hunt
+from tests.sim.mutants import MUTANTS
+from tests.sim.mutants.planting import Mutant, hunt
 from tests.sim.plan import Fault, calm, expand, faults_tolerated
 from tests.sim.simulation import Simulation
 from tests.sim.strategies import HONEST_MAJORITY
@@ -115,9 +116,10 @@ def test_split_networks_do_not_fork_and_heal_within_three_heights(seed: int) -> 
 
 
 @pytest.mark.parametrize("mutant", MUTANTS[:3], ids=lambda mutant: mutant.name)
-def test_planted_bugs_are_noticed_and_the_unharmed_code_passes(mutant: object) -> None:
-    caught = hunt(mutant, 30)  # type: ignore[arg-type]
-    assert caught is not None and caught.is_clean
+def test_planted_bugs_are_noticed_and_the_unharmed_code_passes(mutant: Mutant) -> None:
+    caught = hunt(mutant, 30)
+    assert caught is not None
+    assert campaign.run_one(mutant.scenario.simulation(caught.seed)).problem == ""
 
 
 # Snapshots --------------------------------------------------------------------------------------------------------------

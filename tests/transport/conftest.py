@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import zip_longest
 
 import pytest
 import trio
 
 from protocol.identity import Identity
-from tests.transport.helpers import CHAIN, MemoryBlobs
+from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, linked
 from transport.memory import Mesh
 from transport.network import Network
 from transport.swarm import Swarm, parse_address
@@ -29,6 +30,12 @@ class World:
         self.networks.append(network)
         await self._nursery.start(self._run, network)
         return network
+
+    async def pair(self, *blobs: MemoryBlobs) -> tuple[Network, Network]:
+        """Alice and Bob, linked."""
+        alice, bob = [await self.start(identity, held) for identity, held in zip_longest((ALICE, BOB), blobs)]
+        await linked(alice, bob)
+        return alice, bob
 
     async def _run(self, network: Network, *, task_status: trio.TaskStatus[None]) -> None:
         with trio.CancelScope() as self._scopes[network]:

@@ -14,8 +14,7 @@ from transport.network import Connected, Disconnected, Priority, Received
 
 async def pair(world: MemoryWorld, conditions: Conditions) -> tuple[MemoryNetwork, MemoryNetwork]:
     world.mesh.set_conditions(ALICE.public, BOB.public, conditions)
-    alice, bob = await world.start(ALICE), await world.start(BOB)
-    await linked(alice, bob)
+    alice, bob = await world.pair()
     return alice, bob
 
 

@@ -54,8 +54,7 @@ async def test_sending_to_a_stranger_is_refused(world: World) -> None:
 
 async def test_one_senders_messages_stay_in_order(world: World) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE), await world.start(BOB)
-        await linked(alice, bob)
+        alice, bob = await world.pair()
         sent = [b"%d" % n * (1 + n * 37) for n in range(200)]
         for data in sent:
             assert alice.send(bob.me, data)
@@ -79,8 +78,7 @@ async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None
 
 async def test_events_of_a_peer_are_in_order_when_the_network_ends(world: World) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE), await world.start(BOB)
-        await linked(alice, bob)
+        alice, bob = await world.pair()
         world.stop(alice)
         assert await alice.events.receive() == Connected(bob.me)
         assert await alice.events.receive() == Disconnected(bob.me)
@@ -92,8 +90,7 @@ async def test_a_dropped_peer_is_counted_kept_out_for_a_while_and_then_let_in(
 ) -> None:
     monkeypatch.setattr(hub, "BAN_SECONDS", 0.5)
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE), await world.start(BOB)
-        await linked(alice, bob)
+        alice, bob = await world.pair()
         start = trio.current_time()
         alice.drop(bob.me, RemoteProtocolError("bad-manners", "ate with his fingers"))
         assert bob.me not in alice.connected()
@@ -133,8 +130,7 @@ async def test_a_key_that_is_not_allowed_does_not_stay(world: World) -> None:
 
 async def test_a_bad_message_of_transports_own_costs_the_connection(world: World) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE), await world.start(BOB)
-        await linked(alice, bob)
+        alice, bob = await world.pair()
         alice._push(bob.me, Channel.LINK, b"\x91\xa5bogus", Priority.CONTROL)
         assert await next_event(bob, Disconnected) == Disconnected(alice.me)
         assert bob.refused()["unknown-message"] == 1
@@ -142,8 +138,7 @@ async def test_a_bad_message_of_transports_own_costs_the_connection(world: World
 
 async def test_links_and_traffic_tell_what_happened(world: World) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE), await world.start(BOB)
-        await linked(alice, bob)
+        alice, bob = await world.pair()
         before = alice.traffic(), bob.traffic()
         alice.send(bob.me, bytes(1000), Priority.BULK)
         await next_event(bob, Received)
@@ -162,8 +157,7 @@ async def test_links_and_traffic_tell_what_happened(world: World) -> None:
 
 async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vote(world: World) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE), await world.start(BOB)
-        await linked(alice, bob)
+        alice, bob = await world.pair()
         vote = bytes(1 << 20)
         count = 0
         while alice.send(bob.me, vote, Priority.VOTE):  # bob's events are taken by nobody
@@ -177,8 +171,7 @@ async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vo
 
 async def test_a_full_queue_of_less_urgent_messages_is_counted_and_keeps_the_connection(world: World) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE), await world.start(BOB)
-        await linked(alice, bob)
+        alice, bob = await world.pair()
         while alice.send(bob.me, bytes(4 << 20), Priority.BULK):
             pass
         assert alice.refused() == {"queue-full": 1}
@@ -204,8 +197,7 @@ async def test_a_blob_is_fetched_from_its_holder(world: World, size: int) -> Non
 async def test_a_vote_overtakes_a_large_blob(world: World) -> None:
     blob, store = blob_of(50_000_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
-        await linked(alice, bob)
+        alice, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bob.fetch, digest(blob), len(blob))
             await until(lambda: bob.traffic().blobs_received > 1_000_000)
@@ -219,8 +211,7 @@ async def test_a_vote_overtakes_a_large_blob(world: World) -> None:
 async def test_concurrent_fetches_of_one_blob_share_a_transfer(world: World) -> None:
     blob, store = blob_of(3_000_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
-        await linked(alice, bob)
+        _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(bob.fetch, digest(blob), len(blob))
@@ -230,8 +221,7 @@ async def test_concurrent_fetches_of_one_blob_share_a_transfer(world: World) -> 
 async def test_many_blobs_at_once(world: World) -> None:
     blobs, store = [blob_of(200_000, seed) for seed in range(40)], MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, MemoryBlobs(*blobs)), await world.start(BOB, store)
-        await linked(alice, bob)
+        alice, bob = await world.pair(MemoryBlobs(*blobs), store)
         async with trio.open_nursery() as nursery:
             for blob in blobs:
                 nursery.start_soon(bob.fetch, digest(blob), len(blob))
@@ -326,8 +316,7 @@ async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: Wor
 async def test_a_holder_without_the_blob_is_asked_again(world: World) -> None:
     blob, late = blob_of(100_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, late), await world.start(BOB)
-        await linked(alice, bob)
+        _, bob = await world.pair(late)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bob.fetch, digest(blob), len(blob))
             await until(lambda: bob.traffic().received[Priority.CONTROL] > 40)
@@ -337,8 +326,7 @@ async def test_a_holder_without_the_blob_is_asked_again(world: World) -> None:
 async def test_a_blob_that_nobody_has_holds_up_no_other(world: World) -> None:
     blob, store = blob_of(100_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
-        await linked(alice, bob)
+        _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             for n in range(2 * exchange.TRANSFERS_MAX):
                 nursery.start_soon(bob.fetch, digest(b"nobody's %d" % n), 10)
@@ -349,8 +337,7 @@ async def test_a_blob_that_nobody_has_holds_up_no_other(world: World) -> None:
 async def test_a_blob_larger_than_asked_for_is_not_taken_and_nobody_is_blamed(world: World) -> None:
     blob, store = blob_of(100_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
-        await linked(alice, bob)
+        _, bob = await world.pair(MemoryBlobs(blob), store)
         with trio.move_on_after(0.3):
             await bob.fetch(digest(blob), len(blob) - 1)
         assert not store.blobs
@@ -361,8 +348,7 @@ async def test_a_blob_larger_than_asked_for_is_not_taken_and_nobody_is_blamed(wo
 async def test_a_cancelled_fetch_leaves_nothing_behind_and_can_be_repeated(world: World) -> None:
     blob, store = blob_of(20_000_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
-        await linked(alice, bob)
+        alice, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bob.fetch, digest(blob), len(blob))
             await until(lambda: bob.traffic().blobs_received > 1_000_000)
@@ -377,8 +363,7 @@ async def test_a_cancelled_fetch_leaves_nothing_behind_and_can_be_repeated(world
 async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> None:
     blob, store = blob_of(20_000_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, store)
-        await linked(alice, bob)
+        _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bob.fetch, digest(blob), len(blob))
             async with trio.open_nursery() as impatient:
@@ -409,8 +394,7 @@ async def test_a_store_that_fails_is_reported_to_whoever_fetches(world: World) -
 
     blob = blob_of(100_000)
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await world.start(ALICE, MemoryBlobs(blob)), await world.start(BOB, FullDisk())
-        await linked(alice, bob)
+        alice, bob = await world.pair(MemoryBlobs(blob), FullDisk())
         with pytest.raises(StorageError):
             await bob.fetch(digest(blob), len(blob))
         assert bob.connected() == {alice.me}

@@ -206,8 +206,7 @@ async def test_pings_keep_an_idle_link(tcp: SwarmWorld, monkeypatch: pytest.Monk
     monkeypatch.setattr(swarm, "IDLE_SECONDS", 0.4)
     monkeypatch.setattr(hub, "PING_SECONDS", 0.05)
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await tcp.start(ALICE), await tcp.start(BOB)
-        await linked(alice, bob)
+        alice, _ = await tcp.pair()
         with trio.move_on_after(1.2):
             await next_event(alice, Disconnected)
             raise AssertionError("the link ended")
@@ -318,8 +317,7 @@ async def test_dialing_backs_off_with_full_jitter(tcp: SwarmWorld, monkeypatch: 
 
 async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, bob = await tcp.start(ALICE), await tcp.start(BOB)
-        await linked(alice, bob)
+        alice, bob = await tcp.pair()
         bad = Addresses((PeerAddress(CAROL.public, "nowhere"),))
         alice._links[bob.me].post(bad, Priority.CONTROL)
         await next_event(bob, Disconnected)

@@ -10,7 +10,7 @@ from consensus.block import block_digest, decode_block, encode_block, encode_hea
 from consensus.evidence import Evidence
 from consensus.turn import Turn
 from ledger.short import WholeBody
-from ledger.state import EMPTY_BODY, Body, decode_body
+from ledger.state import EMPTY_BODY, Body, decode_body, module_leaf
 from protocol import codec
 from protocol.identity import Signed, preimage
 from protocol.messages import (
@@ -19,14 +19,17 @@ from protocol.messages import (
     BlockBytes,
     Certificate,
     Commit,
+    Content,
     Decision,
     Heard,
     Notice,
+    Part,
     Prepare,
     Prepared,
     Propose,
     Proposed,
     Relay,
+    SnapshotOffer,
     Status,
     TimedOut,
     Timeout,
@@ -105,7 +108,6 @@ class ForgedTimeouts(AtEveryHeight):
         for view in range(1, 1 + len(self.liar.founders)):
             if schedule.leader(view) == self.liar.key:
                 self._lead(replica, view, self.liar.random.choice(self.modes))
-                return
 
     def _lead(self, replica: Any, view: int, how: str) -> None:
         block = replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
@@ -131,6 +133,12 @@ class ForgedTimeouts(AtEveryHeight):
         return TimeoutCertificate(tuple(sorted(signed, key=lambda item: item.signer)), None)
 
 
+class DoubledTimeouts(ForgedTimeouts):
+    """Leads later views with its own timeout alone, as often as it takes."""
+
+    modes = ("twice",)
+
+
 class StaleTimeouts(Strategy):
     """Leads with the timeouts of an earlier view, or of an earlier height, which were real once."""
 
@@ -147,12 +155,11 @@ class StaleTimeouts(Strategy):
         return True
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if isinstance(message, Proposed) and message.justification is not None:
-            self._real = [*self._real, message.justification][-8:]
-            return (dataclasses.replace(message, justification=self.liar.random.choice(self._real)),)
-        if isinstance(message, Proposed) and self._real:
-            return (dataclasses.replace(message, justification=self.liar.random.choice(self._real)),)
-        return (message,)
+        if not isinstance(message, Proposed) or message.justification is None:
+            return (message,)
+        stale = [certificate for certificate in self._real if certificate != message.justification]
+        self._real = [*stale, message.justification][-8:]
+        return (dataclasses.replace(message, justification=stale[-1]) if stale else message,)
 
 
 class WrongReproposal(Strategy):
@@ -413,3 +420,42 @@ class FalseNotices(AtEveryHeight):
         digests = tuple(sorted(self.liar.made_up() for _ in range(4)))
         self.liar.tell(Relay(self.liar.sign(Notice(node.state.height, digests))))
         self.liar.tell(Relay(self.liar.sign(Notice(2**50, digests))))
+
+
+class BadParts(Strategy):
+    """Serves snapshots in which one module says something else than the certified one."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if isinstance(message, Part) and message.content is Content.MODULE and message.name == b"counter":
+            return (dataclasses.replace(message, data=_counted(message.data)),)
+        return (message,)
+
+
+class BadOffers(BadParts):
+    """Offers snapshots whose modules are not those under the certified root, and serves them."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        node = self.liar.node()
+        if isinstance(message, SnapshotOffer) and message.modules and node is not None:
+            return (dataclasses.replace(message, modules={**message.modules, "counter": self._leaf(message)}),)
+        return super().sends(to, message)
+
+    def _leaf(self, offer: SnapshotOffer) -> bytes:
+        """Of the altered module, which is made of the state that the shelf serves."""
+        state = self._states.get(offer.height)
+        return module_leaf("counter", _counted(state)) if state is not None else self.liar.made_up()
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._states: dict[int, bytes] = {}
+
+    def turned(self, turn: Turn) -> None:
+        node = self.liar.node()
+        if node is not None and node.state.height not in self._states:
+            self._states[node.state.height] = node.state.encoded("counter")
+
+
+def _counted(module: bytes) -> bytes:
+    fields = codec.unpack(module, len(module))
+    fields[0] += 1
+    return codec.encode(fields)
