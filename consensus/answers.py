@@ -65,7 +65,8 @@ class Answers(ReplicaState):
         ended = book.timeout_certificate(self.view - 1)
         if book.high is not None:
             self._send_to(peers, Prepared(book.high))
-        if ended is not None and unheard and not self._is_prepared(book):
+        is_covered = book.high_vote is None or book.high_vote.view < self.view  # not in the turn in which a higher one came
+        if ended is not None and unheard and is_covered:
             self._send_to(unheard, ViewEnded(ended))
         for view in (self.view - 1, self.view):
             signed = self._own.get(Timeout.TAG, book.height, view)

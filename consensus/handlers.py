@@ -10,7 +10,7 @@ from consensus.chain import DECIDED_AHEAD_MAX
 from consensus.events import Message, OfHeight
 from consensus.rollback import open_heard
 from consensus.turn import Fault
-from consensus.voters import covers, verify_certificate, verify_timeout_certificate
+from consensus.voters import check_sizes, covers, verify_certificate, verify_timeout_certificate
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
@@ -81,6 +81,8 @@ class Handlers(Answers):
 
     def _on_proposed(self, peer: bytes, message: Proposed) -> None:
         propose = codec.decode_message(message.propose.body, (Propose,))
+        if message.justification is not None:
+            check_sizes(message.justification)
         self._remember(message.propose, propose)
         book = self._book_for(peer, propose.height, message)
         if book is None or not self._in_window(propose.view) or self._is_known_offer(peer, book, propose, message):
@@ -105,7 +107,8 @@ class Handlers(Answers):
         offer = book.offers.get(propose.view)
         if offer is None or offer.propose != message.propose:
             return False
-        if offer.short is None:  # another sender may have the right one
+        # Another sender may have the right one; the leader has.
+        if offer.short is None or (peer == offer.propose.signer != offer.sender):
             book.offers[propose.view] = offer.spelled(message.short, peer)
             self._ask_application = True
         return True
@@ -175,6 +178,7 @@ class Handlers(Answers):
         return vote
 
     def _on_view_ended(self, peer: bytes, message: ViewEnded) -> None:
+        check_sizes(message.certificate)
         timeout = codec.decode_message(message.certificate.timeouts[0].body, (Timeout,))
         book = self._book_for(peer, timeout.height, message)
         if book is not None and timeout.view >= self.view - 1 and book.timeout_certificate(timeout.view) is None:
@@ -212,7 +216,8 @@ class Handlers(Answers):
         elif message.height < self.height:
             self._send(peer, Status(self.height, self.view))
         elif self._book is not None and message.view < self.view and peer in self._book.voters:
-            self._repeat_to((peer,), self._book)
+            if self._answers.allows(peer, self._now):  # a few bytes ask for a whole proposal
+                self._repeat_to((peer,), self._book)
 
     def _on_block_bytes(self, message: BlockBytes) -> None:
         missing = self._missing_block()

@@ -133,7 +133,7 @@ def merge(turns: Sequence[Turn], deadline: float | None) -> Turn:
 class Restart:
     """What a replica must know to go on where it stopped."""
 
-    decided: tuple[Decided, ...] = ()  # the last two decided heights, ascending
+    decided: tuple[Decided, ...] = ()  # the last two decided heights, and those that are not applied yet, ascending
     votes: tuple[Voted, ...] = ()  # every vote above the last decided height
     blocks: tuple[StoredBlock, ...] = ()  # every stored block above the last decided height
     prepared: Certificate | None = None  # the highest prepare certificate above the last decided height

@@ -18,6 +18,7 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, Ti
 
 V = TypeVar("V", Prepare, Commit)
 
+STATEMENT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
 VERIFIED_SIGNATURES_MAX = 4_096  # several heights of VOTERS_MAX prepares, commits and timeouts; about 400 kB
 
 
@@ -99,6 +100,13 @@ def covers(high: Prepare | None, timeout: Timeout) -> bool:
     if high is None:
         return timeout.high_view == NO_VIEW
     return high.view > timeout.high_view or (high.view, high.block) == (timeout.high_view, timeout.high_block)
+
+
+def check_sizes(certificate: TimeoutCertificate) -> None:
+    """Raises `RemoteProtocolError` if what is in it cannot be timeouts: `Signed` alone may be as large as a message."""
+    size = max(len(signed.body) for signed in certificate.timeouts)
+    if size > STATEMENT_BYTES_MAX:
+        raise RemoteProtocolError("oversized", f"a timeout of {size} bytes, at most {STATEMENT_BYTES_MAX} are allowed")
 
 
 def verify_timeout_certificate(

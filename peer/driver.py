@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
 from consensus.chain_proof import Anchor, link_of
 from consensus.replica import Replica
-from consensus.turn import Outgoing, Turn, execute_in_thread
+from consensus.turn import Outgoing, Restart, Turn, execute_in_thread
 from consensus.voters import CachingVerifier, VoterSet
 from ledger.assembly import Restored
 from ledger.blobs import Blobs
@@ -108,8 +108,9 @@ class Driver:
 
     def _restored_node(self) -> Node:
         """As the store says that this peer stopped."""
-        restart = self.store.load()
-        return Node(self.signer, self.rules, self._restored_ledger(), restart, self._verifier, self.store.round_votes)
+        ledger = self._restored_ledger()
+        restart = restart_of(self.store, ledger.state.height)
+        return Node(self.signer, self.rules, ledger, restart, self._verifier, self.store.round_votes)
 
     def _restored_ledger(self) -> Ledger:
         encoded = self.store.state()
@@ -339,6 +340,14 @@ class Driver:
         self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
         if job.phase is Phase.FINISHED:
             self.workshop.finish((closed.job, job.round), job)
+
+
+def restart_of(store: Store, applied: int) -> Restart:
+    """With every decided block that is not applied yet: whichever of them names another state than we find must be noticed."""
+    restart = store.load()
+    first_held = restart.decided[0].height if restart.decided else 0
+    waiting = [store.decision(height) for height in range(applied + 1, first_held)]
+    return replace(restart, decided=(*(decided for decided in waiting if decided), *restart.decided))
 
 
 def _stored_round(closed: ClosedRound, state: State) -> StoredRound:

@@ -91,14 +91,16 @@ class Rounds:
         self.books[key] = RoundBook(terms, me, now, timers)
         outcome = Outcome(sends=list(spoken.values()))
         kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
-        own = [(signed, _decoded(signed, kinds[tag])) for tag, signed in spoken.items()]
-        early = self._early.pop((key, job.round), [])
-        for handle, messages in ((self._put, own), (self._hear, early)):
-            for signed, message in messages:
-                try:
-                    handle(self.books[key], signed, message, now, outcome)
-                except RemoteProtocolError:
-                    continue  # it came before we could know that it does not belong
+        for tag, signed in spoken.items():
+            try:
+                self._put(self.books[key], signed, _decoded(signed, kinds[tag]), now, outcome)
+            except RemoteProtocolError:
+                self.mute((key, job.round))  # signed on a wrong state, which was replaced since: what stands there stands
+        for signed, message in self._early.pop((key, job.round), []):
+            try:
+                self._hear(self.books[key], signed, message, now, outcome)
+            except RemoteProtocolError:
+                continue  # it came before we could know that it does not belong
         return outcome
 
     def _replays_seconds(self, terms: RoundTerms) -> float:

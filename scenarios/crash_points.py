@@ -7,6 +7,8 @@ must take part again, hold the same roots, and have signed nothing twice.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import shutil
 import sys
 from collections.abc import Awaitable, Callable
@@ -94,11 +96,12 @@ async def provoke(peers: Network, victim: DemoPeer, write: str, ends: Callable[[
             network.signal_all(workers, stop=False)
             peers.thaw(voter)
         case "file-safetensors":
-            try:
-                await victim.client.export(str(victim.directory / "export"))
-            except UserError:
-                pass  # it died of it
-            await ends(REACH_SECONDS_MAX)
+            deadline = trio.current_time() + REACH_SECONDS_MAX
+            for number in itertools.count():
+                with contextlib.suppress(UserError):  # nothing to export yet, or it died of it
+                    await victim.client.export(str(victim.directory / f"export-{number}"))
+                if await ends(THAWED_SECONDS) or trio.current_time() > deadline:
+                    break
         case _:
             await ends(REACH_SECONDS_MAX)
 

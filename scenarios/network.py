@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -163,9 +163,6 @@ class Network:
             return (await peer.client.status()).height
         except UserError:
             return -1
-
-    async def heights(self, peers: Sequence[DemoPeer]) -> list[int]:
-        return [await self.height(peer) for peer in peers]
 
     # Reading disks ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import trio
 
+from consensus.events import Applied
+from consensus.replica import Replica
+from consensus.voters import VoterSet
+from ledger.state import EMPTY_BODY
+from peer.driver import restart_of
 from protocol.errors import StorageError
+from protocol.identity import Ed25519Verifier
+from tests.peer.chain import Chain
 from tests.peer.network import SECONDS_MAX, network, one_root
 
 
@@ -39,3 +46,18 @@ async def test_a_peer_that_died_between_its_model_and_its_state_comes_back_to_th
         await others[2].stop()  # now the one that came back is needed for every quorum
         remaining = made.seats[:3]
         await one_root(remaining, await others[0].scratch())
+
+
+def test_a_wrong_state_is_noticed_after_a_restart_too_however_many_decided_blocks_wait(tmp_path: Path) -> None:
+    """Only the block right behind the state shows it; the driver applies nothing on it, so nothing else would come."""
+    chain = Chain(tmp_path / "chain")
+    first = chain.ledger.state
+    for _ in range(5):
+        chain.decide(EMPTY_BODY)
+    voters = (VoterSet(first.members.voters),) * 3
+    applied = Applied(1, bytes(32), voters)
+    restart = restart_of(chain.store, 1)
+    chain.close()
+    assert [decided.height for decided in restart.decided] == [2, 3, 4, 5]
+    replica = Replica(chain.people[0], chain.id, Ed25519Verifier(), chain.ledger, applied, restart)
+    assert replica.divergence is not None and replica.height == 6

@@ -305,3 +305,15 @@ def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: byte
     assert rounds.books[key].terms == RoundTerms(key, 0, root, keys, keys, keys, keys, True)
     assert rounds.books[key].me == chain.people[0].public
     assert Rounds(Identity(bytes(32)), chain.id, {}).follow(chain.ledger.state)[0] == [(key, 0)]
+
+
+def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_nothing_more_from_us(
+    chain: Chain, key: bytes
+) -> None:
+    """Our ballot names the wrong model, so it does not count here; a second one would be evidence against us."""
+    wrong = Ballot(key, 0, bytes(32), ())
+    rounds = rounds_of(chain)
+    open_all(rounds, chain, spoken={"ballot": sign(chain.people[0], chain.id, wrong)})
+    hear(rounds, chain, chain.people[1], proposal(chain, key))
+    rounds.judge((key, 0), chain.people[1].public, ACCEPT, None, NOW)
+    assert rounds.due(NOW + 1_000) == Outcome() and rounds.muted == {(key, 0)}

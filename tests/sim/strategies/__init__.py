@@ -13,6 +13,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "just-in-time": silence.JustInTime,
     "withheld-parts": silence.WithheldParts,
     "withheld-payload": silence.WithheldPayload,
+    "late-payload": silence.LatePayload,
     "censor": silence.Censor,
     "forgetful-witness": silence.CensoredHeight,
     "veto": silence.Veto,
@@ -41,6 +42,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "future-clock": forged.FutureClock,
     "bad-blocks": forged.BadBlocks,
     "bad-bodies": forged.BadBodies,
+    "doubled-ballots": forged.DoubledBallots,
+    "few-ballots": forged.FewBallots,
+    "repeated-transactions": forged.RepeatedTransactions,
     "forged-relays": forged.ForgedRelays,
     "forged-evidence": forged.ForgedEvidence,
     "altered-votes": forged.AlteredVotes,
@@ -50,13 +54,12 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "bad-offers": forged.BadOffers,
     "flood": hostile.Flood,
     "deluge": hostile.Deluge,
-    "view-flood": hostile.ViewFlood,
     "old-epoch": hostile.OldEpoch,
     "cross-chain": hostile.CrossChain,
     "garbage": hostile.Garbage,
     "epoch-edge": hostile.EpochEdge,
 }
-TOO_DEAR = ("deluge", "view-flood")  # for the mass of seeds: thousands of messages each
+TOO_DEAR = ("deluge",)  # for the mass of seeds: megabytes
 HONEST_MAJORITY = tuple(
     name for name in STRATEGIES if name not in TOO_DEAR
 )  # what at most f liars of an ordinary history draw from

@@ -109,6 +109,11 @@ class ForgedTimeouts(AtEveryHeight):
             if schedule.leader(view) == self.liar.key:
                 self._lead(replica, view, self.liar.random.choice(self.modes))
 
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        """Nothing that would contradict what it makes up."""
+        is_real = isinstance(message, (Vote, TimedOut)) or (isinstance(message, Proposed) and message.justification is not None)
+        return () if is_real else (message,)
+
     def _lead(self, replica: Any, view: int, how: str) -> None:
         block = replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
         header = encode_header(header_of(decode_block(block)))
@@ -328,6 +333,24 @@ class BadBodies(Strategy):
         leave = Transaction(member.nonce + 1, node.state.height + 20, "counter/add", codec.encode([1]))
         signed = self.liar.sign(leave)
         return Signed(signed.body, victim, signed.signature)
+
+
+class DoubledBallots(BadBodies):
+    """Leads with closings that count one ballot twice."""
+
+    modes = ("twice",)
+
+
+class FewBallots(BadBodies):
+    """Leads with closings of one ballot."""
+
+    modes = ("few ballots",)
+
+
+class RepeatedTransactions(BadBodies):
+    """Leads with a transaction that was decided before."""
+
+    modes = ("repeated transaction",)
 
 
 class ForgedRelays(AtEveryHeight):

@@ -73,7 +73,7 @@ class Deluge(AtEveryHeight):
             return
         fat = Certificate(bytes(200), {i.to_bytes(32, "big"): self.liar.random.randbytes(64) for i in range(200)})
         for i in range(60):
-            timeout = Timeout(self.liar.made_up(), replica.height + 4 + i, 0, 0, self.liar.made_up())
+            timeout = Timeout(self.liar.made_up(), replica.height + 100 + i, 0, 0, self.liar.made_up())
             self.liar.send(self.liar.others[0], TimedOut(self.liar.sign(timeout), _distinct(fat, i, replica.height)), 0.0)
 
 
@@ -82,18 +82,6 @@ def _distinct(fat: Certificate, i: int, height: int) -> Certificate:
         bytes(192) + i.to_bytes(4, "big") + height.to_bytes(4, "big"),
         {k: v[:60] + i.to_bytes(4, "big") for k, v in fat.signatures.items()},
     )
-
-
-class ViewFlood(AtEveryHeight):
-    """Votes in thousands of views of one height."""
-
-    def lie(self, replica: Any) -> None:
-        if not 14 <= replica.height <= 16:
-            return
-        book = replica._book
-        for view in range(1, 3_000):
-            vote = Prepare(book.voters.hash, replica.height, view, bytes(32))
-            self.liar.send(self.liar.others[0], Vote(self.liar.sign(vote)), 0.0)
 
 
 class OldEpoch(Strategy):

@@ -86,6 +86,13 @@ class WithheldPayload(Strategy):
         return 0.0 if to[-1] % 2 else None
 
 
+class LatePayload(Strategy):
+    """Proposes updates whose payload takes a while, and not the same while to everybody."""
+
+    def payload_seconds(self, to: bytes) -> float | None:
+        return self.liar.random.uniform(0.0, 6.0)
+
+
 class Censor(Strategy):
     """Hears nothing that one victim says, from whomever: no transaction, ballot or commit of it is in this leader's blocks."""
 

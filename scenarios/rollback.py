@@ -1,0 +1,287 @@
+"""`python -m scenarios.rollback`: a voter forgets what it signed, because its disk is put back to an older state or is lost.
+
+It cannot see that on its disk, so it must ask. As long as something that it signed may be missing it must sign nothing, and then
+come back by itself; with its vote log gone it must say what to do, and come back under a new key.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import trio
+
+from consensus.quorum import faults_tolerated
+from peer.datadir import DataDirectory
+from peer.demo import DemoPeer
+from protocol import codec
+from protocol.errors import UserError
+from protocol.identity import Signed, peer_id
+from scenarios import network
+from scenarios.network import Network, Watch, holds, journal
+from scenarios.pace import BACK_SECONDS_MAX, STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
+from scenarios.trials import Trial, arguments, conduct
+
+ROUNDS_MAX = 4  # that are forgotten
+QUIET_SECONDS = 3.0  # several times what a height takes: whoever would sign too early has done it by then
+LEFT_OUT = ("control.sock", "peer.log")  # of a copy: the socket is no file, and the log goes on for whoever reads it
+
+Vote = tuple[str, bytes]  # what it was for (tag, height and view, or tag, job and round), and the signed statement
+
+
+@dataclass
+class Disk:
+    """A copy of a voter's disk, to be put back, and what the voter will have forgotten then."""
+
+    peers: Network
+    victim: DemoPeer
+    copy: Path
+    forgotten: list[Vote] = field(default_factory=list)
+
+    @property
+    def signed_to(self) -> int:
+        """The highest height at which it signed something."""
+        return max((height for slot, _ in self.forgotten if (height := _height(slot)) is not None), default=0)
+
+    async def put_back(self) -> None:
+        """The victim was killed. The votes stay with who reads them, so that one that is cast again differently shows."""
+        self.forgotten = await trio.to_thread.run_sync(_votes, self.victim)
+        for path in self.victim.directory.iterdir():
+            if path.name not in LEFT_OUT:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        await trio.to_thread.run_sync(partial(shutil.copytree, self.copy, self.victim.directory, dirs_exist_ok=True))
+        await trio.to_thread.run_sync(_add_votes, self.victim, self.forgotten)
+
+    async def silence(self, trial: Trial) -> int:
+        """Below which height it said that it would be silent; that it was, as far as it has come."""
+        watch = Watch(self.victim)
+        await watch.more(0.0)
+        said = [re.match(r"silent until height (\d+)", event.text) for event in watch.events if event.kind == "warning"]
+        below = max((int(match[1]) for match in said if match), default=0)
+        trial.figures["silent until"] = str(below or "")
+        known = {(slot, _body(signed)) for slot, signed in self.forgotten}
+        for slot, signed in await trio.to_thread.run_sync(_votes, self.victim):
+            height = _height(slot)
+            early = height is not None and height < below and (slot, _body(signed)) not in known
+            trial.require(not early, f"it signed {slot} although it was silent until height {below}")
+        return below
+
+
+def _height(slot: str) -> int | None:
+    """Of a vote of the agreement; those of rounds name a job instead."""
+    _, number, _ = slot.split()
+    return int(number) if len(number) < 32 else None
+
+
+def _body(signed: bytes) -> bytes:
+    return codec.decode(Signed, signed).body
+
+
+def _votes(peer: DemoPeer) -> list[Vote]:
+    with journal(peer) as database:
+        return database.execute("SELECT slot, signed FROM every_vote").fetchall()
+
+
+def _add_votes(peer: DemoPeer, votes: Sequence[Vote]) -> None:
+    with journal(peer) as database, database:
+        database.executemany("INSERT INTO every_vote VALUES (?, ?)", votes)
+
+
+def _decided(peer: DemoPeer) -> int:
+    with journal(peer) as database:
+        return int(database.execute("SELECT max(height) FROM blocks").fetchone()[0])
+
+
+# Attempts ------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def copied(peers: Network, victim: DemoPeer, random: Random) -> AsyncIterator[Disk]:
+    """The disk of a voter that was stopped and copied, and has taken part again for some rounds since."""
+    asked = _others(peers, victim)[0]
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await in_order(peers)
+    await peers.end(victim)
+    copy = victim.directory.with_name(f"{victim.directory.name}.copy")
+    ignored = shutil.ignore_patterns(*LEFT_OUT)
+    await trio.to_thread.run_sync(partial(shutil.copytree, victim.directory, copy, ignore=ignored))
+    try:
+        await peers.restart(victim)
+        if not await holds(partial(takes_part, victim, asked), BACK_SECONDS_MAX):
+            raise trio.TooSlowError
+        await goes_on(asked, random.randint(1, ROUNDS_MAX))
+        await trio.sleep(random.uniform(0, 1))
+        yield Disk(peers, victim, copy)
+    finally:
+        shutil.rmtree(copy)
+
+
+async def at_once(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
+    """The others stand still meanwhile: all that was forgotten is about heights that are still open, or just decided."""
+    victim = _victim(random, trains, peers, trial)
+    others = _others(peers, victim)
+    async with copied(peers, victim, random) as disk:
+        for other in others:
+            peers.freeze(other)
+        try:
+            await _killed(peers, victim)
+            await disk.put_back()
+            decided = max(map(_decided, others))
+            await peers.restart(victim)
+        finally:
+            for other in others:
+                peers.thaw(other)
+        await goes_on(others[0], 1)
+        await comes_back(peers, victim, others[0], trial)
+        trial.require(await disk.silence(trial) > 0 or disk.signed_to < decided, "it did not say that it was silent")
+    await _counts(peers, victim, trial)
+
+
+async def later(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
+    """The others have gone on without it, and have forgotten most of what it signed."""
+    victim = _victim(random, trains, peers, trial)
+    asked = _others(peers, victim)[0]
+    async with copied(peers, victim, random) as disk:
+        await _killed(peers, victim)
+        await goes_on(asked, random.randint(1, ROUNDS_MAX))
+        await disk.put_back()
+        await peers.restart(victim)
+        await comes_back(peers, victim, asked, trial)
+        await disk.silence(trial)
+    await _counts(peers, victim, trial)
+
+
+async def one_down(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
+    """Another peer is down, so that every vote is needed: the silent one stops the network until that peer is back."""
+    victim = _victim(random, trains, peers, trial)
+    asked, *candidates = _others(peers, victim)
+    down = random.choice(candidates)
+    trial.figures["down"] = down.name
+    async with copied(peers, victim, random) as disk:
+        await peers.end(down)
+        await goes_on(asked, 1)
+        await _killed(peers, victim)
+        await disk.put_back()
+        await peers.restart(victim)
+
+        async def is_there() -> bool:
+            return await peers.height(victim) == await peers.height(asked)
+
+        trial.require(await holds(is_there, BACK_SECONDS_MAX), "it does not learn what was decided")
+        before = await peers.height(asked)
+        await trio.sleep(QUIET_SECONDS)
+        after = await peers.height(asked)
+        trial.require(after == before, f"{after - before} heights were decided with a vote that may have been a second one")
+        await peers.restart(down)
+        for peer in (down, victim):
+            await comes_back(peers, peer, asked, trial)
+        trial.require(await disk.silence(trial) > before, "it did not say that it was silent")
+    await _counts(peers, victim, trial)
+
+
+async def ledger_lost(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
+    """The mark that votes were cast is still there: the peer must not begin anew with its key, and say what to do."""
+    victim = _victim(random, trains, peers, trial)
+    old = peer_id(victim.identity.public)
+    await _lose_ledger(peers, victim, random, with_mark=False)
+    try:
+        await peers.restart(victim)
+        trial.problems.append("it started with its old key and without its votes")
+    except UserError as refusal:
+        trial.require("peer rekey" in str(refusal), f"it does not name the way out: {refusal}")
+    command = [sys.executable, "-m", "peer.cli", "rekey", "--data-dir", str(victim.directory)]
+    ended = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+    trial.require(ended.returncode == 0, f"peer rekey: {(ended.stderr or ended.stdout).decode().strip()}")
+    victim.identity = DataDirectory(victim.directory).load_identity()
+    await _back_without_ledger(peers, victim, trial)
+    views = {view.peer: view for view in await _others(peers, victim)[0].client.peers()}
+    trial.require(not views[old].voter, "its old key still votes")
+
+
+async def all_lost(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
+    """The mark is gone too: a disk that was rolled back to before the first vote."""
+    victim = _victim(random, trains, peers, trial)
+    votes = await _lose_ledger(peers, victim, random, with_mark=True)
+    await _back_without_ledger(peers, victim, trial, votes)
+
+
+async def _lose_ledger(peers: Network, victim: DemoPeer, random: Random, *, with_mark: bool) -> list[Vote]:
+    """The votes that were in it."""
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await in_order(peers)
+    await trio.sleep(random.uniform(0, 1))
+    await _killed(peers, victim)
+    votes = await trio.to_thread.run_sync(_votes, victim)
+    ledger = DataDirectory(victim.directory).ledger
+    for path in ledger.parent.glob(f"{ledger.name}*"):
+        if with_mark or not path.name.endswith(".committed"):
+            path.unlink()
+    return votes
+
+
+async def _back_without_ledger(peers: Network, victim: DemoPeer, trial: Trial, votes: Sequence[Vote] = ()) -> None:
+    await peers.restart(victim)
+    await trio.to_thread.run_sync(peers.record, victim)
+    await trio.to_thread.run_sync(_add_votes, victim, votes)
+    await comes_back(peers, victim, _others(peers, victim)[0], trial)
+    await _counts(peers, victim, trial)
+
+
+def _victim(random: Random, trains: bool, peers: Network, trial: Trial) -> DemoPeer:
+    """Somebody else is asked what the network does."""
+    victim = random.choice([peer for peer in _others(peers, peers.demo.watched) if peer.trains == trains])
+    trial.figures["victim"] = victim.name
+    return victim
+
+
+def _others(peers: Network, victim: DemoPeer) -> list[DemoPeer]:
+    return [peer for peer in peers.honest if peer is not victim]
+
+
+async def _killed(peers: Network, victim: DemoPeer) -> None:
+    """With its worker, which writes to the same disk."""
+    await network.ended(peers.kill(victim))
+
+
+async def _counts(peers: Network, victim: DemoPeer, trial: Trial) -> None:
+    """That nobody has expelled it."""
+    key = peer_id(victim.identity.public)
+    for other in _others(peers, victim):
+        view = next(view for view in await other.client.peers() if view.peer == key)
+        trial.require(view.voter and not view.gone, f"for {other.name} it is no voter any more: {view.gone}")
+
+
+KINDS: dict[str, Callable[[Random, bool, Network, Trial], Awaitable[None]]] = {
+    "put back at once": at_once,
+    "put back later": later,
+    "put back, one down": one_down,
+    "ledger lost": ledger_lost,
+    "all votes lost": all_lost,
+}
+
+
+def main() -> int:
+    parser = arguments("rollback", __doc__)
+    parser.add_argument("--trials", type=int, default=2 * len(KINDS))
+    parser.add_argument("--only", choices=list(KINDS), metavar="KIND", help=f"one of: {', '.join(KINDS)}")
+    options = parser.parse_args()
+    if faults_tolerated(options.peers) < 1:
+        parser.error("fewer than four peers bear no fault at all")
+    random, kinds = Random(options.seed), [options.only] if options.only else list(KINDS)
+    attempts = []
+    for number in range(options.trials):
+        turn, place = divmod(number, len(kinds))
+        kind, trains = kinds[place], (turn + place) % 2 == 1
+        attempts.append((f"{kind}, {'a trainer' if trains else 'a voter'}", partial(KINDS[kind], random, trains)))
+    return network.main(partial(conduct, options, "a voter's disk put back or lost", attempts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

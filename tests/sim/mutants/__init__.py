@@ -1,0 +1,11 @@
+"""Planted bugs: each breaks one rule of the production code, and an invariant must notice within some seeds."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.agreement import AGREEMENT
+from tests.sim.mutants.planting import Caught, Mutant, Planter, hunt
+from tests.sim.mutants.upkeep import UPKEEP
+
+MUTANTS: tuple[Mutant, ...] = (*AGREEMENT, *UPKEEP)
+
+__all__ = ["MUTANTS", "Caught", "Mutant", "Planter", "hunt"]

@@ -1,0 +1,62 @@
+"""`python -m tests.sim.mutants` hunts every planted bug, then runs all seeds it took unharmed: there they must pass."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.sim.mutants import MUTANTS
+from tests.sim.mutants.hunts import work
+
+SEEDS_MAX = 2_000  # a bug that stays unnoticed for so many histories counts as missed
+
+
+def main() -> int:
+    options = _options()
+    chosen = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
+    if options.list:
+        for mutant in chosen:
+            print(f"{mutant.name:30} {' or '.join(mutant.expects):36} {mutant.what}")
+        return 0
+    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+        hunts: list[dict[str, Any]] = []
+        print(f"{'mutant':30} {'invariant':16} {'seed':>5} {'seconds':>8}")
+        for found in pool.imap(work, [(mutant.name, mutant.scenario, options.seeds_max) for mutant in chosen]):
+            hunts.append(found)
+            print(f"{found['mutant']:30} {found['rule'] or 'MISSED':16} {found['seed']:>5} {found['seconds']:>8.1f}", flush=True)
+        seeds = sorted(
+            {(mutant.scenario, seed) for mutant, found in zip(chosen, hunts, strict=True) for seed in range(found["seed"] + 1)},
+            key=repr,
+        )
+        unharmed = pool.map(work, [("", scenario, seed) for scenario, seed in seeds], chunksize=1)
+    failures = [
+        {"scenario": repr(scenario), **found}
+        for (scenario, _), found in zip(seeds, unharmed, strict=True)
+        if found["rule"] is not None
+    ]
+    for failure in failures:
+        print(f"FAILS UNHARMED: {failure['scenario']} seed {failure['seed']}: {failure['problem']}")
+    missed = sum(found["rule"] is None for found in hunts)
+    print(f"{len(hunts) - missed} caught, {missed} missed; unharmed: {len(seeds) - len(failures)} passed, {len(failures)} failed")
+    if options.json is not None:
+        figures = {"seeds_max": options.seeds_max, "hunts": hunts, "unharmed": len(seeds), "failures": failures}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 1 if missed or failures else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.mutants", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="the planted bugs and the invariants that must notice them")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=[mutant.name for mutant in MUTANTS])
+    parser.add_argument("--seeds-max", type=int, default=SEEDS_MAX, metavar="N", help=f"histories at most for each ({SEEDS_MAX})")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,529 @@
+"""Bugs in how one height is decided: quorums, certificates, views, votes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from consensus import catchup, chain, handlers, rules, voters
+from consensus.answers import Answers
+from consensus.block import block_digest, decode_block, encode_block
+from consensus.book import Book
+from consensus.chain import Chain
+from consensus.evidence import STATEMENTS
+from consensus.handlers import Handlers
+from consensus.leaders import Schedule
+from consensus.quorum import faults_tolerated, quorum
+from consensus.rules import Rules
+from consensus.signing import OwnVotes
+from consensus.state import ReplicaState
+from consensus.timers import Timers
+from consensus.turn import Decided, Voted
+from consensus.voters import CachingVerifier, VoterSet, verify_certificate, verify_timeout_certificate
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import open_signed, preimage, sign
+from protocol.messages import Certificate, Commit, Decision, Prepare, Timeout
+from tests.sim.mutants.planting import Mutant, Planter
+from tests.sim.mutants.scenarios import Scenario
+
+LOST = Scenario(seconds=6.0, lost=0.6, blocks=10, jobs=False)
+DEAF = Scenario(seconds=8.0, lost=1.0, blocks=6, jobs=False)  # nothing is decided, and half of what ends views is lost, too
+REAL_CERTIFICATE, REAL_TIMEOUTS = verify_certificate, verify_timeout_certificate
+
+
+def with_liar(name: str, **settings: Any) -> Scenario:
+    return Scenario(liars=(name,), **settings)
+
+
+def lossy(*liars: str, **settings: Any) -> Scenario:
+    return dataclasses.replace(LOST, liars=liars, **settings)
+
+
+# Quorums and certificates --------------------------------------------------------------------------------------------
+
+
+def _small_quorum(planter: Planter) -> None:
+    planter.replace(VoterSet, "quorum", property(lambda self: quorum(len(self)) - 1))
+
+
+def _two_f_plus_one(planter: Planter) -> None:
+    planter.replace(VoterSet, "quorum", property(lambda self: 2 * faults_tolerated(len(self)) + 1))
+
+
+def _votes_counted_twice(planter: Planter) -> None:
+    real, counts = Book.add, dict[Any, int]()
+
+    def add(self: Book, signed: Any, statement: Any) -> Any:
+        said = self._statements.get(signed.signer, {}).get((statement.TAG, statement.view))
+        evidence = real(self, signed, statement)
+        tally = self._tallies.get((statement.TAG, statement.view, signed.body))
+        if said is not None and tally and not isinstance(statement, Timeout) and self.closed_in is None:
+            again = counts[self.height, id(self), signed.body] = counts.get((self.height, id(self), signed.body), 0) + 1
+            if len(tally) + again >= self.voters.quorum:
+                certificate = Certificate(signed.body, {key: tally[key].signature for key in sorted(tally)})
+                if isinstance(statement, Commit):
+                    self.adopt_commit(certificate, statement)
+                elif isinstance(statement, Prepare):
+                    self._prepared.append((certificate, statement))
+        return evidence
+
+    planter.replace(Book, "add", add)
+
+
+def _timeouts_counted_twice(planter: Planter) -> None:
+    def verify(certificate: Any, height: int, view: int, of: VoterSet, chain_id: bytes, verifier: Any) -> Any:
+        if len(certificate.timeouts) < of.quorum:
+            raise RemoteProtocolError("no-quorum", "")
+        distinct = {signed.signer: signed for signed in certificate.timeouts}
+        if len(distinct) == len(certificate.timeouts):
+            return REAL_TIMEOUTS(certificate, height, view, of, chain_id, verifier)
+        return None
+
+    planter.everywhere(REAL_TIMEOUTS, verify)
+
+
+def _strangers_counted(planter: Planter) -> None:
+    def verify(certificate: Any, kind: Any, of: VoterSet, chain_id: bytes, verifier: Any) -> Any:
+        vote = codec.decode_message(certificate.vote, (kind,))
+        data = preimage(kind.TAG, chain_id, certificate.vote)
+        if vote.voters != of.hash or len(certificate.signatures) < of.quorum:
+            raise RemoteProtocolError("no-quorum", "")
+        if not all(verifier.verify(key, data, signature) for key, signature in certificate.signatures.items()):
+            raise RemoteProtocolError("bad-signature", "")
+        return vote
+
+    planter.everywhere(REAL_CERTIFICATE, verify)
+
+
+def _too_few_counted(planter: Planter) -> None:
+    def verify(certificate: Any, kind: Any, of: VoterSet, chain_id: bytes, verifier: Any) -> Any:
+        class Lenient(VoterSet):
+            quorum = 1  # type: ignore[assignment]
+
+        return REAL_CERTIFICATE(certificate, kind, Lenient(of.keys), chain_id, verifier)
+
+    planter.everywhere(REAL_CERTIFICATE, verify)
+
+
+def _quorum_of_the_connected(planter: Planter) -> None:
+    real = Rules._open_height
+
+    def open_height(self: Rules) -> None:
+        real(self)
+        if self._book is not None and self._lost:
+            gone = len(self._lost)
+
+            class Fewer(VoterSet):
+                quorum = property(lambda self: quorum(max(1, len(self.keys) - gone)))  # type: ignore[assignment]
+
+            self._book.voters = Fewer(self._book.voters.keys)
+
+    planter.replace(Rules, "_open_height", open_height)
+
+
+# What is signed ------------------------------------------------------------------------------------------------------
+
+
+def _unsigned(position: int) -> Any:
+    """Signatures leave out one field of a statement (0: its kind, 1: the voters, 2: the height, 3: the view)."""
+
+    def plant(planter: Planter) -> None:
+        tags = {kind.TAG for kind in STATEMENTS}
+
+        def lenient(domain: str, chain_id: bytes, body: bytes) -> bytes:
+            fields = codec.unpack(body, len(body)) if domain in tags else None
+            if fields is None:
+                return preimage(domain, chain_id, body)
+            fields[position] = 0
+            return preimage("" if position == 0 else domain, chain_id, codec.encode(fields))
+
+        planter.everywhere(preimage, lenient)
+
+    return plant
+
+
+def _unsigned_chain(planter: Planter) -> None:
+    planter.everywhere(preimage, lambda domain, chain_id, body: preimage(domain, bytes(32), body))
+
+
+def _any_chain(planter: Planter) -> None:
+    real = CachingVerifier.verify
+
+    def verify(self: CachingVerifier, public: bytes, data: bytes, signature: bytes) -> bool:
+        at = data.index(b"\x00") + 1
+        elsewhere = data[:at] + bytes(31) + b"\x01" + data[at + 32 :]
+        return real(self, public, data, signature) or real(self, public, elsewhere, signature)
+
+    planter.replace(CachingVerifier, "verify", verify)
+
+
+def _unverified(planter: Planter) -> None:
+    planter.replace(CachingVerifier, "verify", lambda *_: True)
+    planter.everywhere(open_signed, lambda signed, chain_id, verifier, kinds: codec.decode_message(signed.body, kinds))
+
+
+# Views ---------------------------------------------------------------------------------------------------------------
+
+
+def _no_carry_over(planter: Planter) -> None:
+    propose, justify = Rules._block_to_propose, Handlers._justify
+
+    def careless(self: Handlers, book: Book, proposed: Any, message: Any) -> None:
+        try:
+            justify(self, book, proposed, message)
+        except RemoteProtocolError as error:
+            if "prepared" not in str(error):
+                raise
+
+    planter.replace(Handlers, "_justify", careless)
+    planter.replace(Rules, "_block_to_propose", lambda self, book, obligation: propose(self, book, None))
+
+
+def _first_certificate(planter: Planter) -> None:
+    first: dict[Any, Any] = {}
+    adopt, certify, propose = Book.adopt_high, Book.timeout_certificate, Rules._propose
+
+    def of(book: Book) -> Any:
+        return first.get((id(book), book.height))
+
+    def remember(self: Book, certificate: Any, vote: Any) -> bool:
+        first.setdefault((id(self), self.height), (certificate, vote))
+        return adopt(self, certificate, vote)
+
+    def with_first(self: Book, view: int) -> Any:
+        made = certify(self, view)
+        return dataclasses.replace(made, high=of(self)[0]) if made is not None and of(self) else made
+
+    def propose_first(self: Rules, book: Book) -> bool:
+        kept = (book.high, book.high_vote)
+        if self.view and of(book):
+            book.high, book.high_vote = of(book)
+        try:
+            return propose(self, book)
+        finally:
+            book.high, book.high_vote = kept
+
+    planter.replace(Book, "adopt_high", remember)
+    planter.replace(Book, "timeout_certificate", with_first)
+    planter.replace(Rules, "_propose", propose_first)
+    planter.everywhere(voters.covers, lambda *_: True)
+
+
+def _prepares_after_timeout(planter: Planter) -> None:
+    planter.replace(OwnVotes, "cast", _cast_anything)
+    planter.replace(ReplicaState, "_may_judge", lambda self, book: self._may_sign(book) and self._chain.is_applied)
+
+
+def _cast_anything(self: OwnVotes, message: Any) -> Voted:
+    slot = (message.TAG, message.height, message.view)
+    signed = self._signed[slot] = sign(self._signer, self._chain_id, message)
+    return Voted(slot, signed)
+
+
+def _commits_after_timeout(planter: Planter) -> None:
+    def commit(self: Rules, book: Book) -> bool:
+        high = book.high_vote
+        if high is None or not self._is_prepared(book) or not self._may_sign(book):
+            return False
+        if self._own.get(Commit.TAG, book.height, self.view):
+            return False
+        self._vote(book, Commit(book.voters.hash, book.height, self.view, high.block))
+        return True
+
+    planter.replace(OwnVotes, "cast", _cast_anything)
+    planter.replace(Rules, "_commit", commit)
+
+
+def _commits_unprepared(planter: Planter) -> None:
+    def commit(self: Rules, book: Book) -> bool:
+        prepared = self._own.get(Prepare.TAG, book.height, self.view)
+        if prepared is None or not self._may_sign(book) or self._own.get(Commit.TAG, book.height, self.view):
+            return False
+        block = codec.decode_message(prepared.body, (Prepare,)).block
+        self._vote(book, Commit(book.voters.hash, book.height, self.view, block))
+        return True
+
+    planter.replace(Rules, "_commit", commit)
+
+
+def _bare_timeouts(planter: Planter) -> None:
+    planter.replace(handlers, "covers", lambda *_: True)
+
+
+def _timeouts_of_any_view(planter: Planter) -> None:
+    def verify(certificate: Any, height: int, view: int, of: VoterSet, chain_id: bytes, verifier: Any) -> Any:
+        timeout = codec.decode_message(certificate.timeouts[0].body, (Timeout,))
+        return REAL_TIMEOUTS(certificate, timeout.height, timeout.view, of, chain_id, verifier)
+
+    planter.everywhere(REAL_TIMEOUTS, verify)
+
+
+def _certificates_of_any_height(planter: Planter) -> None:
+    def take(self: Handlers, book: Book, certificate: Certificate) -> Any:
+        vote = verify_certificate(certificate, Prepare, book.voters, self._chain_id, self._verifier)
+        if self._adopt(book, certificate, vote):
+            self._add_certified(book, certificate, vote)
+        return vote
+
+    planter.replace(Handlers, "_take_prepared", take)
+
+
+def _leader_by_certificate(planter: Planter) -> None:
+    real = Chain.schedule
+
+    def schedule(self: Chain, height: int) -> Any:
+        made, parent = real(self, height), self._past.get(height - 1)
+        if made is None or parent is None:
+            return made
+        shift = parent.vote.view % len(made.order)
+        return Schedule(height, made.order[shift:] + made.order[:shift])
+
+    planter.replace(Chain, "schedule", schedule)
+
+
+def _no_repeats(planter: Planter) -> None:
+    planter.replace(Answers, "_repeat_to", lambda *_: None)
+
+
+def _no_join(planter: Planter) -> None:
+    planter.replace(Rules, "_join_timeouts", lambda *_: False)
+
+
+def _no_follow(planter: Planter) -> None:
+    planter.replace(Rules, "_follow", lambda *_: False)
+
+
+def _old_commits_ignored(planter: Planter) -> None:
+    real = Rules._decide
+
+    def decide(self: Rules, book: Book) -> bool:
+        return book.commit_vote is not None and book.commit_vote.view == self.view and real(self, book)
+
+    planter.replace(Rules, "_decide", decide)
+
+
+def _timer_without_work(planter: Planter) -> None:
+    planter.replace(Timers, "_is_working", lambda self: self._book is not None and self._may_sign(self._book))
+
+
+# Blocks and decisions ------------------------------------------------------------------------------------------------
+
+
+def _unasserted(data: bytes, certificate: Certificate, vote: Commit) -> Decided:
+    return Decided(vote.height, vote.block, data, certificate)
+
+
+def _short_body_unchecked(planter: Planter) -> None:
+    def assemble(header: Any, body: bytes) -> bytes:
+        made = decode_block(encode_block(_block_of(header, body)))
+        return encode_block(made)
+
+    planter.replace(rules, "assemble", assemble)
+    planter.replace(rules, "decided_record", _unasserted)
+
+
+def _block_of(header: Any, body: bytes) -> Any:
+    from consensus.block import Block
+
+    fields = {field.name: getattr(header, field.name) for field in dataclasses.fields(header)}
+    return Block(**{**fields, "body": body})
+
+
+def _decision_unchecked(check_certificate: bool) -> Any:
+    def plant(planter: Planter) -> None:
+        real = Handlers._on_decision
+
+        def on_decision(self: Handlers, peer: bytes, message: Decision) -> None:
+            vote = codec.decode_message(message.certificate.vote, (Commit,))
+            if self._book is None or vote.height != self.height:
+                real(self, peer, message)
+                return
+            if check_certificate:
+                verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
+            elif block_digest(message.block) != vote.block:
+                raise RemoteProtocolError("wrong-block", "")
+            self._hold(vote.block, message.block)
+            self._book.adopt_commit(message.certificate, vote)
+
+        planter.replace(Handlers, "_on_decision", on_decision)
+        planter.replace(rules, "decided_record", _unasserted)
+
+    return plant
+
+
+def _parent_certificate_unchecked(planter: Planter) -> None:
+    planter.replace(Chain, "_check_parent_certificate", lambda *_: None)
+
+
+def _time_unchecked(planter: Planter) -> None:
+    planter.replace(chain, "CLOCK_AHEAD_SECONDS", 1e9)
+
+
+def _no_answers(planter: Planter) -> None:
+    planter.replace(Answers, "_answer", lambda *_: None)
+    planter.replace(Rules, "_tell_observers", lambda *_: None)
+
+
+def _unbounded_future(planter: Planter) -> None:
+    planter.replace(catchup, "FUTURE_MESSAGES_MAX", 10**9)
+    planter.replace(handlers, "FUTURE_HEIGHTS_MAX", 10**9)
+
+
+AGREEMENT = (
+    Mutant("small-quorum", "a quorum is one voter too small", ("certificate",), _small_quorum),
+    Mutant("two-f-plus-one", "q = 2f+1 where n is not 3f+1", ("certificate",), _two_f_plus_one, Scenario(n=6)),
+    Mutant(
+        "votes-counted-twice",
+        "a vote that comes twice counts twice",
+        ("certificate",),
+        _votes_counted_twice,
+        with_liar("signs-again"),
+    ),
+    Mutant(
+        "timeouts-counted-twice",
+        "one voter's timeout counts as often as the certificate has it",
+        ("justification", "lock"),
+        _timeouts_counted_twice,
+        lossy("doubled-timeouts"),
+    ),
+    Mutant(
+        "strangers-counted",
+        "signatures of non-members count in certificates",
+        ("certificate",),
+        _strangers_counted,
+        with_liar("false-certificates"),
+    ),
+    Mutant(
+        "too-few-counted",
+        "a certificate with one signature is taken",
+        ("certificate",),
+        _too_few_counted,
+        with_liar("false-certificates"),
+    ),
+    Mutant(
+        "quorum-of-the-connected",
+        "a lost link lowers n and q",
+        ("certificate",),
+        _quorum_of_the_connected,
+        Scenario(crashes=4, breaks=4, seconds=3.0),
+    ),
+    Mutant("unsigned-phase", "the kind of a vote is not signed", ("certificate",), _unsigned(0)),
+    Mutant("unsigned-epoch", "the voter set is not signed", ("certificate",), _unsigned(1)),
+    Mutant("unsigned-height", "the height is not signed", ("certificate",), _unsigned(2)),
+    Mutant("unsigned-view", "the view is not signed", ("certificate",), _unsigned(3), LOST),
+    Mutant("unsigned-chain", "the chain id is not signed", ("certificate", "validity"), _unsigned_chain),
+    Mutant("any-chain", "signatures for another chain are good", ("certificate",), _any_chain, with_liar("cross-chain")),
+    Mutant(
+        "unverified",
+        "the agreement verifies no signature",
+        ("certificate", "agreement", "honest accused"),
+        _unverified,
+        with_liar("altered-votes"),
+    ),
+    Mutant("no-carry-over", "a later view may decide any block", ("justification", "lock", "agreement"), _no_carry_over, LOST),
+    Mutant(
+        "first-certificate",
+        "the first prepare certificate obliges, not the highest",
+        ("justification", "lock", "agreement"),
+        _first_certificate,
+        LOST,
+    ),
+    Mutant("prepares-after-timeout", "a voter prepares in a view that it gave up", ("timed out",), _prepares_after_timeout, LOST),
+    Mutant("commits-after-timeout", "a voter commits in a view that it gave up", ("timed out",), _commits_after_timeout, LOST),
+    Mutant("commits-unprepared", "a voter commits what it prepared, without a certificate", ("durable",), _commits_unprepared),
+    Mutant(
+        "bare-timeouts",
+        "a timeout counts without the certificate it names",
+        ("honest dropped", "justification"),
+        _bare_timeouts,
+        lossy("lying-high"),
+    ),
+    Mutant(
+        "timeouts-of-any-view",
+        "timeouts of another view justify a proposal",
+        ("justification", "lock", "certificate"),
+        _timeouts_of_any_view,
+        lossy("stale-timeouts"),
+    ),
+    Mutant(
+        "certificates-of-any-height",
+        "a prepare certificate of another height is taken",
+        ("certificate",),
+        _certificates_of_any_height,
+        lossy("lying-high"),
+    ),
+    Mutant(
+        "leader-by-certificate",
+        "the leaders follow from the view of one's own commit certificate",
+        ("honest dropped", "progress"),
+        _leader_by_certificate,
+        LOST,
+    ),
+    Mutant("no-repeats", "nothing is said again", ("progress",), _no_repeats, DEAF),
+    Mutant(
+        "no-join",
+        "f+1 timeouts of a later view move nobody",
+        ("join",),
+        _no_join,
+        dataclasses.replace(LOST, n=7, seconds=8.0, lost=0.9, crashes=10, blocks=4),
+    ),
+    Mutant("no-follow", "certificates of a later view move nobody", ("progress",), _no_follow, DEAF),
+    Mutant(
+        "old-commits-ignored",
+        "a commit certificate of an earlier view does not decide",
+        ("progress",),
+        _old_commits_ignored,
+        LOST,
+    ),
+    Mutant(
+        "timer-without-work",
+        "views are given up although there is nothing to do",
+        ("idle",),
+        _timer_without_work,
+        Scenario(idle=True, jobs=False),
+    ),
+    Mutant(
+        "short-body-unchecked",
+        "the digest of a body put together from parts is not checked",
+        ("validity",),
+        _short_body_unchecked,
+        with_liar("wrong-bytes"),
+    ),
+    Mutant(
+        "decision-bytes-unchecked",
+        "the block beside a commit certificate is not checked",
+        ("validity",),
+        _decision_unchecked(True),
+        lossy("wrong-bytes"),
+    ),
+    Mutant(
+        "decision-certificate-unchecked",
+        "a decision is taken on anybody's word",
+        ("certificate", "agreement", "validity"),
+        _decision_unchecked(False),
+        with_liar("false-certificates"),
+    ),
+    Mutant(
+        "parent-certificate-unchecked",
+        "the parent's certificate in a block is not checked",
+        ("certificate",),
+        _parent_certificate_unchecked,
+        with_liar("bad-blocks", blocks=14),
+    ),
+    Mutant("time-unchecked", "a block may be dated hours ahead", ("validity",), _time_unchecked, with_liar("future-clock")),
+    Mutant(
+        "no-answers",
+        "who asks for decisions or blocks gets no answer",
+        ("progress",),
+        _no_answers,
+        dataclasses.replace(LOST, crashes=3),
+    ),
+    Mutant(
+        "unbounded-future",
+        "messages for later heights are kept without bound",
+        ("memory",),
+        _unbounded_future,
+        with_liar("deluge", blocks=18, jobs=False),
+    ),
+)

@@ -1,0 +1,160 @@
+"""Small histories in which a certain bug can show: few blocks, and just the trouble that it takes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from protocol import codec
+from protocol.messages import Commit, Decision, Prepare, Prepared, TimedOut, Timeout, ViewEnded, Vote
+from tests.sim.invariants import Violation, faults_tolerated
+from tests.sim.network import Link
+from tests.sim.plan import Fault, Plan
+from tests.sim.simulation import Peer, Simulation
+from tests.sim.strategies.base import opened
+
+SETTLE_SECONDS = 20.0  # without work, until nothing happens any more
+IDLE_SECONDS = 40.0  # then nothing may happen for so long
+JOIN_SECONDS = 0.2  # from what arrives until it is acted on
+SPARED = 0.5  # prepares and timeouts are lost this much more rarely than commits: many blocks are prepared, few decided
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All that a seed does not decide."""
+
+    n: int = 4
+    liars: tuple[str, ...] = ()
+    blocks: int = 8
+    seconds: float = 1.0  # of trouble
+    lost: float = 0.0  # share of the commits that are lost meanwhile
+    crashes: int = 0
+    blackouts: int = 0  # everybody crashes at once
+    breaks: int = 0  # links that break
+    rollbacks: int = 0
+    leaves: int = 0  # at the same time
+    joiners: int = 0
+    joins_at: float = 0.3
+    rotates: bool = False
+    jobs: bool = True
+    idle: bool = False  # in the end there is nothing to do
+
+    def simulation(self, seed: int) -> Simulation:
+        return Trouble(self, self.plan(seed))
+
+    def plan(self, seed: int) -> Plan:
+        source = random.Random(f"scenario {seed} {self}")
+        faults: list[Fault] = []
+
+        def add(kind: str, at: float, until: float, nodes: tuple[int, ...], amount: float = 0.0, detail: str = "") -> None:
+            faults.append(Fault(len(faults), kind, round(at, 3), round(until, 3), nodes, amount, detail))
+
+        peers = source.sample(range(self.n), self.n)
+        for name in self.liars:
+            add("liar", 0.0, self.seconds, (peers.pop(),), detail=name)
+        for _ in range(self.crashes):
+            at = source.uniform(0.1, self.seconds * 0.9)
+            add("crash", at, at + source.uniform(0.05, 0.6), (source.choice(peers),), source.random())
+        for _ in range(self.blackouts):
+            at = source.uniform(0.1, self.seconds * 0.9)
+            for peer in range(self.n):
+                add("crash", at, at + 0.2, (peer,), source.choice((0.0, 1.0)))
+        for _ in range(self.breaks):
+            at = source.uniform(0.1, self.seconds * 0.9)
+            one, other = source.sample(range(self.n), 2)
+            add("break", at, at + source.uniform(0.05, 0.5), (one, other))
+        for _ in range(self.rollbacks):
+            at = source.uniform(0.1, self.seconds * 0.7)
+            add("rollback", at, at + source.uniform(0.05, 0.6), (peers[0],))
+        leaves_at = source.uniform(0.1, 0.6)
+        for peer in peers[: self.leaves]:
+            add("leave", leaves_at, leaves_at, (peer,))
+        for joiner in range(self.joiners):
+            add("join", self.joins_at, self.joins_at, (self.n + joiner,))
+        if self.rotates:
+            add("rotate", 0.4, 0.4, (peers[-1], self.n + self.joiners))
+        return Plan(
+            seed,
+            self.n,
+            self.joiners,
+            int(self.rotates),
+            (0.002, source.choice((0.004, 0.03))),
+            self.seconds,
+            tuple(faults),
+            blocks=self.blocks,
+            jobs=self.jobs,
+            work=source.choice((0.5, 2.0)),
+        )
+
+
+CALM = Scenario()
+
+
+class Trouble(Simulation):
+    def __init__(self, scenario: Scenario, plan: Plan) -> None:
+        super().__init__(plan)
+        self._scenario = scenario
+        self._luck = random.Random(f"luck {plan.seed}")
+        self._timeouts: dict[tuple[int, int, int], dict[bytes, int]] = {}
+        if scenario.lost:
+            self.network.filter = self._may_pass
+
+    def _may_pass(self, sender: int, receiver: int, data: bytes) -> bool:
+        return self._luck.random() >= self._scenario.lost * _weight(opened(data))
+
+    def _arrive(self, link: Link, epoch: int, messages: list[bytes]) -> None:
+        sender, receiver = self.peers[link.sender], self.peers[link.receiver]
+        if epoch == link.epoch and not link.blocked and receiver.node is not None and sender.is_honest and receiver.is_honest:
+            for message in map(opened, messages):
+                if isinstance(message, TimedOut):
+                    self._note_timeout(receiver, codec.decode_message(message.timeout.body, (Timeout,)), message.timeout.signer)
+        super()._arrive(link, epoch, messages)
+
+    def _note_timeout(self, receiver: Peer, timeout: Timeout, signer: bytes) -> None:
+        if receiver.node is not None and receiver.node.replica.height == timeout.height:
+            heard = self._timeouts.setdefault((receiver.number, receiver.life, timeout.height), {})
+            heard[signer] = max(timeout.view, heard.get(signer, -1))
+            views = sorted(heard.values(), reverse=True)
+            enough = faults_tolerated(len(self.invariants.sets[timeout.height])) + 1
+            if len(views) >= enough and views[enough - 1] > receiver.node.replica.view:
+                self.after(JOIN_SECONDS, self._check_joined, (receiver, receiver.life, timeout.height, views[enough - 1]))
+
+    def _check_joined(self, peer: Peer, life: int, height: int, view: int) -> None:
+        """More voters than there can be liars had given up a later view: so must have whoever heard of it."""
+        if peer.life != life or peer.node is None or peer.node.replica.height != height or not peer.node.may_speak:
+            return
+        if peer.node.replica.view < view:
+            raise Violation("join", f"peer {peer.number} is at {height}.{peer.node.replica.view}, others gave up view {view}")
+
+    def heal(self) -> None:
+        self.network.filter = None
+        super().heal()
+
+    def _go_on(self) -> None:
+        super()._go_on()
+        if self._scenario.idle:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Without anything to decide there is nothing to do: no block, no view that is given up."""
+        self.has_work = False
+        self.run_until(self.now + SETTLE_SECONDS)
+        before = [self._where_now(peer) for peer in self.honest]
+        self.run_until(self.now + IDLE_SECONDS)
+        if before != [self._where_now(peer) for peer in self.honest]:
+            raise Violation("idle", f"{IDLE_SECONDS:.0f} s without work, and peers went on: {self._where()}")
+
+    def _where_now(self, peer: Any) -> tuple[int, int]:
+        return (peer.node.replica.height, peer.node.replica.view) if peer.node is not None else (0, 0)
+
+
+def _weight(message: Any) -> float:
+    match message:
+        case Vote(vote):
+            return 1.0 if isinstance(codec.decode_message(vote.body, (Prepare, Commit)), Commit) else SPARED
+        case Decision() | Prepared():
+            return 1.0
+        case TimedOut() | ViewEnded():
+            return SPARED
+    return 0.0

@@ -1,0 +1,392 @@
+"""Bugs in what lies around a height: the disk, restarts, voters that change, evidence, rounds, the ledger, snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import consensus.evidence
+import ledger.assembly
+import ledger.members
+import ledger.state
+import peer.node
+from consensus import ballots
+from consensus.ballots import RoundTerms
+from consensus.book import Book
+from consensus.evidence import Evidence
+from consensus.quorum import faults_tolerated
+from consensus.rollback import RollbackCheck
+from consensus.state import ReplicaState
+from consensus.turn import Restart
+from ledger.assembly import Assembly
+from peer.rounds import Rounds
+from protocol import codec
+from protocol.messages import Commit, Timeout
+from tests.sim.disk import Disk
+from tests.sim.mutants.agreement import LOST, with_liar
+from tests.sim.mutants.planting import Mutant, Planter
+from tests.sim.mutants.scenarios import Scenario
+from tests.sim.simulation import Simulation
+
+CRASHES = dataclasses.replace(LOST, seconds=8.0, lost=0.8, crashes=4, blackouts=3)
+CHANGES = Scenario(joiners=1, rotates=True, leaves=1, blocks=24, jobs=False)
+ROLLED_BACK = dataclasses.replace(LOST, seconds=8.0, lost=0.9, rollbacks=1)
+LATE = Scenario(joiners=2, joins_at=3.0, seconds=4.0, blocks=40, jobs=False)
+
+# The disk ------------------------------------------------------------------------------------------------------------
+
+
+def _sends_before_sync(planter: Planter) -> None:
+    def change(simulation: Simulation) -> None:
+        simulation.sends_before_sync = True
+
+    planter.simulation(change)
+
+
+def _block_not_durable(planter: Planter) -> None:
+    planter.replace(ReplicaState, "_store", lambda self, height, digest, block: self._hold(digest, block))
+
+
+def _certificate_not_durable(planter: Planter) -> None:
+    planter.replace(ReplicaState, "_adopt", lambda self, book, certificate, vote: book.adopt_high(certificate, vote))
+
+
+def _round_votes_not_durable(planter: Planter) -> None:
+    real = Rounds._say
+
+    def say(self: Rounds, book: Any, message: Any, now: float) -> Any:
+        return dataclasses.replace(real(self, book, message, now), records=[])
+
+    planter.replace(Rounds, "_say", say)
+
+
+def _forgets(**nothing: Any) -> Any:
+    def plant(planter: Planter) -> None:
+        load = Disk.load
+
+        def forgetful(self: Disk) -> Restart:
+            return dataclasses.replace(load(self), **nothing)
+
+        planter.replace(Disk, "load", forgetful)
+
+    return plant
+
+
+def _forgets_round_votes(planter: Planter) -> None:
+    planter.replace(Disk, "spoken", lambda *_: {})
+
+
+# Old disks -----------------------------------------------------------------------------------------------------------
+
+
+def _rollback_unchecked(planter: Planter) -> None:
+    planter.replace(RollbackCheck, "may_sign", lambda *_: True)
+
+
+def _forgotten_ignored(planter: Planter) -> None:
+    planter.replace(RollbackCheck, "forgot", lambda *_: None)
+
+
+# Voters --------------------------------------------------------------------------------------------------------------
+
+
+def _old_voters(planter: Planter) -> None:
+    real = peer.node._applied_event
+
+    def always_the_founders(state: Any) -> Any:
+        event = real(state)
+        founders = [key for key, member in state.members.members.items() if member.admitted == 0 and member.invited_by is None]
+        old = type(event.voters[0])(tuple(sorted(founders)))
+        return dataclasses.replace(event, voters=(old, old, old))
+
+    planter.replace(peer.node, "_applied_event", always_the_founders)
+
+
+def _acts_at_once(planter: Planter) -> None:
+    real = ledger.members.end_block
+
+    def end_block(state: Any, height: int) -> Any:
+        after = real(state, height)
+        return dataclasses.replace(after, voters=after.upcoming)
+
+    planter.replace(ledger.members, "end_block", end_block)
+
+
+def _many_changes(planter: Planter) -> None:
+    planter.replace(ledger.members, "faults_tolerated", lambda n: n)
+
+
+# Evidence ------------------------------------------------------------------------------------------------------------
+
+
+def _evidence_of_signatures(planter: Planter) -> None:
+    """The same words under two signatures count as a contradiction."""
+    real, add = consensus.evidence.conflict, Book.add
+
+    def conflict(first: Any, second: Any) -> bool:
+        return first == second or real(first, second)
+
+    def by_signature(self: Book, signed: Any, statement: Any) -> Any:
+        said = self._statements.get(signed.signer, {}).get((statement.TAG, statement.view))
+        evidence = add(self, signed, statement)
+        if said is not None and said[1] == statement and said[0].signature != signed.signature:
+            return Evidence(said[0], signed)
+        return evidence
+
+    planter.everywhere(real, conflict)
+    planter.replace(Book, "add", by_signature)
+
+
+def _evidence_unverified(planter: Planter) -> None:
+    planter.replace(ledger.state, "verify_evidence", lambda evidence, *_: evidence.culprit)
+
+
+def _any_two_statements(planter: Planter) -> None:
+    planter.replace(consensus.evidence, "conflict", lambda first, second: first != second)
+
+
+def _timeout_after_commit(planter: Planter) -> None:
+    """Whoever gives up a view in which it committed is accused, whatever its timeout names."""
+    real = consensus.evidence.conflict
+
+    def conflict(first: Any, second: Any) -> bool:
+        for one, other in ((first, second), (second, first)):
+            if isinstance(one, Commit) and isinstance(other, Timeout) and one.height == other.height:
+                return other.view >= one.view
+        return real(first, second)
+
+    planter.everywhere(real, conflict)
+
+
+# Rounds and the ledger -----------------------------------------------------------------------------------------------
+
+
+def _ballots_twice(planter: Planter) -> None:
+    real = ballots.check_closing
+
+    def check(terms: Any, closing: Any, *parts: Any) -> Any:
+        once = {ballot.signer: ballot for ballot in closing.ballots}
+        return real(terms, dataclasses.replace(closing, ballots=tuple(once[key] for key in sorted(once))), *parts)
+
+    planter.everywhere(real, check)
+
+
+def _few_ballots(planter: Planter) -> None:
+    real = ballots.check_closing
+
+    def check(terms: Any, closing: Any, counted: Any, *parts: Any) -> Any:
+        problem = real(terms, closing, counted, *parts)
+        return None if len(counted) < terms.quorum else problem
+
+    planter.everywhere(real, check)
+
+
+def _settled_too_soon(planter: Planter) -> None:
+    def settled(terms: RoundTerms, counted: Any) -> bool:
+        enough = len(terms.voters) - terms.quorum
+        return all(
+            verdicts[ballots.Verdict.ACCEPT] >= terms.quorum or len(counted) - verdicts[ballots.Verdict.ACCEPT] >= enough
+            for verdicts in ballots.tally(counted.values()).values()
+        )
+
+    planter.everywhere(ballots.settled, settled)
+
+
+def _accepts_by_n_minus_f(planter: Planter) -> None:
+    planter.replace(RoundTerms, "quorum", property(lambda terms: len(terms.voters) - faults_tolerated(len(terms.voters))))
+
+
+def _nonce_unchecked(planter: Planter) -> None:
+    real = ledger.members.use_nonce
+
+    def use_nonce(state: Any, transaction: Any, author: bytes) -> Any:
+        member = state.members.get(author)
+        if member is None or not state.speaks(author):
+            return real(state, transaction, author)
+        return real(state, dataclasses.replace(transaction, nonce=member.nonce + 1), author)
+
+    planter.replace(ledger.members, "use_nonce", use_nonce)
+
+
+def _transactions_unverified(planter: Planter) -> None:
+    planter.replace(
+        ledger.state, "open_signed", lambda signed, chain_id, verifier, kinds: codec.decode_message(signed.body, kinds)
+    )
+
+
+def _applies_differently(planter: Planter) -> None:
+    """What a block does depends on who applies it, as with a clock, a random number, or the order of a set."""
+
+    def change(simulation: Simulation) -> None:
+        real = simulation.apply
+
+        def apply(of: Any, state: Any, decided: Any) -> Any:
+            transition, after = real(of, state, decided)
+            if of.number == 1 and after.height == 6:
+                counter = after.modules["counter"]
+                after = after.with_modules(counter=dataclasses.replace(counter, total=counter.total + 1))
+            return transition, after
+
+        simulation.apply = apply  # type: ignore[method-assign]
+
+    planter.simulation(change)
+
+
+# Snapshots -----------------------------------------------------------------------------------------------------------
+
+
+class Whatever:
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _snapshot_root_unchecked(planter: Planter) -> None:
+    planter.replace(ledger.assembly, "merkle", SimpleNamespace(root=lambda leaves: Whatever()))
+
+
+def _snapshot_part_unchecked(planter: Planter) -> None:
+    def take(self: Assembly, name: str, data: bytes) -> None:
+        self._modules[name] = data
+
+    planter.replace(Assembly, "_take_module", take)
+
+
+UPKEEP = (
+    Mutant("sends-before-sync", "messages leave before the turn is durable", ("durable",), _sends_before_sync),
+    Mutant("block-not-durable", "a block is prepared before its bytes are durable", ("durable",), _block_not_durable),
+    Mutant(
+        "certificate-not-durable",
+        "a block is committed before its prepare certificate is durable",
+        ("durable",),
+        _certificate_not_durable,
+    ),
+    Mutant("round-votes-not-durable", "ballots are sent before they are durable", ("durable",), _round_votes_not_durable),
+    Mutant(
+        "forgets-votes",
+        "a restarted peer knows nothing of what it signed",
+        ("one per slot", "timed out"),
+        _forgets(votes=()),
+        CRASHES,
+    ),
+    Mutant(
+        "forgets-lock",
+        "a restarted peer knows no prepare certificate",
+        ("lock", "agreement", "certificate"),
+        _forgets(prepared=None),
+        CRASHES,
+    ),
+    Mutant(
+        "forgets-round-votes",
+        "a restarted peer votes again in rounds",
+        ("one per slot",),
+        _forgets_round_votes,
+        Scenario(liars=("late-payload",), lost=0.9, blackouts=3, seconds=8.0, blocks=12),
+    ),
+    Mutant("rollback-unchecked", "a peer with an old disk speaks at once", ("rolled back",), _rollback_unchecked, ROLLED_BACK),
+    Mutant(
+        "forgotten-ignored", "a peer that sees signatures it forgot goes on", ("rolled back",), _forgotten_ignored, ROLLED_BACK
+    ),
+    Mutant(
+        "old-voters",
+        "the founders go on deciding after a change",
+        ("voter sets", "certificate", "progress"),
+        _old_voters,
+        CHANGES,
+    ),
+    Mutant("acts-at-once", "a change of the voters acts one height too early", ("voter sets",), _acts_at_once, CHANGES),
+    Mutant(
+        "many-changes",
+        "more than max(1, f) voters change at once",
+        ("voter sets",),
+        _many_changes,
+        Scenario(n=6, leaves=3, blocks=14, jobs=False),
+    ),
+    Mutant(
+        "evidence-of-signatures",
+        "the same words signed twice are a contradiction",
+        ("validity",),
+        _evidence_of_signatures,
+        with_liar("signs-again"),
+    ),
+    Mutant(
+        "evidence-unverified",
+        "whoever is accused is expelled",
+        ("honest accused",),
+        _evidence_unverified,
+        with_liar("forged-evidence"),
+    ),
+    Mutant(
+        "any-two-statements",
+        "any two statements of a voter are a contradiction",
+        ("honest accused",),
+        _any_two_statements,
+        with_liar("forged-evidence"),
+    ),
+    Mutant(
+        "timeout-after-commit",
+        "a timeout that names the committed block is a contradiction, too",
+        ("honest accused",),
+        _timeout_after_commit,
+        LOST,
+    ),
+    Mutant(
+        "ballots-twice",
+        "a block may count a ballot twice",
+        ("validity",),
+        _ballots_twice,
+        with_liar("doubled-ballots", blocks=20),
+    ),
+    Mutant(
+        "few-ballots",
+        "a round may close without a quorum of ballots",
+        ("rounds", "validity"),
+        _few_ballots,
+        with_liar("few-ballots", blocks=20),
+    ),
+    Mutant(
+        "settled-too-soon",
+        "a round closes although one ballot could change it",
+        ("rounds",),
+        _settled_too_soon,
+        with_liar("rejects-all", blocks=16),
+    ),
+    Mutant(
+        "accepts-by-n-minus-f",
+        "n − f accepts are asked for where q are enough",
+        ("rounds",),
+        _accepts_by_n_minus_f,
+        Scenario(n=6, liars=("rejects-all", "rejects-all"), blocks=14),
+    ),
+    Mutant(
+        "nonce-unchecked",
+        "a transaction may be decided twice",
+        ("validity",),
+        _nonce_unchecked,
+        with_liar("repeated-transactions", blocks=20),
+    ),
+    Mutant(
+        "transactions-unverified",
+        "nobody checks who signed a transaction",
+        ("validity",),
+        _transactions_unverified,
+        with_liar("forged-relays"),
+    ),
+    Mutant("applies-differently", "one peer finds another state", ("roots",), _applies_differently),
+    Mutant(
+        "snapshot-root-unchecked",
+        "a snapshot need not be the certified state",
+        ("roots", "honest dropped"),
+        _snapshot_root_unchecked,
+        dataclasses.replace(LATE, liars=("bad-offers",)),
+    ),
+    Mutant(
+        "snapshot-part-unchecked",
+        "a part of a snapshot need not be the one that was proven",
+        ("roots",),
+        _snapshot_part_unchecked,
+        dataclasses.replace(LATE, liars=("bad-parts",)),
+    ),
+)
