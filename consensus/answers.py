@@ -24,7 +24,7 @@ from protocol.messages import (
 
 
 class Answers(ReplicaState):
-    def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetHeard) -> None:
+    def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetHeard | Status) -> None:
         if not self._answers.allows(peer, self._now):
             return
         match message:
@@ -36,6 +36,8 @@ class Answers(ReplicaState):
                 self._sends.append(SendBlock(peer, message.height, message.block))
             case GetHeard():
                 self._tell_heard(peer)
+            case Status() if self._book is not None:  # of a voter in an earlier view: a few bytes ask for a whole proposal
+                self._repeat_to((peer,), self._book)
 
     def _tell_heard(self, peer: bytes) -> None:
         """The lock first: whoever forgot that it committed must hold its certificate when it begins to speak again."""

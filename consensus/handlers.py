@@ -216,8 +216,7 @@ class Handlers(Answers):
         elif message.height < self.height:
             self._send(peer, Status(self.height, self.view))
         elif self._book is not None and message.view < self.view and peer in self._book.voters:
-            if self._answers.allows(peer, self._now):  # a few bytes ask for a whole proposal
-                self._repeat_to((peer,), self._book)
+            self._answer(peer, message)
 
     def _on_block_bytes(self, message: BlockBytes) -> None:
         missing = self._missing_block()

@@ -320,7 +320,8 @@ class SnapshotOffer:
     TAG: ClassVar[str] = "snapshot-offer"
     height: Count
     links: Annotated[tuple[Link, ...], Length(1, LINKS_MAX)]  # ascending
-    modules: Annotated[dict[Name, Digest], Length(0, 64)]  # leaf hashes under the state root; empty: the proof goes on after the last of these links
+    # Leaf hashes under the state root; empty: the proof goes on after the last of these links.
+    modules: Annotated[dict[Name, Digest], Length(0, 64)]
 
 
 @dataclass(frozen=True, slots=True)

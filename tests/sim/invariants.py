@@ -357,6 +357,10 @@ class Invariants:
         if peer not in self.excused:
             self._check_lock(peer, statement)
 
+    def gave_up(self, peer: bytes, height: int) -> int:
+        """The highest view of `height` that this peer said it gives up; −1: none."""
+        return self._given_up.get((peer, height), -1)
+
     def _check_shown(self, signed: Signed, certificate: Certificate | None) -> None:
         """A timeout travels with the certificate that it names, or with a higher one."""
         timeout = codec.decode_message(signed.body, (Timeout,))

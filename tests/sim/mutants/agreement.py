@@ -466,7 +466,7 @@ AGREEMENT = (
         "f+1 timeouts of a later view move nobody",
         ("join",),
         _no_join,
-        dataclasses.replace(LOST, n=7, seconds=8.0, lost=0.9, crashes=10, blocks=4),
+        dataclasses.replace(LOST, crashes=4),
     ),
     Mutant("no-follow", "certificates of a later view move nobody", ("progress",), _no_follow, DEAF),
     Mutant(

@@ -6,8 +6,10 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from consensus.turn import Turn, Voted
 from protocol import codec
-from protocol.messages import Commit, Decision, Prepare, Prepared, TimedOut, Timeout, ViewEnded, Vote
+from protocol.messages import Commit, Decision, Prepare, Prepared, Propose, TimedOut, Timeout, ViewEnded, Vote
+from tests.sim.disk import Disk
 from tests.sim.invariants import Violation, faults_tolerated
 from tests.sim.network import Link
 from tests.sim.plan import Fault, Plan
@@ -16,6 +18,7 @@ from tests.sim.strategies.base import opened
 
 SETTLE_SECONDS = 20.0  # without work, until nothing happens any more
 IDLE_SECONDS = 40.0  # then nothing may happen for so long
+RESTORED_SECONDS = 0.1  # after the leader proposed
 JOIN_SECONDS = 0.2  # from what arrives until it is acted on
 SPARED = 0.5  # prepares and timeouts are lost this much more rarely than commits: many blocks are prepared, few decided
 
@@ -92,6 +95,9 @@ CALM = Scenario()
 
 
 class Trouble(Simulation):
+    _doomed: Peer | None = None  # will come back with an old disk
+    _image: Disk | None = None
+
     def __init__(self, scenario: Scenario, plan: Plan) -> None:
         super().__init__(plan)
         self._scenario = scenario
@@ -117,15 +123,41 @@ class Trouble(Simulation):
             heard[signer] = max(timeout.view, heard.get(signer, -1))
             views = sorted(heard.values(), reverse=True)
             enough = faults_tolerated(len(self.invariants.sets[timeout.height])) + 1
-            if len(views) >= enough and views[enough - 1] > receiver.node.replica.view:
+            if len(views) >= enough and views[enough - 1] >= receiver.node.replica.view:
                 self.after(JOIN_SECONDS, self._check_joined, (receiver, receiver.life, timeout.height, views[enough - 1]))
 
     def _check_joined(self, peer: Peer, life: int, height: int, view: int) -> None:
-        """More voters than there can be liars had given up a later view: so must have whoever heard of it."""
+        """More voters than there can be liars had given up a view: so must have whoever heard of it."""
         if peer.life != life or peer.node is None or peer.node.replica.height != height or not peer.node.may_speak:
             return
-        if peer.node.replica.view < view:
+        if peer.node.replica.view <= view and self.invariants.gave_up(peer.key, height) < view:
             raise Violation("join", f"peer {peer.number} is at {height}.{peer.node.replica.view}, others gave up view {view}")
+
+    def _fault_rollback(self, fault: Fault) -> None:
+        """At the worst moment: a leader comes back with the disk of before it proposed, and may still lead."""
+        self._doomed, self._image = self.peers[fault.nodes[0]], None
+        self.after(fault.at, self._keep_image, ())
+
+    def _keep_image(self) -> None:
+        assert self._doomed is not None
+        self._image = self._doomed.disk.image()
+
+    def note_durable(self, peer: Peer, turn: Turn) -> None:
+        super().note_durable(peer, turn)
+        if peer is self._doomed and self._image is not None and self.healed is None:
+            proposed = [record for record in turn.records if isinstance(record, Voted) and record.slot[0] == Propose.TAG]
+            if proposed:
+                self.after(RESTORED_SECONDS, self._restore, (peer, self._image))
+                self._doomed = None
+            else:
+                self._image = peer.disk.image()
+
+    def _restore(self, peer: Peer, image: Disk) -> None:
+        if self.healed is None:
+            peer.stop()
+            self.invariants.on_rolled_back(peer.key)
+            peer.disk = image
+            peer.start()
 
     def heal(self) -> None:
         self.network.filter = None

@@ -31,7 +31,7 @@ from tests.sim.simulation import Simulation
 
 CRASHES = dataclasses.replace(LOST, seconds=8.0, lost=0.8, crashes=4, blackouts=3)
 CHANGES = Scenario(joiners=1, rotates=True, leaves=1, blocks=24, jobs=False)
-ROLLED_BACK = dataclasses.replace(LOST, seconds=8.0, lost=0.9, rollbacks=1)
+ROLLED_BACK = dataclasses.replace(LOST, seconds=8.0, lost=1.0, rollbacks=1)
 LATE = Scenario(joiners=2, joins_at=3.0, seconds=4.0, blocks=40, jobs=False)
 
 # The disk ------------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ UPKEEP = (
         "a restarted peer votes again in rounds",
         ("one per slot",),
         _forgets_round_votes,
-        Scenario(liars=("late-payload",), lost=0.9, blackouts=3, seconds=8.0, blocks=12),
+        Scenario(liars=("late-payload",), lost=0.6, blackouts=5, seconds=14.0, blocks=12),
     ),
     Mutant("rollback-unchecked", "a peer with an old disk speaks at once", ("rolled back",), _rollback_unchecked, ROLLED_BACK),
     Mutant(
