@@ -8,7 +8,7 @@ from typing import Any
 
 from consensus.turn import Turn, Voted
 from protocol import codec
-from protocol.messages import Commit, Decision, Prepare, Prepared, Propose, TimedOut, Timeout, ViewEnded, Vote
+from protocol.messages import Commit, Decision, Prepare, Prepared, Propose, Proposed, TimedOut, Timeout, ViewEnded, Vote
 from tests.sim.disk import Disk
 from tests.sim.invariants import Violation, faults_tolerated
 from tests.sim.network import Link
@@ -107,7 +107,9 @@ class Trouble(Simulation):
             self.network.filter = self._may_pass
 
     def _may_pass(self, sender: int, receiver: int, data: bytes) -> bool:
-        return self._luck.random() >= self._scenario.lost * _weight(opened(data))
+        message = opened(data)
+        weight = SPARED if isinstance(message, Proposed) and self._scenario.rollbacks else _weight(message)
+        return self._luck.random() >= self._scenario.lost * weight
 
     def _arrive(self, link: Link, epoch: int, messages: list[bytes]) -> None:
         sender, receiver = self.peers[link.sender], self.peers[link.receiver]

@@ -73,10 +73,6 @@ def _forgets(**nothing: Any) -> Any:
     return plant
 
 
-def _forgets_round_votes(planter: Planter) -> None:
-    planter.replace(Disk, "spoken", lambda *_: {})
-
-
 # Old disks -----------------------------------------------------------------------------------------------------------
 
 
@@ -277,13 +273,6 @@ UPKEEP = (
         ("lock", "agreement", "certificate"),
         _forgets(prepared=None),
         CRASHES,
-    ),
-    Mutant(
-        "forgets-round-votes",
-        "a restarted peer votes again in rounds",
-        ("one per slot",),
-        _forgets_round_votes,
-        Scenario(liars=("late-payload",), lost=0.6, blackouts=5, seconds=14.0, blocks=12),
     ),
     Mutant("rollback-unchecked", "a peer with an old disk speaks at once", ("rolled back",), _rollback_unchecked, ROLLED_BACK),
     Mutant(
