@@ -49,7 +49,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 mutants: setup
-	$(BIN)/python -m tests.sim.mutants
+	$(BIN)/python -m tests.sim.mutants --jobs 2
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -49,6 +49,8 @@ class RoundTerms:
 
 PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps or a Python that starts must not lose a round for it
 PROPOSALS_FACTOR = 3.0  # stragglers get three times what the majority of the awaited trainers took
+MINORITY_FACTOR = 6.0  # where most are missing: twice the stragglers' patience, by the slowest of the rounds before
+MINORITY_SECONDS_MIN = 10.0  # it is rather the network, or this machine, that stopped for a moment
 LIGHT_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
 CUT_OFF_SECONDS = 2.0  # T4 − T3: the same
 
@@ -57,8 +59,9 @@ CUT_OFF_SECONDS = 2.0  # T4 − T3: the same
 class RoundTimers:
     """Seconds; what a peer measured and the job allows. They may differ between peers: votes may be fuzzy, their sum is exact."""
 
-    proposals_max: float  # T1 when not even a majority of the awaited trainers has spoken
+    proposals_max: float  # T1 at most
     replays: float  # T2 − T1: re-executing every trainer's proposal
+    proposals_usual: float | None = None  # by then a majority of the awaited was here in all the last rounds; None: first round
 
     def __post_init__(self) -> None:
         assert self.proposals_max > 0
@@ -221,13 +224,22 @@ class RoundBook:
     # What goes out
 
     @property
-    def proposals_seconds(self) -> float:
-        """T1. A majority of the awaited trainers sets the pace, so that neither the slowest nor a liar does."""
+    def pace(self) -> float | None:
+        """Seconds by which a majority of the awaited trainers was here, so that neither the slowest nor a liar sets it."""
         majority = len(self.terms.awaited) // 2 + 1
-        if len(self.arrivals) < majority:
-            return self.timers.proposals_max
-        pace = PROPOSALS_FACTOR * self.arrivals[majority - 1]
-        return min(self.timers.proposals_max, max(PROPOSALS_SECONDS_MIN, pace))
+        return self.arrivals[majority - 1] if len(self.arrivals) >= majority else None
+
+    @property
+    def proposals_seconds(self) -> float:
+        """T1. The first of a minority counts too: where everybody is slower than before, it must not be accepted alone."""
+        usual, pace = self.timers.proposals_usual, self.pace
+        if pace is not None:
+            seconds = max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
+        elif self.arrivals and usual is not None:
+            seconds = max(MINORITY_SECONDS_MIN, MINORITY_FACTOR * usual, PROPOSALS_FACTOR * self.arrivals[-1])
+        else:
+            seconds = self.timers.proposals_max
+        return min(self.timers.proposals_max, seconds)
 
     @property
     def _times(self) -> tuple[float, float, float, float]:

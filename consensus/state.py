@@ -42,7 +42,7 @@ class ReplicaState:
         self._application = application
         self._chain = Chain(chain_id, application, applied, restart)
         self._own = OwnVotes(signer, chain_id, restart.votes)
-        self._check = RollbackCheck()
+        self._check = RollbackCheck(silent_below=restart.silent_below)
         self._pacemaker = Pacemaker()
         self._catch_up, self._fetch, self._future, self._answers = CatchUp(), BlockFetch(), Future(), AnswerRate()
         self._links: set[bytes] = set()

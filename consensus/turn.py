@@ -138,6 +138,7 @@ class Restart:
     blocks: tuple[StoredBlock, ...] = ()  # every stored block above the last decided height
     prepared: Certificate | None = None  # the highest prepare certificate above the last decided height
     evidence: tuple[Evidence, ...] = ()  # all of it
+    silent_below: int = 0  # not from the disk: what the replica before this one, in the same process, had found out
 
 
 NEVER_VOTED = Restart()

@@ -25,9 +25,10 @@ async def keep(file: Path, addresses: Callable[[], Mapping[bytes, str]]) -> None
     """Writes down what `addresses` says of members, newest first, whenever that has changed."""
     while True:
         before = load(file)
-        now = [f"{peer_id(peer)}@{address}" for peer, address in addresses().items()]
-        known = {entry.partition("@")[0] for entry in now}
-        entries = tuple(now + [entry for entry in before if entry.partition("@")[0] not in known])[:ADDRESSES_KEPT]
+        now = {peer_id(peer): address for peer, address in addresses().items()}
+        replaced = {*now, *now.values()}  # who moved, and who answered there before
+        kept = [entry for entry in before if replaced.isdisjoint(entry.split("@"))]
+        entries = tuple([f"{peer}@{address}" for peer, address in now.items()] + kept)[:ADDRESSES_KEPT]
         if set(entries) != set(before):
             await trio.to_thread.run_sync(_save, file, entries)
         await trio.sleep(SAVE_SECONDS)

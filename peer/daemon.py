@@ -69,7 +69,8 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
         texts.mkdir(exist_ok=True)
         host, events = ModelHost(directory.models), EventLog()
         book = directory.path / "addresses"
-        network = Swarm(signer, genesis.chain_id, config.listen, (*config.bootstrap, *addressbook.load(book)), blobs)
+        remembered = addressbook.load(book)
+        network = Swarm(signer, genesis.chain_id, config.listen, config.bootstrap, blobs, remembered=remembered)
         worker = None if config.role == "voter" else Worker(config.threads)
         role = (make_role or configured_role)(config, worker, texts, lambda: driver)
         invitation = _invitation(directory)

@@ -106,10 +106,10 @@ class Driver:
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _Restores | None = None
 
-    def _restored_node(self) -> Node:
+    def _restored_node(self, silent_below: int = 0) -> Node:
         """As the store says that this peer stopped."""
         ledger = self._restored_ledger()
-        restart = restart_of(self.store, ledger.state.height)
+        restart = replace(restart_of(self.store, ledger.state.height), silent_below=silent_below)
         return Node(self.signer, self.rules, ledger, restart, self._verifier, self.store.round_votes)
 
     def _restored_ledger(self) -> Ledger:
@@ -296,7 +296,7 @@ class Driver:
         self._applying.cancel()
         await self._applying_ended.wait()
         await trio.to_thread.run_sync(self._install, restores.restored, restores.links)
-        self.node = self._restored_node()
+        self.node = self._restored_node(self.replica.silent_below)  # what was forgotten is not on the new disk either
         self.workshop.follow(self.rounds)
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._apply_decided)

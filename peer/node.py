@@ -135,8 +135,16 @@ class Node:
 
     @property
     def may_speak(self) -> bool:
-        """Whether this peer signs anything: not before it knows that it has forgotten nothing that it signed."""
-        return self.replica.may_speak and (self.replica.is_voter or not self._trains or self._recall.look(self._voters))
+        """Whether this peer signs anything: not before it knows that it has forgotten nothing that it signed.
+
+        What the others remember of rounds ends with the rounds: so nothing is said in one that a decided block may have closed.
+        """
+        is_applied = self.state.height + 1 >= self.replica.height
+        return is_applied and self.replica.may_speak and (self.replica.is_voter or not self._trains or self._is_recalled)
+
+    @property
+    def _is_recalled(self) -> bool:
+        return self._recall.look(self._voters, self.state.height + 1)
 
     @property
     def _trains(self) -> bool:
@@ -196,7 +204,7 @@ class Node:
             self._handle_relayed(signed)
 
     def _ask_what_was_heard(self) -> None:
-        if self._trains and not self.replica.is_voter and not self._recall.look(self._voters):
+        if self._trains and not self.replica.is_voter and not self._is_recalled:
             asked = self._recall.ask(self._voters, self._links, self._now)
             if asked:
                 self._send(asked, GetHeard())
@@ -269,7 +277,7 @@ class Node:
             case Heard():
                 self._take(events.Received(peer, message))
                 self._conclude()  # what we forgot must be known before we say anything in a round
-                self._recall.answer(peer, message.height, self.replica.height)
+                self._recall.answer(peer, message.height)
             case _:
                 self._take(events.Received(peer, message))
 

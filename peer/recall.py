@@ -18,21 +18,22 @@ class Recall:
     """One per life of a node; it opens once, when a quorum of voters has said what it heard from us."""
 
     is_over: bool = False
-    _answered: set[bytes] = field(default_factory=set)
+    _claims: dict[bytes, int] = field(default_factory=dict)  # who answered -> its next height then
     _next: float = 0.0
 
-    def answer(self, voter: bytes, claim: int, height: int) -> None:
-        """`claim`: the voter's next height, `height`: ours. Whoever is ahead has forgotten rounds that are still open here."""
-        if claim <= height:
-            self._answered.add(voter)
+    def answer(self, voter: bytes, claim: int) -> None:
+        if not self.is_over:
+            self._claims[voter] = claim
 
-    def look(self, voters: VoterSet) -> bool:
-        self.is_over = self.is_over or len(self._answered.intersection(voters.keys)) >= voters.quorum
+    def look(self, voters: VoterSet, height: int) -> bool:
+        """`height` is what we apply next. Whoever was ahead has forgotten rounds that are still open here: it counts later."""
+        reached = sum(self._claims.get(voter, height + 1) <= height for voter in voters.keys)
+        self.is_over = self.is_over or reached >= voters.quorum
         return self.is_over
 
     def ask(self, voters: VoterSet, links: Set[bytes], now: float) -> tuple[bytes, ...]:
         """Whom to ask now."""
-        missing = tuple(sorted(links & set(voters.keys) - self._answered))
+        missing = tuple(sorted(links & set(voters.keys) - self._claims.keys()))
         if not missing or now < self._next:
             return ()
         self._next = now + ASK_SECONDS

@@ -55,6 +55,7 @@ class Rounds:
         self._early: dict[RoundKey, list[tuple[Signed, RoundMessage]]] = {}
         self._replays: list[float] = []  # seconds of recent re-executions
         self._audits: list[float] = []  # seconds that the re-executors' ballots took in recent rounds
+        self._paces: dict[bytes, list[float]] = {}  # by job: what a majority of its trainers took in recent rounds
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
         self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
@@ -68,11 +69,10 @@ class Rounds:
         before = {(key, book.terms.round) for key, book in self.books.items()}
         now = {(key, job.round) for key, job in running.items()}
         for key, _ in before - now:
-            audited = self.books.pop(key).audited
-            if audited:  # zero: the ballots were there before the round opened here
-                self._audits = [*self._audits, audited][-MEASURED_MAX:]
+            self._learn(key, self.books.pop(key))
             self._sought.pop(key, None)
         self._finished = state.jobs.jobs.keys() - running.keys()
+        self._paces = {key: paces for key, paces in self._paces.items() if key in running}
         self._early = {
             k: v
             for k, v in self._early.items()
@@ -82,11 +82,18 @@ class Rounds:
         self._to_publish = {key: proposal for key, proposal in self._to_publish.items() if key in now}
         return sorted(now - before), sorted(before - now)
 
+    def _learn(self, key: bytes, closed: RoundBook) -> None:
+        if closed.audited:  # zero: the ballots were there before the round opened here
+            self._audits = [*self._audits, closed.audited][-MEASURED_MAX:]
+        if closed.pace is not None:
+            self._paces[key] = [*self._paces.get(key, []), closed.pace][-MEASURED_MAX:]
+
     def open(self, key: bytes, job: Job, now: float, spoken: Mapping[str, Signed], proposal_seconds: float) -> Outcome:
-        """Opens the round, with what we said in it before a restart and what came too early. `proposal_seconds` is T1."""
+        """Opens the round, with what we said in it before a restart and what came too early. `proposal_seconds` bounds T1."""
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
-        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays))
+        usual = max(self._paces.get(key, []), default=None)
+        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key] = RoundBook(terms, me, now, timers)
         outcome = Outcome(sends=list(spoken.values()))

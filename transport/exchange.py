@@ -1,8 +1,9 @@
 """Payloads by digest: pulled in chunks over the links, from whoever holds them.
 
 One transfer has one holder at a time and asks it for consecutive chunks, a window ahead. A holder that says NoBlob, stalls or
-disappears is left for another, and the transfer goes on where it stands. If bytes of several holders turn out not to have the
-right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one holder, whose lie is then his.
+disappears is left for another, and the transfer goes on where it stands. Who answers nothing in any transfer (a stopped process
+keeps its links) is known to be silent: asked after all others until it answers. If bytes of several holders turn out not to have
+the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one holder, whose lie is his.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 WINDOW_CHUNKS = 32  # asked for ahead: 1.5 MiB, which is 15 MB/s over a link of 100 ms
 STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
+PATIENCE_SECONDS = 1.0  # for a first answer, where another could be asked: three round trips of 300 ms. Doubled each time
 REST_SECONDS = 0.5  # a holder without the blob is asked again after this long, doubling
 REST_SECONDS_MAX = 15.0
 TRANSFERS_MAX = 16  # at once; the others wait their turn, so that windows do not fill a holder's queue
@@ -46,6 +48,7 @@ class _Transfer:
     changed: trio.Event = field(default_factory=trio.Event)  # another holder may be there, or this one is finished with
     pull: trio.CancelScope | None = None  # its deadline is the stall deadline
     holder: bytes | None = None
+    asked: float = 0.0  # when this holder was
     total: int | None = None
     offset: int = 0  # written so far
     requested: int = 0
@@ -82,6 +85,7 @@ class Exchange:
         self._me, self._blobs = me, blobs
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
+        self._silent: set[bytes] = set()  # asked in vain, and not heard from since
         self._turns = trio.CapacityLimiter(TRANSFERS_MAX)
         self._nursery: trio.Nursery | None = None
         self.bytes_sent = 0
@@ -131,6 +135,7 @@ class Exchange:
                 transfer.wake()
 
     def peer_disconnected(self, peer: bytes) -> None:
+        self._silent.discard(peer)
         for transfer in self._transfers.values():
             if transfer.holder == peer:
                 transfer.wake()
@@ -153,13 +158,22 @@ class Exchange:
             return None
         return BlobChunk(request.digest, request.offset, size, chunk)
 
+    def _hear(self, peer: bytes) -> None:
+        """It answers, if only others of our transfers: those that wait for it give it the time that a busy holder needs."""
+        self._silent.discard(peer)
+        for transfer in self._transfers.values():
+            if transfer.holder == peer and transfer.pull is not None:
+                transfer.pull.deadline = max(transfer.pull.deadline, transfer.asked + STALL_SECONDS)
+
     def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
+        self._hear(peer)
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
             transfer.wake()
 
     def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
         """Runs in the link's reader, so that a slow disk slows the sender down and nothing piles up here."""
+        self._hear(peer)
         self.bytes_received += len(chunk.chunk)
         transfer = self._transfers.get(chunk.digest)
         if transfer is None or transfer.holder != peer or transfer.error is not None:
@@ -230,25 +244,36 @@ class Exchange:
             return None, min((transfer.rests[peer][0] - now for peer in peers), default=REST_SECONDS_MAX)
         return min(ready, key=lambda peer: self._preference(transfer, peer)), 0.0
 
-    def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[float, bool, bytes]:
-        """Asked first: whoever failed least, then the named sources; the rest spreads the load over the holders."""
+    def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[float, bool, bool, bytes]:
+        """Asked first: whoever failed least, who answers, the named sources; the rest spreads the load over the holders."""
         failed = transfer.rests.get(peer, (0.0, 0.0))[1]
-        return failed, peer not in transfer.preferred, hashlib.sha256(self._me + transfer.digest + peer).digest()
+        spread = hashlib.sha256(self._me + transfer.digest + peer).digest()
+        return failed, peer in self._silent, peer not in transfer.preferred, spread
 
     async def _pull(self, transfer: _Transfer, holder: bytes) -> None:
         """Take chunks from `holder` until the blob is complete or the holder is given up."""
         if transfer.one_holder and transfer.contributors - {holder}:
             transfer.restart()
-        transfer.holder, transfer.requested = holder, transfer.offset
+        transfer.holder, transfer.requested, transfer.asked = holder, transfer.offset, trio.current_time()
+        patience = self._patience(transfer, holder)
         self._request(transfer, holder)
         try:
-            with trio.move_on_after(STALL_SECONDS) as transfer.pull:
+            with trio.move_on_after(patience) as transfer.pull:
                 await transfer.changed.wait()
+            if transfer.pull.cancelled_caught and holder in self._connected():
+                self._silent.add(holder)
         finally:
             transfer.holder = transfer.pull = None
         if not transfer.complete:
             pause = min(REST_SECONDS_MAX, 2 * transfer.rests.get(holder, (0.0, REST_SECONDS / 2))[1])
             transfer.rests[holder] = (trio.current_time() + pause, pause)
+
+    def _patience(self, transfer: _Transfer, holder: bytes) -> float:
+        """Seconds for its first answer. Who fails often gets more, so that a link of any delay is waited for in the end."""
+        if self._connected() <= {holder}:
+            return STALL_SECONDS
+        failed = 0.0 if holder in self._silent else transfer.rests.get(holder, (0.0, 0.0))[1]
+        return min(STALL_SECONDS, max(PATIENCE_SECONDS, 2 * PATIENCE_SECONDS * failed / REST_SECONDS))
 
     def _request(self, transfer: _Transfer, holder: bytes) -> None:
         end = transfer.offset + WINDOW_CHUNKS * BLOB_CHUNK_BYTES

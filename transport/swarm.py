@@ -13,7 +13,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import trio
@@ -60,8 +60,9 @@ class _Known:
 
     address: str
     peer: bytes | None  # None: whoever answers
-    named: bool = False  # by the operator: never forgotten for its failures
+    named: bool = False  # by the operator, or remembered: never forgotten for its failures
     pinned: bool = False  # only `peer` may answer
+    remembered: bool = False  # `peer` was there once
     failures: int = 0
 
 
@@ -92,10 +93,12 @@ class Swarm(Hub):
         bootstrap: Sequence[str],
         blobs: BlobStore,
         *,
+        remembered: Sequence[str] = (),
         allow: Allow = lambda peer: True,
         random: Random | None = None,
     ) -> None:
         """`listen`: "host:port", port 0 for any free one. `bootstrap`: "host:port" or "peer id@host:port".
+        `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them.
 
         Raises `UserError` for an address that is none.
         """
@@ -105,7 +108,9 @@ class Swarm(Hub):
         self._identity, self._chain_id = identity, chain_id
         self._random = random or Random(secrets.randbits(64))
         self._static = KeyPair.of(secrets.token_bytes(32))  # one for each start, see `Established.incarnation`
-        self._book = {known.address: known for known in map(_parse_bootstrap, bootstrap)}
+        self._book: dict[str, _Known] = {}
+        for known in (*map(_parse_bootstrap, bootstrap), *(replace(_parse_bootstrap(e), remembered=True) for e in remembered)):
+            self._book.setdefault(known.address, known)
         self._claims: dict[bytes, str] = {}  # peer -> its address in its own words, over an authenticated link
         self._dials = trio.CapacityLimiter(DIALS_MAX)
         self._half_open: Counter[str] = Counter()
@@ -164,8 +169,8 @@ class Swarm(Hub):
             if error.reason != "self":
                 log.info("%s: %s", address, error)
                 self.refuse(error.reason)
-            if dialed and (error.reason == "self" or (error.reason == "wrong-peer" and not self._is_named(address))):
-                self._book.pop(address, None)
+            if dialed:
+                self._reconsider(address, error.reason)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the connection broke: what that means is seen from the links
         except Exception:
@@ -322,6 +327,14 @@ class Swarm(Hub):
         return trio.current_time() - start
 
     # Addresses -------------------------------------------------------------------------------------------------------
+
+    def _reconsider(self, address: str, reason: str) -> None:
+        """Somebody else answered at an address."""
+        known = self._book.get(address)
+        if known is not None and known.remembered and reason == "wrong-peer":
+            known.peer, known.pinned = None, False  # who was there goes on under a new key, perhaps, and remembers our old one
+        elif reason == "self" or (reason == "wrong-peer" and not self._is_named(address)):
+            self._book.pop(address, None)
 
     def _is_named(self, address: str) -> bool:
         return address in self._book and self._book[address].named

@@ -348,6 +348,50 @@ def test_the_majority_of_the_awaited_trainers_sets_the_pace_for_the_others() -> 
     assert mine.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR * 8, abs=1e-3)
 
 
+USUAL = RoundTimers(proposals_max=60.0, replays=30.0, proposals_usual=3.0)  # as in the rounds before
+
+
+def test_where_a_majority_is_missing_the_rounds_before_say_how_long_it_is_worth_waiting() -> None:
+    """One trainer is frozen, the worker of another is stopped: the round must not take all the time that the job allows."""
+    mine = book(3, terms(trainers=4), USUAL)
+    hear_proposal(mine, 0, now=OPENED + 1)
+    hear_proposal(mine, 1, now=OPENED + 2)
+    assert mine.proposals_seconds == ballots.MINORITY_FACTOR * 3.0 < 60.0
+    for trainer in (0, 1):
+        mine.judge(KEYS[trainer], ACCEPT, OPENED + 2)
+    assert mine.ballot_due(OPENED + ballots.MINORITY_FACTOR * 3.0 - 1) is None
+    assert mine.ballot_due(OPENED + ballots.MINORITY_FACTOR * 3.0 + 1) == ballot({0: ACCEPT, 1: ACCEPT})
+
+
+def test_while_no_awaited_trainer_is_here_nothing_tells_that_this_round_is_as_the_others_were() -> None:
+    mine = book(3, terms(trainers=4, awaited=3), USUAL)
+    hear_proposal(mine, 3, now=OPENED + 1)
+    assert mine.proposals_seconds == 60.0
+
+
+def test_a_round_in_which_even_the_first_is_late_gives_the_others_three_times_as_long() -> None:
+    """Everybody became slower: whoever comes first must not be the only one that is accepted."""
+    mine = book(3, terms(trainers=4), USUAL)
+    hear_proposal(mine, 0, now=OPENED + 19)
+    assert mine.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR * 19, abs=1e-3)
+    hear_proposal(mine, 1, now=OPENED + 50)
+    assert mine.proposals_seconds == 60.0
+
+
+def test_a_majority_says_more_than_the_rounds_before() -> None:
+    mine = book(3, terms(trainers=3), USUAL)
+    for trainer in (0, 1):
+        hear_proposal(mine, trainer, now=OPENED + 1)
+    assert mine.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR, abs=1e-3)
+
+
+def test_quick_rounds_do_not_make_a_minority_hasty_and_the_job_has_the_last_word() -> None:
+    for maximum, expected in ((60.0, ballots.MINORITY_SECONDS_MIN), (4.0, 4.0)):
+        mine = book(3, terms(trainers=3), RoundTimers(maximum, 30.0, proposals_usual=0.01))
+        hear_proposal(mine, 0, now=OPENED + 0.01)
+        assert mine.proposals_seconds == expected
+
+
 def test_the_pace_has_a_floor_a_ceiling_and_does_not_hear_trainers_that_nobody_awaits() -> None:
     fast, slow, strange = (book(3, terms(trainers=3, awaited=1)) for _ in range(3))
     hear_proposal(fast, 0, now=OPENED + 0.01)

@@ -40,6 +40,10 @@ async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
         known[key(1)] = "127.0.0.1:9"
         await trio.sleep(SAVE_SECONDS)
         assert set(addressbook.load(file)) == {entry(1, 9), entry(2, 2)}, "one address a peer, the last one"
+        del known[key(1)]
+        known[key(3)] = "127.0.0.1:9"
+        await trio.sleep(SAVE_SECONDS)
+        assert set(addressbook.load(file)) == {entry(3, 9), entry(2, 2)}, "one peer an address, the last one"
         known |= {key(number): f"127.0.0.1:{number}" for number in range(3, 3 + 2 * ADDRESSES_KEPT)}
         await trio.sleep(SAVE_SECONDS)
         assert len(addressbook.load(file)) == ADDRESSES_KEPT

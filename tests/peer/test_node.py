@@ -359,3 +359,18 @@ def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_
     shell.turn(Do(lambda: shell.node.rounds.publish(codec.decode_message(first.body, (Proposal,)), pack.now)))
     pack.settle()
     assert all(trainer.public in shell.node.rounds.books[job].proposals for shell in pack)
+
+
+def test_a_peer_says_nothing_in_rounds_while_a_decided_block_waits_for_being_applied(pack: Pack) -> None:
+    """It may close the round: those who have applied it have forgotten what we said in it, and could not tell us."""
+    slow = pack[2]
+    pack.settle()
+    slow._apply = lambda: None  # type: ignore[method-assign]
+    pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
+    pack.until(lambda shell: shell.node.replica.height == 2)
+    silent = not slow.node.may_speak
+    assert slow.node.state.height == 0 and silent
+    del slow._apply
+    slow._apply()
+    pack.settle()
+    assert slow.node.state.height >= 1 and slow.node.may_speak

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from consensus import ballots
 from consensus.ballots import RoundTerms, signed_digest
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
@@ -317,3 +318,45 @@ def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_
     hear(rounds, chain, chain.people[1], proposal(chain, key))
     rounds.judge((key, 0), chain.people[1].public, ACCEPT, None, NOW)
     assert rounds.due(NOW + 1_000) == Outcome() and rounds.muted == {(key, 0)}
+
+
+def in_minority(rounds: Rounds, chain: Chain, key: bytes, now: float) -> float:
+    """T1 of the open round of this job, once the first of four trainers is here, at once."""
+    number = chain.ledger.state.jobs.jobs[key].round
+    open_all(rounds, chain, now)
+    hear(rounds, chain, chain.people[0], proposal(chain, key, round=number), now)
+    rounds.deliver((key, number), chain.people[0].public, now)
+    return rounds.books[key].proposals_seconds
+
+
+def closes_at_pace(rounds: Rounds, chain: Chain, key: bytes, now: float, pace: float) -> None:
+    """A round of which a majority of the trainers was here after `pace` seconds, and the last one never."""
+    number = chain.ledger.state.jobs.jobs[key].round
+    for person in chain.people[:3]:
+        rounds.deliver((key, number), person.public, now + pace)
+    chain.play(key)
+
+
+def test_a_round_learns_from_those_before_how_long_a_minority_waits(chain: Chain) -> None:
+    rounds, key = rounds_of(chain), chain.start(replace(LANGUAGE, rounds=3))
+    assert in_minority(rounds, chain, key, NOW) == LANGUAGE.proposal_seconds, "nothing is known yet"
+    closes_at_pace(rounds, chain, key, NOW, 4.0)
+    assert in_minority(rounds, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0
+    closes_at_pace(rounds, chain, key, NOW, 2.0)
+    assert in_minority(rounds, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0, "the slowest of the last rounds counts"
+
+
+def test_what_one_job_learned_is_not_said_of_another_nor_kept_when_it_ends(chain: Chain) -> None:
+    rounds, key = rounds_of(chain), chain.start(LANGUAGE)
+    for _ in range(2):
+        in_minority(rounds, chain, key, NOW)
+        closes_at_pace(rounds, chain, key, NOW, 4.0)
+    assert in_minority(rounds, chain, chain.start(replace(LANGUAGE, name="next")), NOW) == LANGUAGE.proposal_seconds
+    assert rounds._paces == {}
+
+
+def test_a_round_without_a_majority_teaches_nothing(chain: Chain) -> None:
+    rounds, key = rounds_of(chain), chain.start(replace(LANGUAGE, rounds=3))
+    in_minority(rounds, chain, key, NOW)
+    chain.play(key)
+    assert in_minority(rounds, chain, key, NOW) == LANGUAGE.proposal_seconds

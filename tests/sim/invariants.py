@@ -90,6 +90,7 @@ class Invariants:
     reference: Callable[[int, bytes], tuple[str | None, bytes]]
     latest_clock: Callable[[], float] = lambda: float("inf")  # of any honest peer, seconds
     may_go: set[bytes] = field(default_factory=set)  # honest voters that asked to leave, or to change their key
+    heirs: set[bytes] = field(default_factory=set)  # keys that liars rotated to: one and the same person, who may be expelled
     excused: set[bytes] = field(default_factory=set)  # restored from an old disk: they may have signed what nobody remembers
     decided: dict[int, bytes] = field(default_factory=dict)
     views: dict[int, int] = field(default_factory=dict)  # in which view each height was decided first
@@ -257,7 +258,7 @@ class Invariants:
                 raise Violation("voter sets", f"{short_id(peer)} has other voters for height {of}")
         self._check_change(sets[1], sets[2], height)
         for key in expelled:
-            if key in self.honest and key not in self.excused:
+            if key in self.honest and key not in self.excused | self.heirs:
                 raise Violation("honest expelled", f"{short_id(key)} at height {height}")
 
     def _check_change(self, before: Keys, after: Keys, height: int) -> None:
@@ -265,7 +266,7 @@ class Invariants:
         if max(len(gone), len(new)) > max(1, faults_tolerated(len(before))):
             raise Violation("voter sets", f"{len(gone)} left and {len(new)} joined at once after height {height}")
         for key in gone:
-            if key in self.honest and key not in self.may_go | self.excused:
+            if key in self.honest and key not in self.may_go | self.excused | self.heirs:
                 raise Violation("honest expelled", f"{short_id(key)} does not vote any more after height {height}")
 
     # What is said ----------------------------------------------------------------------------------------------------

@@ -898,6 +898,8 @@ class Simulation:
         """The same person goes on with another key, on another machine."""
         old, new = (self.peers[number] for number in fault.nodes)
         self.invariants.may_go.add(old.key)
+        if not old.is_honest:
+            self.invariants.heirs.add(new.key)
 
         def rotate() -> None:
             old.author.wishes.append(workload.rotate(self.chain_id, old.key, new.signer))

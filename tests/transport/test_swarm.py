@@ -111,6 +111,23 @@ async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -
         assert DAVE.public not in bob._claims
 
 
+async def test_whoever_is_found_where_another_peer_is_remembered_is_met(tcp: SwarmWorld) -> None:
+    """A peer with a new key at its old address; nobody dials in the other direction."""
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        bob = await tcp.start(BOB, bootstrap=[], remembered=[f"{peer_id(CAROL.public)}@{alice.address}"])
+        await linked(alice, bob)
+        assert bob.refused()["wrong-peer"] == 1
+
+
+async def test_what_the_operator_says_of_an_address_goes_before_what_is_remembered(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        bob = await tcp.start(BOB, bootstrap=[alice.address], remembered=[f"{peer_id(CAROL.public)}@{alice.address}"])
+        await linked(alice, bob)
+        assert "wrong-peer" not in bob.refused()
+
+
 async def test_a_pinned_address_is_only_used_with_its_key(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)

@@ -28,10 +28,11 @@ def main() -> int:
         for found in pool.imap(work, [(mutant.name, mutant.scenario, options.seeds_max) for mutant in chosen]):
             hunts.append(found)
             print(f"{found['mutant']:30} {found['rule'] or 'MISSED':16} {found['seed']:>5} {found['seconds']:>8.1f}", flush=True)
-        seeds = sorted(
-            {(mutant.scenario, seed) for mutant, found in zip(chosen, hunts, strict=True) for seed in range(found["seed"] + 1)},
-            key=repr,
-        )
+    seeds = sorted(
+        {(mutant.scenario, seed) for mutant, found in zip(chosen, hunts, strict=True) for seed in range(found["seed"] + 1)},
+        key=repr,
+    )
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:  # nothing is planted in these
         unharmed = pool.map(work, [("", scenario, seed) for scenario, seed in seeds], chunksize=1)
     failures = [
         {"scenario": repr(scenario), **found}

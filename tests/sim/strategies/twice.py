@@ -26,7 +26,7 @@ from protocol.messages import (
 from protocol.reasons import Verdict
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest
 
-LATER_SECONDS = 0.6  # then the first half hears what the second half heard
+LATER_SECONDS = 0.05  # then the first half hears what the second half heard, before it has forgotten the height
 
 
 class WithheldLock(Strategy):

@@ -1,0 +1,77 @@
+"""Planted bugs: those that a few seeds show. `python -m tests.sim.mutants` hunts all of them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from consensus.voters import VoterSet
+from tests.sim import invariants
+from tests.sim.campaign import run_one
+from tests.sim.mutants import MUTANTS, Mutant, hunt, scenarios
+from tests.sim.mutants.hunts import work
+from tests.sim.mutants.scenarios import CALM
+
+QUICK = 3  # seeds
+SLOW = ("parent-certificate-unchecked", "snapshot-root-unchecked", "no-answers", "old-commits-ignored")  # seconds each
+
+
+def is_quick(mutant: Mutant) -> bool:
+    return mutant.name not in ("first-certificate", "certificates-of-any-height", "leader-by-certificate", *SLOW) and not (
+        mutant.name.startswith(("rollback-", "forgotten-", "snapshot-"))
+    )
+
+
+@pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if is_quick(mutant)], ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_noticed_by_the_invariant_that_should(mutant: Mutant) -> None:
+    assert hunt(mutant, QUICK) is not None
+
+
+@pytest.mark.parametrize("scenario", sorted({mutant.scenario for mutant in MUTANTS if is_quick(mutant)}, key=repr), ids=str)
+def test_the_unharmed_code_passes_where_bugs_are_noticed(scenario: scenarios.Scenario) -> None:
+    assert run_one(scenario.simulation(0)).problem == ""
+
+
+def test_there_are_thirty_bugs_and_each_has_a_name_of_its_own() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 30
+
+
+def test_every_bug_names_an_invariant_that_exists() -> None:
+    rules = set[str]()
+    for module in (invariants, scenarios, __import__("tests.sim.simulation", fromlist=["simulation"])):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Violation":
+                assert isinstance(node.args[0], ast.Constant)
+                rules.add(str(node.args[0].value))
+    for mutant in MUTANTS:
+        assert rules.issuperset(mutant.expects), mutant.name
+
+
+def test_a_bug_is_gone_when_its_history_is_over() -> None:
+    before = VoterSet.__dict__["quorum"]
+    small = next(mutant for mutant in MUTANTS if mutant.name == "small-quorum")
+    assert small.run(0).rule == "certificate"
+    assert VoterSet.__dict__["quorum"] is before
+    assert work(("", CALM, 0))["rule"] is None
+
+
+def test_a_bug_that_only_crashes_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = Mutant("crash", "", ("certificate",), lambda planter: planter.replace(VoterSet, "quorum", None))
+    assert crash.run(0).rule == "TypeError"
+    assert hunt(crash, 1) is None
+
+
+def test_the_hunt_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.sim.mutants.__main__ import main
+
+    path = tmp_path / "found.json"
+    monkeypatch.setattr("sys.argv", ["mutants", "--only", "small-quorum", "--seeds-max", "2", "--json", str(path)])
+    assert main() == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"small-quorum +certificate +0", printed) and "1 caught, 0 missed; unharmed: 1 passed, 0 failed" in printed
+    assert json.loads(path.read_text())["hunts"][0]["rule"] == "certificate"

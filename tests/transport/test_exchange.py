@@ -1,0 +1,171 @@
+"""How long a transfer waits for a holder that does not answer. Virtual time; the links are tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from protocol.errors import RemoteProtocolError
+from protocol.messages import BlobChunk, GetBlob, NoBlob
+from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, digest
+from transport.exchange import PATIENCE_SECONDS, STALL_SECONDS, Exchange
+from transport.framing import Priority
+
+ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public
+BLOBS = [bytes([n]) * 100 for n in range(20)]
+
+
+async def _run_here(work: Callable[[], None]) -> None:
+    work()
+
+
+class Links:
+    """Two holders. What a frozen one was asked it answers when it thaws, as a stopped process with open sockets does."""
+
+    nursery: trio.Nursery
+
+    def __init__(self, *blobs: bytes) -> None:
+        self.store, self.blobs = MemoryBlobs(), MemoryBlobs(*blobs)
+        self.peers = {FROZEN, LIVE}
+        self.frozen = {FROZEN}
+        self.latency_seconds = dict.fromkeys(self.peers, 0.01)
+        self.lacking: set[tuple[bytes, bytes]] = set()  # who does not hold what
+        self.asked: list[tuple[bytes, bytes]] = []
+        self.dropped: list[bytes] = []
+        self.unread: list[GetBlob] = []
+        self.exchange = Exchange(
+            ME,
+            self.store,
+            send=self._send,
+            drop=self._drop,
+            connected=lambda: frozenset(self.peers),
+            run_blocking=_run_here,
+        )
+
+    def _send(self, peer: bytes, message: GetBlob | BlobChunk | NoBlob, priority: Priority) -> bool:
+        assert isinstance(message, GetBlob)
+        self.asked.append((peer, message.digest))
+        if peer in self.frozen:
+            self.unread.append(message)
+        else:
+            self.nursery.start_soon(self._answer, peer, message)
+        return True
+
+    async def _answer(self, peer: bytes, request: GetBlob) -> None:
+        await trio.sleep(self.latency_seconds[peer])
+        size = self.blobs.size(request.digest)
+        if size is None or (peer, request.digest) in self.lacking:
+            self.exchange.on_no_blob(peer, NoBlob(request.digest))
+        else:
+            chunk = self.blobs.read(request.digest, request.offset, size)
+            self.exchange.on_blob_chunk(peer, BlobChunk(request.digest, request.offset, size, chunk))
+
+    def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:
+        self.dropped.append(peer)
+
+    def thaw(self) -> None:
+        self.frozen.clear()
+        for request in self.unread:
+            self.nursery.start_soon(self._answer, FROZEN, request)
+
+    async def fetch(self, blob: bytes, source: bytes = FROZEN) -> float:
+        """Seconds that it took."""
+        start = trio.current_time()
+        await self.exchange.fetch(digest(blob), len(blob), [source])
+        return trio.current_time() - start
+
+
+@asynccontextmanager
+async def running(links: Links) -> AsyncIterator[Links]:
+    async with trio.open_nursery() as links.nursery:
+        await links.nursery.start(links.exchange.run)
+        yield links
+        links.nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def links() -> AsyncIterator[Links]:
+    async with running(Links(*BLOBS)) as made:
+        yield made
+
+
+async def test_a_silent_holder_costs_its_patience_once_and_later_transfers_nothing(
+    links: Links, autojump_clock: MockClock
+) -> None:
+    assert PATIENCE_SECONDS <= await links.fetch(BLOBS[0]) < PATIENCE_SECONDS + 0.1
+    assert [await links.fetch(blob) < 0.1 for blob in BLOBS[1:]] == [True] * 19
+    assert [peer for peer, _ in links.asked].count(FROZEN) == 1
+    assert links.dropped == []
+
+
+async def test_transfers_that_begin_together_lose_the_same_second(links: Links, autojump_clock: MockClock) -> None:
+    start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for blob in BLOBS[:10]:
+            nursery.start_soon(links.fetch, blob)
+    assert trio.current_time() - start < PATIENCE_SECONDS + 0.1
+
+
+async def test_a_holder_that_answers_again_is_asked_again(links: Links, autojump_clock: MockClock) -> None:
+    await links.fetch(BLOBS[0])
+    links.thaw()
+    await trio.sleep(1)
+    links.asked.clear()
+    await links.fetch(BLOBS[1])
+    assert links.asked == [(FROZEN, digest(BLOBS[1]))]
+
+
+async def test_a_new_link_is_a_new_chance(links: Links, autojump_clock: MockClock) -> None:
+    await links.fetch(BLOBS[0])
+    links.exchange.peer_disconnected(FROZEN)
+    links.frozen.clear()
+    links.asked.clear()
+    await links.fetch(BLOBS[1])
+    assert links.asked == [(FROZEN, digest(BLOBS[1]))]
+
+
+@pytest.mark.parametrize("latency_seconds", [1.5, 3.0, STALL_SECONDS - 0.1])
+async def test_a_holder_slower_than_the_patience_is_given_more_each_time(
+    links: Links, autojump_clock: MockClock, latency_seconds: float
+) -> None:
+    links.frozen.clear()
+    links.latency_seconds[FROZEN] = latency_seconds
+    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    assert await links.fetch(BLOBS[0]) < 6 * STALL_SECONDS
+
+
+async def test_the_only_link_is_given_all_the_time_and_asked_once(links: Links, autojump_clock: MockClock) -> None:
+    links.peers = {FROZEN}
+    links.frozen.clear()
+    links.latency_seconds[FROZEN] = STALL_SECONDS - 0.1
+    assert await links.fetch(BLOBS[0]) < STALL_SECONDS
+    assert len(links.asked) == 1
+
+
+async def test_a_holder_that_answers_others_is_busy_and_not_silent(links: Links, autojump_clock: MockClock) -> None:
+    """Its queue is long: what was asked last comes after all the rest."""
+    links.frozen.clear()
+    async with trio.open_nursery() as nursery:
+        for place, blob in enumerate(BLOBS[:4]):
+            links.latency_seconds[FROZEN] = 0.9 * PATIENCE_SECONDS * (place + 1)
+            nursery.start_soon(links.fetch, blob)
+            await trio.testing.wait_all_tasks_blocked()
+    assert links.asked == [(FROZEN, digest(blob)) for blob in BLOBS[:4]]
+
+
+async def test_a_blob_that_somebody_gets_later_does_not_wait_for_the_silent_one(links: Links, autojump_clock: MockClock) -> None:
+    """Nobody else has it yet, so the silent one is asked too: not longer than its patience each time."""
+    await links.fetch(BLOBS[0])
+    links.lacking = {(LIVE, digest(BLOBS[1]))}
+    links.nursery.start_soon(_gets_it, links, 3.0)
+    assert 3.0 <= await links.fetch(BLOBS[1]) < 3.0 + 2 * PATIENCE_SECONDS + 2.0
+
+
+async def _gets_it(links: Links, seconds: float) -> None:
+    await trio.sleep(seconds)
+    links.lacking.clear()
