@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from consensus.block import Block, decode_block
@@ -156,6 +156,14 @@ class Journal(Protocol):
 
     def block(self, digest: bytes) -> bytes | None:
         """The bytes of a stored undecided block."""
+
+
+def restart_of(journal: Journal, applied: int) -> Restart:
+    """With every decided block that is not applied yet: whichever of them names another state than we find must be noticed."""
+    restart = journal.load()
+    first_held = restart.decided[0].height if restart.decided else 0
+    waiting = [journal.decision(height) for height in range(applied + 1, first_held)]
+    return replace(restart, decided=(*(decided for decided in waiting if decided), *restart.decided))
 
 
 class Outlet(Protocol):

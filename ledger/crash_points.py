@@ -41,6 +41,8 @@ WRITES = {
     "model-aside": "a model of the same name moves aside",
     "model-name": "the new model gets its name",
     "model-remove": "what was moved aside goes",
+    "file-invitation": "`peer join`: the permission to join",
+    "file-toml": "`peer init` and `join`: what the command line said, for a later `peer run`",
     "file-addresses": "where members were reached",
     "file-txt": "a training text, put together from its pieces",
     "file-tokens": "a tokenized text (in the worker process)",

@@ -29,11 +29,11 @@ def make_directory(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
+def writing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A stream whose bytes stand durably at `path` once the block ends well; otherwise what was there stays. Raises `OSError`."""
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as stream:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

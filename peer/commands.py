@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from consensus.voters import VoterSet
+from ledger import durable
 from ledger.genesis import Founder, Genesis
 from peer.config import Config, toml
 from peer.datadir import DataDirectory, storage_errors
@@ -106,10 +107,8 @@ def join(options: argparse.Namespace) -> int:
     genesis = codec.encode(invitation.genesis)
     if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the same command may be given again
         directory.write_genesis(genesis)
-    with storage_errors(directory.path):
-        file = directory.path / "invitation"
-        file.touch(mode=0o600)
-        file.write_text(options.invite.strip() + "\n")
+    with storage_errors(directory.path), durable.writing(directory.path / "invitation", 0o600) as stream:
+        stream.write(options.invite.strip().encode() + b"\n")
     _keep_settings(options, directory, _addresses(config, invitation))
     options.bootstrap = ",".join(_addresses(config, invitation))
     print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}", flush=True)
@@ -129,9 +128,9 @@ def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootst
     said.pop("data_directory", None)
     if bootstrap:
         said["bootstrap"] = bootstrap
-    with storage_errors(directory.settings_file):
-        if said and not directory.settings_file.exists():
-            directory.settings_file.write_text("".join(f"{name} = {toml(value)}\n" for name, value in said.items()))
+    if said and not directory.settings_file.exists():
+        with storage_errors(directory.settings_file), durable.writing(directory.settings_file) as stream:
+            stream.write("".join(f"{name} = {toml(value)}\n" for name, value in said.items()).encode())
 
 
 def run(options: argparse.Namespace) -> int:

@@ -342,14 +342,6 @@ class Driver:
             self.workshop.finish((closed.job, job.round), job)
 
 
-def restart_of(store: Store, applied: int) -> Restart:
-    """With every decided block that is not applied yet: whichever of them names another state than we find must be noticed."""
-    restart = store.load()
-    first_held = restart.decided[0].height if restart.decided else 0
-    waiting = [store.decision(height) for height in range(applied + 1, first_held)]
-    return replace(restart, decided=(*(decided for decided in waiting if decided), *restart.decided))
-
-
 def _stored_round(closed: ClosedRound, state: State) -> StoredRound:
     outcome = closed.outcome
     verdicts = dict.fromkeys(outcome.accepted, "accept") | dict.fromkeys(outcome.absent, "absent")

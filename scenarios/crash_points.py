@@ -32,7 +32,7 @@ FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its 
 COUNT_MAX = 3  # which time the point is reached is drawn from 1 to this
 ROUNDS_AFTER = 2  # closed by the others while the victim is down: the round of the crash, and one more
 
-NEWCOMERS = ("identity.key", "genesis", "store-create", "restore")  # written when a peer joins
+NEWCOMERS = ("identity.key", "genesis", "file-invitation", "file-toml", "store-create", "restore")  # written when a peer joins
 RARE = ("store-count", "append-timeout", "append-cut-off", "append-evidence", "file-addresses", "file-txt", "file-tokens")
 TRAINERS = ("append-proposal", "append-cut-off", "file-buffer", "file-tokens", "file-txt", "file-safetensors")
 IN_WORKER = ("file-buffer", "file-tokens")

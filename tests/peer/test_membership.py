@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
+import signal
+import stat
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.peer.processes import Daemon, children, daemons, has_torch, peer, poll
+from ledger.crash_points import VARIABLE
+from ledger.genesis import Founder, Genesis
+from peer.invitation import make_invitation, parse_invitation
+from protocol.identity import Identity
+from tests.peer.processes import Daemon, children, daemons, environment, has_torch, peer, poll
 
 LOOPBACK = ("--listen", "127.0.0.1:0")
 TINY = [
@@ -170,3 +180,31 @@ def test_a_broken_invitation_is_one_line(tmp_path: Path) -> None:
     assert (status, out) == (2, "")
     assert error.startswith("peer: error: 'folkmoot1:abc' is not a whole invitation")
     assert error.count("\n") == 1
+
+
+def invitation_of(genesis: Genesis) -> str:
+    return make_invitation(Identity(bytes(32)), genesis, 7, ("127.0.0.1:1",))
+
+
+GENESIS = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())})
+
+
+@pytest.mark.parametrize("write", ["file-invitation", "file-toml"])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_join_that_is_killed_leaves_each_file_whole_or_as_it_was(tmp_path: Path, side: str, write: str) -> None:
+    file = tmp_path / ("invitation" if write == "file-invitation" else "peer.toml")
+    command = [sys.executable, "-m", "peer.cli", "join", invitation_of(GENESIS), "--name", "ben", "--data-dir", str(tmp_path)]
+    done = subprocess.run(command, env={**environment(), VARIABLE: f"{side}-{write}"}, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert file.exists() == (side == "after")
+    if file.name == "invitation" and side == "after":
+        assert parse_invitation(file.read_text()).genesis == GENESIS and stat.S_IMODE(file.stat().st_mode) == 0o600
+    elif side == "after":
+        assert tomllib.loads(file.read_text()) == {"name": "ben", "bootstrap": ["127.0.0.1:1"]}
+
+
+def test_an_invitation_whose_genesis_no_peer_would_start_with_is_refused(tmp_path: Path) -> None:
+    """Or `peer join` writes a genesis that `peer run` then calls damaged."""
+    founders = {Identity(bytes(32)).public: Founder("anna", ("trainer", "trainer"))}
+    status, _, error = peer("join", invitation_of(replace(GENESIS, founders=founders)), "--data-dir", str(tmp_path / "x"))
+    assert status == 2 and "is not a whole invitation" in error and not (tmp_path / "x").exists()
