@@ -30,8 +30,9 @@ from ledger.jobs import JobTerms, Start
 from ledger.ledger import Ledger
 from ledger.state import Rules
 from ledger.store import Store
+from peer.early import RoundKey
 from peer.node import AppliedBlock, Do, Item, Node
-from peer.rounds import Outcome, RoundKey
+from peer.rounds import Outcome
 from protocol import codec
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign
 from protocol.messages import Commit, Proposal, Proposed, Transaction

@@ -27,7 +27,7 @@ from protocol.reasons import Verdict
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What the block that opened a round fixed for it."""
+    """What the block that opened a round fixed for it, or a later one that gave it to others."""
 
     job: bytes
     round: int
@@ -221,6 +221,18 @@ class RoundBook:
         self.signed_cut_offs.setdefault(signed.signer, signed)
         self.cut_offs.setdefault(signed.signer, cut_off)
 
+    def take_over(self, other: RoundBook) -> None:
+        """What another book of this round holds, which had other voters and trainers: as much of it as counts here."""
+        self.proposals = {trainer: signed for trainer, signed in other.proposals.items() if trainer in self.terms.trainers}
+        self.equivocators, self.double_voters = set(other.equivocators), set(other.double_voters)
+        self.verdicts, self.delivered, self.arrivals = dict(other.verdicts), set(other.delivered), list(other.arrivals)
+        for voter, signed in other.signed_ballots.items():
+            if voter in self.terms.voters:
+                self.add_ballot(signed, other.ballots[voter], self.opened)
+        for voter, signed in other.signed_cut_offs.items():
+            if voter in self.terms.voters:
+                self.add_cut_off(signed, other.cut_offs[voter])
+
     # What goes out
 
     @property
@@ -247,6 +259,11 @@ class RoundBook:
         seconds = (self.proposals_seconds, self.timers.replays, LIGHT_SECONDS, CUT_OFF_SECONDS)
         proposals, auditors, light, cut_off = accumulate(seconds)
         return self.opened + proposals, self.opened + auditors, self.opened + light, self.opened + cut_off
+
+    @property
+    def proposals_due(self) -> float:
+        """T1 as a moment."""
+        return self._times[0]
 
     @property
     def is_auditor(self) -> bool:

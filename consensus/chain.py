@@ -57,6 +57,7 @@ class Chain:
         self.applied = applied.height
         self._state_root = applied.state_root
         self.divergence: str | None = None
+        self._dissenters: set[bytes] = set()  # leaders of this height whose fresh blocks stand on another state than ours
         self.height = FIRST_HEIGHT  # the next one to be decided
         for decided in restart.decided:
             self.height = decided.height
@@ -69,6 +70,16 @@ class Chain:
     def is_applied(self) -> bool:
         """Whether the parent of the next block is applied, so that a block can be made and judged."""
         return self.applied == self.height - 1
+
+    @property
+    def dispute(self) -> str | None:
+        """That so many voters stand on another state that no quorum may be left which stands on ours."""
+        voters, count = self._voters.get(self.height), len(self._dissenters)
+        if voters is None or count <= len(voters) - voters.quorum:
+            return None
+        root = self._state_root.hex()[:16]
+        proposed = f"{count} of {len(voters)} voters proposed height {self.height} on another state root than {root}"
+        return f"{proposed}, which is here; {voters.quorum} with the same root are needed to decide"
 
     @property
     def parent(self) -> Past | None:
@@ -98,6 +109,7 @@ class Chain:
         slim = dataclasses.replace(block, body=b"")
         self._past[self.height] = Past(slim, decided.digest, vote, decided.certificate, participants)
         self.height += 1
+        self._dissenters.clear()
         # The sets change rarely: the hash in the block usually names one that is known, before this block is applied.
         known = {voters.hash: voters for voters in self._voters.values()}
         if self.height not in self._voters and block.next_voters in known:
@@ -183,6 +195,9 @@ class Chain:
             self._check_parent_certificate(block.parent_certificate, verifier)
         except RemoteProtocolError as error:
             return Problem(str(error))
+        if block.state_root != self._state_root:
+            self._dissenters.add(proposer)
+            return Problem(f"it stands on state root {block.state_root.hex()[:16]}, here it is {self._state_root.hex()[:16]}")
         if block != self._envelope(proposer, block.time_ms, block.parent_certificate, block.body):
             return Problem("the envelope is not the one that follows from the parent")
         if self.parent is not None and block.time_ms <= self.parent.block.time_ms:

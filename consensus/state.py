@@ -78,6 +78,11 @@ class ReplicaState:
         return self._chain.divergence
 
     @property
+    def dispute(self) -> str | None:
+        """Why people are needed: more than n − q leaders of this height stand on another state than this replica."""
+        return self._chain.dispute
+
+    @property
     def is_voter(self) -> bool:
         return self._book is not None and self.me in self._book.voters
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Protocol
 
 from consensus.ballots import Outcome, RoundTerms
+from consensus.quorum import faults_tolerated
 from consensus.voters import VoterSet
 from ledger.genesis import TRAINER, Genesis
 from ledger.members import MembersState
@@ -57,7 +59,7 @@ class Job:
     rounds: Count
     phase: Phase
     round: Count  # the open round; after the last one, `rounds`
-    opened: Count  # height of the block that opened it
+    opened: Count  # height of the block that opened it, or gave it the voters and trainers it has now
     model_root: Digest
     audited: bool
     voters: Keys  # of the open round, as all of the following
@@ -161,10 +163,22 @@ class JobsModule:
             awaited = trainers
         elif closed.accepted:
             new = set(trainers) - set(job.trainers)
-            awaited = tuple(sorted((closed.accepted.keys() & set(trainers)) | new))
+            accepted = set(map(members.current, closed.accepted))
+            awaited = tuple(sorted((accepted & set(trainers)) | new))
         else:
             awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
         return replace(job, opened=height, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
+
+    def renew_rounds(self, jobs: Mapping[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
+        """Open rounds that might never be closed as they are get the voters and trainers of now, and stay what they are."""
+        return {key: self._renewed(job, members, height) if _is_stuck(job, members) else job for key, job in jobs.items()}
+
+    def _renewed(self, job: Job, members: MembersState, height: int) -> Job:
+        """Ballots bind no voter set, and the trainers they name stay trainers: whatever was said in the round still counts."""
+        fresh = self.open_round(job, members, height, None)
+        new = [key for key in fresh.trainers if key not in job.trainers][: TRAINERS_MAX - len(job.trainers)]
+        awaited = set(job.awaited) & set(fresh.trainers) | set(new)
+        return replace(fresh, trainers=tuple(sorted((*job.trainers, *new))), awaited=tuple(sorted(awaited)))
 
     def close_round(self, job: Job, members: MembersState, height: int, closed: Outcome) -> Job:
         """The job after one closed round, before its model has taken the step."""
@@ -197,12 +211,21 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
     return JobsState({**state.jobs, key: replace(job, stops=stops, phase=phase, opened=opened)})
 
 
+def _is_stuck(job: Job, members: MembersState) -> bool:
+    """Whether f silent voters, or the loss of keys alone, could keep its open round open for ever."""
+    if job.phase is not Phase.RUNNING:
+        return False
+    voters = members.round_voters
+    votes = len(set(voters) & set(job.voters)) - faults_tolerated(len(voters))
+    return votes < VoterSet(job.voters).quorum or not any(map(members.speaks, job.trainers))
+
+
 def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
-    """Ends the jobs that nobody trains any more, or only the expelled: their open rounds might never be closed."""
+    """Ends the jobs that nobody trains any more: no proposal would come, and their open rounds would never be closed."""
     ended = {
         key: replace(job, phase=Phase.FINISHED, opened=height)
         for key, job in jobs.items()
-        if job.phase is Phase.RUNNING and all(members.is_expelled(trainer) for trainer in job.trainers)
+        if job.phase is Phase.RUNNING and not any(map(members.speaks, job.trainers))
     }
     return {**jobs, **ended}
 

@@ -2,8 +2,8 @@
 
 What a key loses with its member's expulsion, or with its rotation to another key, it loses at once, except its vote: that follows
 the queue of changes of the voter set, max(1, f) a block in this order: expulsions, rotations, leaves, joins. A change made in
-block h acts at h+2. Open rounds keep the voters and trainers they were opened with, so such a key's ballots in them still count;
-the next rounds are opened without it.
+block h acts at h+2. Open rounds keep the voters and trainers they were opened with, so such a key's ballots in them still count,
+as long as the voters of now can close them (`ledger.jobs`); the next rounds are opened without it.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: no member's flood keeps ou
 PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # sixteen of the largest; a member's whole quarter of a block otherwise, many times over
 PENDING_BYTES_MAX = 128 << 20  # of all: what thirty members could fill together must not fill a small machine
 PENDING_STRANGERS_MAX = 64  # of all who are not members here; nothing makes room for more, or it would be passed round for ever
+DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of what left the pool last: what all members can fill it with, once
 
 assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` may ask without looking
 
@@ -47,6 +48,7 @@ class Waiting:
     expires: int
     added: int  # the height that was applied last when it came
     signed: Signed
+    number: int  # how many had come before it
 
     @property
     def size(self) -> int:
@@ -93,12 +95,14 @@ class Pool:
     def __init__(self, height: int = 0) -> None:
         self.height = height
         self.version = 0  # changes whenever something comes or goes
+        self.count = 0  # of all that ever came
         self._waiting: dict[bytes, Waiting] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
         self._strangers: set[bytes] = set()  # keys of `_waiting`
         self._count: Counter[bytes] = Counter()  # by signer
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
+        self._dropped: dict[bytes, None] = {}  # keys of `_waiting` that left it, the last ones
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -113,13 +117,30 @@ class Pool:
         key = self._by_signed.get(digest)
         return None if key is None else self._waiting[key].signed
 
+    def was_dropped(self, signed: Signed) -> bool:
+        """Lately: whoever refuses it now has refused it before, and passed it on all the same."""
+        return transaction_digest(signed) in self._dropped
+
+    def page(self, start: int, end: int, size_max: int, count_max: int) -> tuple[list[Signed], int]:
+        """Some that are numbered from `start` on, and where the next page begins; `end` if nothing follows before that number."""
+        found: list[Signed] = []
+        for entry in self._waiting.values():
+            if not start <= entry.number < end:
+                continue
+            size_max -= entry.size
+            if len(found) == count_max or (size_max < 0 and found):
+                return found, entry.number
+            found.append(entry.signed)
+        return found, end
+
     def add(self, signed: Signed, member: bool = True) -> bool:
         """False if it was here already or there is no room. Keys cost nothing, so strangers share one small part."""
         digest = transaction_digest(signed)
         if digest in self._waiting or not self._has_room(signed, member):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
-        entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed)
+        entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed, self.count)
+        self.count += 1
         self._waiting[digest] = entry
         self._by_signed[signed_digest(signed)] = digest
         if not member:
@@ -192,6 +213,9 @@ class Pool:
             if reason is not None:
                 self._forget(entry)
                 gone.append((entry.signed, reason))
+                self._dropped[entry.digest] = None
+        while len(self._dropped) > DROPPED_MAX:
+            del self._dropped[next(iter(self._dropped))]
         return gone
 
     def _hopeless(self, rules: Rules, state: State, entry: Waiting) -> str | None:

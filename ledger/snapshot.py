@@ -208,13 +208,18 @@ class Shelf:
             return NoSnapshot(message.height)
         snapshot.asked = now
         data = self._data(snapshot, message)
+        if data is None:
+            return NoSnapshot(message.height)
         return Part(message.height, message.content, message.name, message.index, data)
 
-    def _data(self, snapshot: Snapshot, message: GetPart) -> bytes:
+    def _data(self, snapshot: Snapshot, message: GetPart) -> bytes | None:
+        """None: somebody else may have it."""
         match message.content:
             case Content.BLOCK:
                 return _piece(self._block(snapshot.height, message.name), message.index)
             case Content.HEADERS:
+                if not 0 < message.index < snapshot.height:
+                    raise RemoteProtocolError("bad-request", f"{snapshot.height} needs no header of height {message.index}")
                 return self._headers(message.index)
             case Content.MODULE:
                 name = message.name.decode(errors="replace")
@@ -235,7 +240,8 @@ class Shelf:
                 return decided.block
         raise RemoteProtocolError("bad-request", f"no block of this digest belongs to the snapshot of {height}")
 
-    def _headers(self, first: int) -> bytes:
+    def _headers(self, first: int) -> bytes | None:
+        """Whoever was restored from a snapshot itself has no more of them than it was given."""
         headers: list[bytes] = []
         size = 0
         for height in range(first, max(0, first - CERTIFIED_ROOTS_KEPT), -1):
@@ -244,9 +250,7 @@ class Shelf:
                 break
             size += len(header) + 8
             headers.append(header)
-        if not headers:
-            raise RemoteProtocolError("bad-request", f"no header of height {first} is here")
-        return codec.encode(tuple(headers))
+        return codec.encode(tuple(headers)) if headers else None
 
 
 def link_height(link: Link) -> int:

@@ -248,7 +248,8 @@ class Rules:
 
         In this order: closings are judged by the state before the block; evidence expels; transactions apply one after the other
         to what evidence left; the voter sets move on; closed rounds are counted and the next ones opened, also those of started
-        jobs, with the members after all of this; jobs that nobody can go on with end.
+        jobs, with the members after all of this; open rounds that these might never close are given to them; jobs that nobody
+        trains any more end.
         """
         height = state.height + 1
         closed = [self.close(state, closing) for closing in body.closings]
@@ -264,6 +265,7 @@ class Rules:
         started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
         for key in started:  # other transactions of this block may have changed who votes and trains
             jobs[key] = self.jobs.open_round(jobs[key], members, height, None)
+        jobs = self.jobs.renew_rounds(jobs, members, height)
         jobs = bounded(abandoned(jobs, members, height))
         changed = {"members": _unless_equal(state.members, members), "jobs": _unless_equal(state.jobs, JobsState(jobs))}
         return Transition(replace(after, height=height).with_modules(**changed), started, tuple(closed))

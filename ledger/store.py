@@ -34,7 +34,7 @@ from protocol.messages import Certificate, Link
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 EXPLANATION_CHARACTERS_MAX = 120  # of what SQLite says, which may quote the damaged bytes
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
@@ -51,7 +51,8 @@ CREATE TABLE prepared (
     id INTEGER PRIMARY KEY CHECK (id = 0), height INTEGER NOT NULL, certificate BLOB NOT NULL, seal BLOB NOT NULL
 );
 CREATE TABLE round_votes (
-    tag TEXT, job BLOB, round INTEGER, signed BLOB NOT NULL, seal BLOB NOT NULL, PRIMARY KEY (job, round, tag)
+    tag TEXT, job BLOB, round INTEGER, signer BLOB, signed BLOB NOT NULL, seal BLOB NOT NULL,
+    PRIMARY KEY (job, round, tag, signer)
 ) WITHOUT ROWID;
 CREATE TABLE evidence (id BLOB PRIMARY KEY, pair BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE roots (height INTEGER PRIMARY KEY, state_root BLOB NOT NULL, seal BLOB NOT NULL);
@@ -230,7 +231,8 @@ class Store:
             case Voted(slot=(tag, height, view), signed=signed):
                 self._write_once(database, "votes", {"tag": tag, "height": height, "view": view}, signed)
             case RoundVoted(tag=tag, job=job, round=number, signed=signed):
-                self._write_once(database, "round_votes", {"tag": tag, "job": job, "round": number}, signed)
+                slot = {"tag": tag, "job": job, "round": number, "signer": signed.signer}
+                self._write_once(database, "round_votes", slot, signed)
             case StoredBlock(height=height, digest=digest, block=block):
                 _insert(database, "INSERT OR IGNORE", "undecided", digest, height, block)
             case StoredCertificate(height=height, certificate=certificate):
@@ -339,10 +341,10 @@ class Store:
 
     # Rounds
 
-    def round_votes(self, job: bytes, number: int) -> dict[str, Signed]:
-        """What we signed in this round, by message tag."""
-        rows = self._sealed("round_votes", "WHERE job = ? AND round = ?", job, number)
-        return {tag: self._decoded(Signed, signed) for tag, _, _, signed in rows}
+    def round_votes(self, signer: bytes, job: bytes, number: int) -> dict[str, Signed]:
+        """What we signed in this round with this key, by message tag; `peer rekey` may have given us another one since."""
+        rows = self._sealed("round_votes", "WHERE job = ? AND round = ? AND signer = ?", job, number, signer)
+        return {tag: self._decoded(Signed, signed) for tag, *_, signed in rows}
 
     def forget_round_votes(self, job: bytes, before: int) -> None:
         with crash_points("forget"), self._transaction() as database:

@@ -11,12 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import trio
 
 from consensus.chain_proof import Anchor, link_of
 from consensus.replica import Replica
-from consensus.turn import Outgoing, Restart, Turn, execute_in_thread
+from consensus.turn import Outgoing, Turn, execute_in_thread, restart_of
 from consensus.voters import CachingVerifier, VoterSet
 from ledger.assembly import Restored
 from ledger.blobs import Blobs
@@ -110,7 +111,8 @@ class Driver:
         """As the store says that this peer stopped."""
         ledger = self._restored_ledger()
         restart = replace(restart_of(self.store, ledger.state.height), silent_below=silent_below)
-        return Node(self.signer, self.rules, ledger, restart, self._verifier, self.store.round_votes)
+        spoken = partial(self.store.round_votes, self.signer.public)
+        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken)
 
     def _restored_ledger(self) -> Ledger:
         encoded = self.store.state()
@@ -232,6 +234,7 @@ class Driver:
             self.witness.evidence(evidence)
         self.witness.turn(turn)
         self.witness.refusal(self.replica.height, self.replica.refusal)
+        self.witness.dispute(self.replica.dispute)
         self.witness.silence(self.replica.height, self.replica.silent_below)
         self.witness.muted(self.rounds.muted)
         for _, reason in self.node.dropped:

@@ -52,7 +52,9 @@ def parse_invitation(text: str) -> InvitationString:
         data = unpacker.decompress(packed, BYTES_MAX)
         if unpacker.unconsumed_tail or not unpacker.eof:
             raise ValueError("length")
-        return codec.decode(InvitationString, data)
+        invitation = codec.decode(InvitationString, data)
+        Genesis.decode(codec.encode(invitation.genesis))  # which also checks what types do not say
+        return invitation
     except (ValueError, zlib.error, RemoteProtocolError):
         shown = text if len(text) <= 24 else f"{text[:16]}…{text[-6:]}"
         raise UserError(f"{shown!r} is not a whole invitation: paste everything that `peer invite` printed") from None

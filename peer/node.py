@@ -20,9 +20,10 @@ from ledger.jobs import Job
 from ledger.ledger import Ledger
 from ledger.state import Rules, State, Transition
 from ledger.transactions import Refused
+from peer.early import RoundKey, RoundMessage
 from peer.recall import Recall
 from peer.rounds import Outcome as Said
-from peer.rounds import RoundKey, RoundMessage, Rounds
+from peer.rounds import Rounds
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, short_id, sign
@@ -43,7 +44,14 @@ from protocol.messages import (
 )
 from transport.network import Connected, Disconnected, Received
 
+SEEK_LINKS = 8  # asked at a time for what they hold of a round, other ones each time: everybody of a hundred within forty seconds
 SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
+
+# What waits here is told to a new link page by page, so that votes need not queue behind a whole pool. What a page leaves out is
+# not lost: whoever holds it leads too, and says in its notices that it waits.
+POOL_PAGE_MAX = 256  # transactions: a quarter of a block
+POOL_PAGE_BYTES = 1 << 20  # a sixteenth of what may wait for one link; one transaction is a quarter of it at most
+POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that are applied
 
 RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction, Notice)
 
@@ -62,6 +70,15 @@ class Do:
     """Something to be done inside a turn: what it says goes out with the turn."""
 
     do: Callable[[], Said | None]
+
+
+@dataclass(slots=True)
+class _Untold:
+    """What waited when a link was made, and is still to be told to it."""
+
+    start: int  # number in the pool
+    end: int
+    told: float  # when the last page was
 
 
 Item = Connected | Disconnected | Received | AppliedBlock | Do
@@ -120,7 +137,9 @@ class Node:
         self._spoken = spoken
         self._links: set[bytes] = set()
         self._recall = Recall()
+        self._untold: dict[bytes, _Untold] = {}
         self._answered: dict[bytes, float] = {}
+        self._asked_last = self.me
         self._now = 0.0
         self._turns: list[Turn] = []
         self._deadline: float | None = None  # the replica's
@@ -174,7 +193,7 @@ class Node:
         self._ask_what_was_heard()
         self.rounds.is_silent = not self.may_speak
         for key in self.rounds.seeking(self._now):
-            self._send(None, GetRound(*key))
+            self._send(self._next_asked(), GetRound(*key))
         self._say(self.rounds.due(self._now))
         accused = len(self.ledger.accusations)
         self._conclude()
@@ -228,10 +247,12 @@ class Node:
             case Connected(peer=peer):
                 self._links.add(peer)
                 self._take(events.Connected(peer))
-                self._send((peer,), *map(Relay, (*self.rounds.own(), *self.ledger.pool)), *self._accusations())
+                self._send((peer,), *map(Relay, self.rounds.own()), *self._accusations())
+                self._begin_telling(peer)
             case Disconnected(peer=peer):
                 self._links.discard(peer)
                 self._answered.pop(peer, None)
+                self._untold.pop(peer, None)
                 self._take(events.Disconnected(peer))
             case Do(do=do):
                 self._say(do() or Said())
@@ -246,6 +267,23 @@ class Node:
         self._take(_applied_event(item.state))
         self._send(None, *self._accusations())
         self._give_notice()
+        for peer, untold in list(self._untold.items()):
+            if self._now >= untold.told + POOL_PAGE_SECONDS:
+                self._tell(peer, untold)
+
+    def _begin_telling(self, peer: bytes) -> None:
+        """First our own: whoever else knows them, we answer for them."""
+        pool = self.ledger.pool
+        self._send((peer,), *(Relay(signed) for signed in pool if signed.signer == self.me))
+        self._untold[peer] = _Untold(0, pool.count, self._now)
+        self._tell(peer, self._untold[peer])
+
+    def _tell(self, peer: bytes, untold: _Untold) -> None:
+        page, untold.start = self.ledger.pool.page(untold.start, untold.end, POOL_PAGE_BYTES, POOL_PAGE_MAX)
+        untold.told = self._now
+        self._send((peer,), *(Relay(signed) for signed in page if signed.signer != self.me))
+        if untold.start == untold.end:
+            del self._untold[peer]
 
     def _give_notice(self) -> None:
         notice = self.ledger.notice_due(self.me)
@@ -308,8 +346,8 @@ class Node:
             self.rules.apply_transaction(self.state, signed, self.state.height + 1)
         except Refused as refusal:
             # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
-            if member is None:
-                self._count_refused(RemoteProtocolError("not-a-member", str(refusal)))
+            if member is None or self.ledger.pool.was_dropped(signed):
+                self._count_refused(RemoteProtocolError("not-a-member" if member is None else "refused-before", str(refusal)))
                 return
         except RemoteProtocolError as error:
             self._count_refused(error)
@@ -330,6 +368,13 @@ class Node:
         """What waits for a block, as many as one can carry."""
         waiting = islice(self.ledger.accusations.values(), EVIDENCE_PER_BLOCK_MAX)
         return [Accusation(evidence.first, evidence.second) for evidence in waiting]
+
+    def _next_asked(self) -> tuple[bytes, ...]:
+        """The next few links in a ring of all, which every peer enters at another place."""
+        ring = sorted(self._links, key=lambda peer: (peer <= self._asked_last, peer))
+        asked = tuple(ring[:SEEK_LINKS])
+        self._asked_last = asked[-1] if asked else self._asked_last
+        return asked
 
     def _count_refused(self, error: RemoteProtocolError) -> None:
         """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""

@@ -11,22 +11,18 @@ from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
 from ledger.jobs import Job, Phase
 from ledger.state import State
+from peer.early import Early, RoundKey, RoundMessage
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
 from protocol.messages import Ballot, CutOff, Proposal
 from protocol.reasons import Verdict
 
-EARLY_MAX = 1_024  # messages kept for rounds that are not open here yet; a round of 200 voters has about 600
-EARLY_PER_SIGNER_MAX = 16  # proposal, ballot and cut-off of the next rounds; nobody's flood keeps out what others say early
 REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
 REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer, or slower than before
 MEASURED_MAX = 16  # of the last such times
 REPLAYS_SECONDS_MIN = 1.0  # shortest T2 − T1: an idle machine re-executes a small model in no time, a busy one does not
-SEEK_SECONDS = 3.0  # a round that cannot be closed asks the others for what they hold, this often
-
-RoundMessage = Proposal | Ballot | CutOff
-RoundKey = tuple[bytes, int]  # job, round
+SEEK_SECONDS = 3.0  # a round that cannot be closed asks some others for what they hold, this often
 
 
 @dataclass(slots=True)
@@ -52,7 +48,9 @@ class Rounds:
         self._signer, self._chain_id = signer, chain_id
         self.books = books
         self._finished: Set[bytes] = frozenset()  # jobs for which nothing can come any more
-        self._early: dict[RoundKey, list[tuple[Signed, RoundMessage]]] = {}
+        self._opened: dict[bytes, int] = {}  # of each book: the height that gave the round to its voters
+        self._replaced: dict[bytes, RoundBook] = {}  # of rounds that are given to others, until they are opened again
+        self._early = Early(signer.public)
         self._replays: list[float] = []  # seconds of recent re-executions
         self._audits: list[float] = []  # seconds that the re-executors' ballots took in recent rounds
         self._paces: dict[bytes, list[float]] = {}  # by job: what a majority of its trainers took in recent rounds
@@ -64,26 +62,27 @@ class Rounds:
     # Opening and closing
 
     def follow(self, state: State) -> tuple[list[RoundKey], list[RoundKey]]:
-        """(rounds that are open now and were not before, rounds that are no longer open)."""
+        """(rounds that are open now and were not before, rounds that are no longer open); what was given to others is both."""
         running = {key: job for key, job in state.jobs.jobs.items() if job.phase is Phase.RUNNING}
         before = {(key, book.terms.round) for key, book in self.books.items()}
         now = {(key, job.round) for key, job in running.items()}
+        renewed = {(key, number) for key, number in before & now if running[key].opened != self._opened[key]}
         for key, _ in before - now:
             self._learn(key, self.books.pop(key))
+        for key, _ in renewed:
+            self._replaced[key] = self.books.pop(key)
+        for key, _ in before - now | renewed:
             self._sought.pop(key, None)
         self._finished = state.jobs.jobs.keys() - running.keys()
         self._paces = {key: paces for key, paces in self._paces.items() if key in running}
-        self._early = {
-            k: v
-            for k, v in self._early.items()
-            if k[0] not in self._finished and (k[0] not in running or k[1] >= running[k[0]].round)
-        }
+        self._early.follow(state)
         self.muted &= now
         self._to_publish = {key: proposal for key, proposal in self._to_publish.items() if key in now}
-        return sorted(now - before), sorted(before - now)
+        return sorted(now - before | renewed), sorted(before - now | renewed)
 
     def _learn(self, key: bytes, closed: RoundBook) -> None:
-        if closed.audited:  # zero: the ballots were there before the round opened here
+        # Zero: the ballots were there before the round opened here. Where an awaited trainer was absent, they waited for that.
+        if closed.audited and closed.delivered >= closed.terms.awaited:
             self._audits = [*self._audits, closed.audited][-MEASURED_MAX:]
         if closed.pace is not None:
             self._paces[key] = [*self._paces.get(key, []), closed.pace][-MEASURED_MAX:]
@@ -95,20 +94,29 @@ class Rounds:
         usual = max(self._paces.get(key, []), default=None)
         timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual)
         me = self._signer.public if self._signer.public in terms.voters else None
-        self.books[key] = RoundBook(terms, me, now, timers)
+        self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
+        replaced = self._replaced.pop(key, None)
+        if replaced is not None and replaced.terms.round == job.round:
+            self.books[key].take_over(replaced)
         outcome = Outcome(sends=list(spoken.values()))
-        kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
-        for tag, signed in spoken.items():
+        self._resume(self.books[key], spoken, now, outcome)
+        for kept in self._early.take((key, job.round)):
             try:
-                self._put(self.books[key], signed, _decoded(signed, kinds[tag]), now, outcome)
-            except RemoteProtocolError:
-                self.mute((key, job.round))  # signed on a wrong state, which was replaced since: what stands there stands
-        for signed, message in self._early.pop((key, job.round), []):
-            try:
-                self._hear(self.books[key], signed, message, now, outcome)
+                self._hear(self.books[key], kept.signed, kept.message, now, outcome)
             except RemoteProtocolError:
                 continue  # it came before we could know that it does not belong
         return outcome
+
+    def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, outcome: Outcome) -> None:
+        kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
+        for tag, signed in spoken.items():
+            if tag != Proposal.TAG and book.me is None:
+                continue  # said when we voted in this round; we do not any more, so there is no second one to be feared
+            try:
+                self._put(book, signed, _decoded(signed, kinds[tag]), now, outcome)
+            except RemoteProtocolError:
+                # Signed on a wrong state, which was replaced since: what stands there stands.
+                self.mute((book.terms.job, book.terms.round))
 
     def _replays_seconds(self, terms: RoundTerms) -> float:
         """How long re-executing every proposal takes. Who re-executes nothing knows it from the ballots of those who do."""
@@ -124,12 +132,12 @@ class Rounds:
         if message.job in self._finished:
             return None
         if book is None or message.round > book.terms.round:
-            signers = [other.signer for kept in self._early.values() for other, _ in kept]
-            if len(signers) < EARLY_MAX and signers.count(signed.signer) < EARLY_PER_SIGNER_MAX:
-                self._early.setdefault((message.job, message.round), []).append((signed, message))
+            self._early.keep(signed, message)
             return None
         if message.round < book.terms.round:
             return None
+        if signed.signer not in (book.terms.trainers if isinstance(message, Proposal) else book.terms.voters):
+            self._early.keep(signed, message)  # the next block may give the round to it
         outcome = Outcome()
         self._hear(book, signed, message, now, outcome)
         return outcome
@@ -220,15 +228,24 @@ class Rounds:
         return outcome
 
     def seeking(self, now: float) -> Iterator[RoundKey]:
-        """Rounds that have been open for a while and cannot be closed with what is here, or only by cut-offs.
+        """Rounds that cannot be closed with what is here, or only by cut-offs, although enough should have been said.
 
         A leader that cuts a round off must have the ballots that the others' cut-offs name, which liars show to some only.
         """
         for key, book in self.books.items():
-            last = self._sought.get(key, book.opened)
-            if now >= last + SEEK_SECONDS and _is_open(book):
+            due = self._seek_due(key, book)
+            if due is not None and now >= due:
                 self._sought[key] = now
                 yield key, book.terms.round
+
+    def _seek_due(self, key: bytes, book: RoundBook) -> float | None:
+        """As long as everybody trains, nobody has anything to give."""
+        if not _is_open(book):
+            return None
+        if key in self._sought:
+            return self._sought[key] + SEEK_SECONDS
+        soon = book.opened + SEEK_SECONDS
+        return soon if book.ballots else max(soon, book.proposals_due)
 
     def held(self, key: RoundKey) -> list[Signed]:
         book = self.books.get(key[0])
@@ -246,7 +263,7 @@ class Rounds:
 
     def deadline(self, now: float) -> float | None:
         times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]
-        times += [self._sought.get(key, book.opened) + SEEK_SECONDS for key, book in self.books.items() if _is_open(book)]
+        times += [due for key, book in self.books.items() if (due := self._seek_due(key, book)) is not None]
         return min(times, default=None)
 
 

@@ -24,7 +24,7 @@ from peer.export import export
 from peer.invitation import make_invitation
 from peer.memory import process_memory_mb
 from peer.roles.trainer import Trainer
-from peer.witness import silence
+from peer.witness import why_halted
 from peer.worker import Worker
 from protocol.api import EventView, ExportView, JobView, LinkView, PeerView, RoundView, StatsView, StatusView, TrainRequest
 from protocol.errors import UserError
@@ -77,15 +77,9 @@ class Service:
             tolerated=voters.faults_tolerated,
             quorum=voters.quorum,
             links=len(self.network.connected()),
-            halted=self._halted(),
+            halted=why_halted(driver.replica, driver.state.members.members.get(driver.signer.public)),
             uptime_seconds=time.monotonic() - self.started,
         )
-
-    def _halted(self) -> str:
-        replica = self.driver.replica
-        if replica.divergence:
-            return f"HALTED: {replica.divergence}"
-        return silence(replica.silent_below) if replica.height < replica.silent_below else ""
 
     def _name(self) -> str:
         """What the operator calls this peer now, else what the network knows it as."""

@@ -6,16 +6,19 @@ from collections import deque
 from collections.abc import Callable, Set
 
 from consensus.evidence import Evidence
+from consensus.replica import Replica
 from consensus.turn import Decided, StoredBlock, Turn
 from ledger.jobs import ClosedRound
+from ledger.members import Member
 from ledger.state import State
+from peer.early import RoundKey, RoundMessage
 from peer.eventlog import EventLog
-from peer.rounds import RoundKey, RoundMessage
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Ballot, CutOff, Proposal
 
+WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
 DECISION_TIMES_KEPT = 10_000  # for percentiles
 
 
@@ -29,6 +32,7 @@ class Witness:
         self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
         self._decided_in: dict[int, float] = {}
         self._refusal: str | None = None
+        self._dispute: str | None = None
         self._silent_below = 0
         self._muted: Set[RoundKey] = frozenset()
 
@@ -62,6 +66,11 @@ class Witness:
         if refusal is not None and refusal != self._refusal:
             self.events.add("warning", f"not preparing the block proposed for height {height}: {refusal}")
         self._refusal = refusal
+
+    def dispute(self, dispute: str | None) -> None:
+        if dispute is not None and dispute != self._dispute:
+            self.events.add("warning", f"{dispute}; {WHAT_TO_DO}")
+        self._dispute = dispute
 
     def expelled(self, evidence: Evidence) -> None:
         text = f"{short_id(evidence.culprit)} was expelled: it signed {_what(evidence)}"
@@ -101,6 +110,17 @@ class Witness:
         text = f"height {state.height} applied, state root {state.root.hex()[:16]}"
         self.events.add("applied", text, height=state.height, root=state.root)
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
+
+
+def why_halted(replica: Replica, member: Member | None) -> str:
+    """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
+    if member is not None and member.expelled is not None:
+        return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
+    if replica.divergence is not None:
+        return f"HALTED: {replica.divergence}; the certified state is being restored"
+    if replica.dispute is not None:
+        return f"HALTED: {replica.dispute}; {WHAT_TO_DO}"
+    return silence(replica.silent_below) if replica.height < replica.silent_below else ""
 
 
 def silence(below: int) -> str:

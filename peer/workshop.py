@@ -10,10 +10,11 @@ from ledger.blobs import Blobs
 from ledger.jobs import Job
 from ledger.store import Store
 from peer.datadir import storage_errors
+from peer.early import RoundKey
 from peer.eventlog import EventLog
 from peer.roles.base import Judged, OpenRound, Role
 from peer.rounds import Outcome as Said
-from peer.rounds import RoundKey, Rounds
+from peer.rounds import Rounds
 from protocol import codec
 from protocol.errors import FolkmootError, StorageError
 from protocol.identity import Signed
@@ -104,9 +105,9 @@ class Workshop:
         )
 
     async def _work_on(self, key: RoundKey, opened: OpenRound, spoken: bool) -> None:
-        """Everything this peer's role does in one round, which may be closed before this starts."""
+        """Everything this peer's role does in one round, which may be closed, or given to others, before this starts."""
         await trio.to_thread.run_sync(self._tidy, key)
-        if key not in self._open:
+        if self._open.get(key) is not opened:
             return
         self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
         async with trio.open_nursery() as self._working[key]:

@@ -231,6 +231,41 @@ def test_a_fresh_block_with_one_wrong_part_is_not_prepared(change: dict[str, obj
     assert not bench.sent_votes(Prepare) and bench.replica.refusal
 
 
+def on_another_root(bench: Bench, view: int) -> None:
+    """The leader of this view proposes as if its state were another one."""
+    justification = bench.timeout_certificate(view - 1, others(bench)) if view else None
+    block = decode_block(bench.block(bench.leader(view)))
+    other = dataclasses.replace(block, state_root=b"\xee" * 32, time_ms=block.time_ms + view)
+    bench.give(bench.leader(view), bench.propose(encode_block(other), view, justification))
+
+
+def test_a_block_on_another_state_root_is_refused_by_naming_both_roots() -> None:
+    bench = follower()
+    on_another_root(bench, 0)
+    mine = decode_block(bench.block(bench.leader())).state_root.hex()[:16]
+    assert bench.replica.refusal == f"it stands on state root {'ee' * 8}, here it is {mine}"
+    assert bench.replica.dispute is None, "one leader may lie, or have computed wrongly"
+
+
+def test_more_than_n_minus_q_leaders_on_another_state_root_are_a_dispute_until_the_height_is_decided() -> None:
+    bench = follower()
+    for view in (0, 1):
+        on_another_root(bench, view)
+    assert bench.replica.dispute is not None and "2 of 4 voters" in bench.replica.dispute and "height 1" in bench.replica.dispute
+    assert not bench.sent_votes(Prepare)
+    decide(bench, bench.block(bench.leader()))
+    assert bench.replica.dispute is None
+
+
+def test_one_leader_in_several_views_is_no_dispute() -> None:
+    bench = Bench()
+    again = next(view for view in range(1, 20) if bench.leader(view) == bench.leader(0))
+    bench = Bench(place=next(i for i in range(4) if i != bench.leader(0)))
+    for view in (0, again):
+        on_another_root(bench, view)
+    assert bench.replica.view == again and bench.replica.dispute is None
+
+
 def test_the_same_slot_is_never_signed_with_other_bytes() -> None:
     bench = follower()
     proposed(bench)

@@ -15,7 +15,7 @@ from ledger import wal
 from ledger.store import Store
 from protocol.errors import StorageError
 from protocol.messages import Ballot
-from tests.ledger.test_store import CHAIN, JOB, certificate, decided, fill, round_vote, stored_block, vote
+from tests.ledger.test_store import CHAIN, JOB, ME, certificate, decided, fill, round_vote, stored_block, vote
 
 FRAME_BYTES = wal.FRAME_HEADER_BYTES + 4_096
 LOG, COUNT = "-wal", ".committed"
@@ -48,7 +48,7 @@ class Disk:
 
 def content(store: Store) -> object:
     """Everything that a peer relies on."""
-    votes = [store.round_votes(JOB, number) for number in (1, 2)]
+    votes = [store.round_votes(ME.public, JOB, number) for number in (1, 2)]
     blocks = [store.decision(height) for height in range(1, store.decided_height + 2)]
     return store.load(), blocks, votes, store.evidence(), store.state(), store.roots(), store.rounds(9)
 

@@ -120,6 +120,17 @@ def test_a_peer_whose_model_is_gone_offers_that_snapshot_no_more() -> None:
     assert shelf.answer(module(height), 0.0) == NoSnapshot(height)
 
 
+def test_whoever_was_restored_lately_itself_and_lacks_older_headers_leaves_the_asker_to_others(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf, height = chain.shelf(), offered(chain.shelf())
+    kept = chain.header
+    monkeypatch.setattr(chain, "header", lambda of: kept(of) if of > height - 5 else None)
+    assert isinstance(shelf.answer(GetPart(height, Content.HEADERS, b"", height - 2), 0.0), Part)
+    assert shelf.answer(GetPart(height, Content.HEADERS, b"", height - 5), 0.0) == NoSnapshot(height)
+    assert shelf.answer(module(height), 0.0) != NoSnapshot(height), "what is there it gives"
+
+
 # What nobody should ask ----------------------------------------------------------------------------------------------
 
 

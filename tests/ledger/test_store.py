@@ -155,8 +155,23 @@ def test_one_ballot_and_one_cut_off_per_round_are_kept_until_the_round_is_over(s
         store.append([round_vote("ballot", 1, Ballot(job, 1, b"s" * 32, ()))])
     store.forget_round_votes(job, 1)
     with opened_again(store) as again:
-        assert again.round_votes(job, 0) == {} == again.round_votes(b"k" * 32, 1)
-        assert again.round_votes(job, 1) == {"ballot": second.signed, "cut-off": cut.signed}
+        assert again.round_votes(ME.public, job, 0) == {} == again.round_votes(ME.public, b"k" * 32, 1)
+        assert again.round_votes(ME.public, job, 1) == {"ballot": second.signed, "cut-off": cut.signed}
+
+
+def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted(store: Store) -> None:
+    job, successor = b"j" * 32, FastSigner("my new key")
+    old, new = (
+        RoundVoted("ballot", job, 1, sign(signer, CHAIN, Ballot(job, 1, root * 32, ())))
+        for signer, root in ((ME, b"r"), (successor, b"s"))
+    )
+    store.append([old])
+    store.append([new])
+    with opened_again(store) as again:
+        assert again.round_votes(ME.public, job, 1) == {"ballot": old.signed}
+        assert again.round_votes(successor.public, job, 1) == {"ballot": new.signed}
+        with pytest.raises(LocalProtocolError, match="a second, different vote"):
+            again.append([RoundVoted("ballot", job, 1, sign(successor, CHAIN, Ballot(job, 1, b"t" * 32, ())))])
 
 
 def test_evidence_is_kept_once_and_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +308,7 @@ WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
     "prepare certificate": ("UPDATE prepared SET certificate = x'00'", None),
     "round vote": ("UPDATE round_votes SET signed = x'00'", None),
     "job of a round vote": ("UPDATE round_votes SET job = x'00'", None),
+    "signer of a round vote": ("UPDATE round_votes SET signer = x'00'", None),
     "evidence": ("UPDATE evidence SET pair = x'00'", None),
     "state": ("UPDATE meta SET value = CAST(value || x'78' AS BLOB) WHERE key = 'state'", None),
     "number of transactions": ("UPDATE meta SET value = value + 1 WHERE key = 'transactions'", None),

@@ -113,7 +113,12 @@ class World:
             key: book for key, book in self.ledger.books.items() if key in running and book.terms.round == running[key].round
         }
         for key, job in running.items():
-            books.setdefault(key, RoundBook(job.terms(key), PEOPLE[0].public, 0.0, TIMERS))
+            terms = job.terms(key)
+            old = books.get(key)
+            if old is None or old.terms != terms:
+                books[key] = RoundBook(terms, PEOPLE[0].public, 0.0, TIMERS)
+            if old is not None and old.terms != terms and old.terms.model_root == terms.model_root:
+                books[key].take_over(old)
         self.ledger.books.clear()
         self.ledger.books.update(books)
 

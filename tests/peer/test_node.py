@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
 from ledger.jobs import Start, Stop, job_id
-from ledger.members import Register
-from ledger.pool import transaction_digest
+from ledger.members import Approve, Register
+from ledger.pool import SIGNED_BYTES, transaction_digest
+from peer import node as node_module
 from peer.node import Do, RoundClosed, RoundOpened
 from protocol import codec
 from protocol.identity import Signed, sign
@@ -17,7 +20,7 @@ from protocol.reasons import Verdict
 from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.nodes import Pack, Shell
 from tests.sim.keys import FastSigner
-from transport.network import Connected, Received
+from transport.network import Connected, Disconnected, Received
 
 
 @pytest.fixture
@@ -121,6 +124,109 @@ def test_a_round_that_cannot_be_closed_is_asked_about_and_the_answer_is_given_on
     pack.now += 1.0
     hears(pack[0], pack[1], GetRound(job, 0))
     assert pack[0].said(Relay).count(Relay(first)) == 1
+
+
+def test_a_round_that_cannot_be_closed_is_asked_about_here_and_there_until_everybody_was_asked(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "SEEK_LINKS", 2)
+    start_job(pack)
+    pack[1].sent.clear()
+    pack.pass_time(10.0)
+    asked = [to for to, message in pack[1].sent if isinstance(message, GetRound)]
+    others = {shell.me for shell in pack} - {pack[1].me}
+    assert len(asked) >= 3 and all(to is not None and len(to) == 2 for to in asked)
+    assert {peer for to in asked[:2] for peer in to or ()} == others
+
+
+def full_pool(pack: Pack, count: int, author: FastSigner = PEOPLE[1]) -> list[Signed]:
+    """Undecided at peer 0, which nobody else hears of; they all wait for a first one."""
+    waiting = [pack.world.tx(author, "member/register", Register(()), ahead=n + 2) for n in range(count)]
+    for signed in waiting:
+        pack[0].node.ledger.pool.add(signed)
+    return waiting
+
+
+def relinked(pack: Pack) -> None:
+    pack[0].sent.clear()
+    pack[0].turn(Disconnected(pack[1].me), Connected(pack[1].me))
+
+
+def relayed(pack: Pack) -> list[Signed]:
+    """The transactions that peer 0 has sent to peer 1 alone since this was asked last."""
+    sent, pack[0].sent = pack[0].sent, []
+    found = [m.signed for to, m in sent if to == (pack[1].me,) and isinstance(m, Relay)]
+    return [s for s in found if codec.unpack(s.body, len(s.body))[0] == Transaction.TAG]
+
+
+def test_a_new_link_gets_our_own_transactions_and_a_few_others_at_once_and_the_rest_with_later_blocks(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "POOL_PAGE_MAX", 10)
+    waiting, own = full_pool(pack, 25), full_pool(pack, 3, PEOPLE[0])
+    relinked(pack)
+    first = relayed(pack)
+    assert set(own) < set(first) and len(first) == 13, "own ones, and one page of the others"
+    pages = [first]
+    pack[0].node.ledger.pool.add(pack.world.tx(PEOPLE[2], "member/register", Register(()), ahead=2))
+    for number in range(3):
+        pack.now += node_module.POOL_PAGE_SECONDS
+        pack[0].say(pack.world.tx(PEOPLE[3], "member/register", Register(()), ahead=1 + number))
+        pack.settle()
+        pages.append(relayed(pack))
+    told = [signed for page in pages for signed in page]
+    assert set(told) == {*waiting, *own} and len(told) == len(set(told)), "each once, and none that came after the link"
+
+
+def test_a_page_of_the_pool_is_bounded_in_bytes(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "POOL_PAGE_BYTES", 1_000)
+    full_pool(pack, 25)
+    relinked(pack)
+    assert 0 < sum(len(signed.body) + SIGNED_BYTES for signed in relayed(pack)) <= 1_000
+
+
+def test_a_transaction_that_was_dropped_is_passed_on_again_only_if_it_applies(pack: Pack) -> None:
+    early = pack.world.tx(PEOPLE[1], "member/approve", Approve(PEOPLE[6].public))
+    hears(pack[0], pack[1], Relay(early))
+    assert pack[0].said(Transaction), "it may follow something"
+    pack[2].say(pack.world.tx(PEOPLE[2], "member/register", Register(())))
+    pack.until(lambda shell: shell.node.state.height >= 1)
+    assert early not in pack[0].node.ledger.pool
+    pack[0].said(Transaction)
+    hears(pack[0], pack[1], Relay(early))
+    assert pack[0].said(Transaction) == [] and early not in pack[0].node.ledger.pool
+    assert pack[0].node.refused["refused-before"] == 1
+
+
+def successor(pack: Pack, number: int, new: FastSigner) -> None:
+    """The peer stops and goes on with another key, on another disk."""
+    shell = pack[number]
+    pack[3].say(pack.world.rotation(PEOPLE[number], new))
+    for peer in sorted(shell.links):
+        pack.cut(shell.me, peer)
+    del pack.shells[shell.me]
+    pack.queue = deque(entry for entry in pack.queue if entry[0] != shell.me)
+    pack.settle()
+    pack.add(new)
+    pack.until(lambda other: new.public in other.node.state.members.voters)
+
+
+def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack: Pack) -> None:
+    job = start_job(pack)
+    root = pack[0].node.state.jobs.jobs[job].model_root
+    ours = Proposal(job, 0, root, bytes(32), 1, bytes(32), None)
+    pack[0].turn(Do(lambda: pack[0].node.rounds.publish(ours, pack.now)))
+    cast(pack, pack[0], job, Verdict.ACCEPT)
+    successor(pack, 1, PEOPLE[8])
+    successor(pack, 2, PEOPLE[9])
+    assert pack[3].node.rounds.books[job].ballots.keys() == {PEOPLE[0].public}
+    for shell in pack:
+        (opened,) = shell.node.take_round_changes()[-1:]
+        assert isinstance(opened, RoundOpened) and PEOPLE[9].public in opened.job.voters
+        shell.node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, None, pack.now)
+    pack.until(lambda shell: shell.node.state.jobs.jobs[job].round == 1)
+    assert pack[0].node.state.jobs.jobs[job].accepted == {PEOPLE[0].public: 1}
+    assert all(not shell.node.state.members.is_expelled(person.public) for shell in pack for person in PEOPLE)
 
 
 # Evidence ---------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import trio
 
 from consensus.events import Applied
 from consensus.replica import Replica
+from consensus.turn import restart_of
 from consensus.voters import VoterSet
 from ledger.state import EMPTY_BODY
-from peer.driver import restart_of
 from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from tests.peer.chain import Chain

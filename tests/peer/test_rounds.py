@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,11 @@ from consensus import ballots
 from consensus.ballots import RoundTerms, signed_digest
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
-from ledger.jobs import Phase
+from ledger.jobs import JobsState, Phase
+from ledger.members import Member
+from ledger.state import State
 from ledger.store import Store
+from peer import early
 from peer import rounds as rounds_module
 from peer.rounds import SEEK_SECONDS, Outcome, Rounds
 from protocol import codec
@@ -135,6 +139,7 @@ def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain
 
 def test_messages_that_come_early_count_when_the_round_opens(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
+    rounds.follow(chain.ledger.state)
     message = proposal(chain, key)
     assert hear(rounds, chain, chain.people[1], message) is None
     wrong = Ballot(key, 0, bytes(32), ())
@@ -157,17 +162,60 @@ def test_messages_of_rounds_that_are_over_are_ignored_and_wrong_ones_are_refused
         hear(rounds, chain, stranger, proposal(chain, key, round=1))
 
 
-def test_early_messages_are_bounded_in_all_and_per_signer(chain: Chain, key: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_module, "EARLY_MAX", 5)
-    monkeypatch.setattr(rounds_module, "EARLY_PER_SIGNER_MAX", 2)
-    rounds = rounds_of(chain)
-    for number in range(9):
-        hear(rounds, chain, chain.people[1], CutOff(bytes([number]) * 32, 0, ()))
+def with_members(state: State, *others: Identity) -> State:
+    """After somebody invited these, who do not vote."""
+    member = Member("newcomer", (), 1, None, 0)
+    members = {**state.members.members, **{other.public: member for other in others}}
+    return state.with_modules(members=replace(state.members, members=members))
+
+
+def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_ourselves(chain: Chain, key: bytes) -> None:
+    rounds, others = rounds_of(chain), [Identity(number.to_bytes(32)) for number in range(1, 300)]
+    rounds.follow(with_members(chain.ledger.state, *others))
+    for number in range(50):
+        for other in (*others, chain.people[1]):
+            hear(rounds, chain, other, CutOff(bytes([number]) * 32, 0, ()))
+    assert len(rounds._early) == early.OTHERS_MAX + early.PER_VOTER_MAX
     assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
-    assert set(open_all(rounds, chain) and rounds.books[key].proposals) == {chain.people[2].public}, "a flood keeps nobody out"
-    for place in range(9):
-        hear(rounds, chain, Identity(bytes([place + 50]) * 32), CutOff(b"x" * 32, 0, ()))
-    assert sum(map(len, rounds._early.values())) == 5
+    for number in range(50):
+        assert hear(rounds, chain, chain.people[0], CutOff(bytes([number]) * 32, 0, ())) is None
+    forgotten = Ballot(key, 0, chain.ledger.state.jobs.jobs[key].model_root, ())
+    assert hear(rounds, chain, chain.people[0], forgotten) is None
+    open_all(rounds, chain)
+    assert set(rounds.books[key].proposals) == {chain.people[2].public}
+    assert set(rounds.books[key].ballots) == {chain.people[0].public} and rounds.muted == {(key, 0)}
+
+
+def test_a_message_that_is_passed_on_often_takes_one_place(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    for _ in range(100):
+        hear(rounds, chain, chain.people[1], CutOff(key, 0, ()))
+    rounds.follow(chain.ledger.state)
+    for _ in range(100):
+        hear(rounds, chain, chain.people[1], CutOff(key, 0, ()))
+    assert len(rounds._early) == 1
+
+
+def test_who_is_expelled_or_has_another_key_says_nothing_early(chain: Chain, key: bytes) -> None:
+    rounds, state = rounds_of(chain), chain.ledger.state
+    table = dict(state.members.members)
+    table[chain.people[1].public] = replace(table[chain.people[1].public], expelled=1)
+    table[chain.people[2].public] = replace(table[chain.people[2].public], successor=bytes(32))
+    rounds.follow(state.with_modules(members=replace(state.members, members=table | {bytes(32): table[chain.people[3].public]})))
+    for person in chain.people[1:]:
+        hear(rounds, chain, person, proposal(chain, key))
+    assert len(rounds._early) == 1
+
+
+def test_what_is_for_no_round_is_forgotten_after_some_heights_but_not_what_we_said(chain: Chain, key: bytes) -> None:
+    rounds, state = rounds_of(chain), chain.ledger.state
+    rounds.follow(state)
+    for person in chain.people[:2]:
+        hear(rounds, chain, person, CutOff(b"x" * 32, 0, ()))
+        hear(rounds, chain, person, CutOff(key, 10**6, ()))
+    for height, count in ((early.HEIGHTS_MAX - 1, 4), (early.HEIGHTS_MAX, 2)):
+        rounds.follow(replace(state, height=state.height + height))
+        assert len(rounds._early) == count
 
 
 def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
@@ -222,6 +270,22 @@ def test_what_was_heard_is_told_once(chain: Chain, key: bytes) -> None:
     assert [outcome.heard for outcome in told if outcome] == [[(chain.people[1].public, message)], []]
 
 
+def test_while_everybody_trains_nobody_is_asked(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    hear(rounds, chain, chain.people[1], proposal(chain, key))
+    assert list(rounds.seeking(NOW + LANGUAGE.proposal_seconds - 0.1)) == []
+    assert list(rounds.seeking(NOW + LANGUAGE.proposal_seconds)) == [(key, 0)]
+
+
+def test_a_ballot_shows_that_there_is_something_to_ask_for(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    hear(rounds, chain, chain.people[1], Ballot(key, 0, chain.ledger.state.jobs.jobs[key].model_root, ()))
+    assert list(rounds.seeking(NOW + SEEK_SECONDS - 0.1)) == []
+    assert rounds.deadline(NOW) == NOW + SEEK_SECONDS and list(rounds.seeking(NOW + SEEK_SECONDS)) == [(key, 0)]
+
+
 def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_between(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
@@ -232,7 +296,8 @@ def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_b
         assert deadline is not None and deadline > now, "no busy loop"
         now = deadline
         asked += [now - NOW for found in rounds.seeking(now) if found == (key, 0)]
-    assert asked[:3] == pytest.approx([SEEK_SECONDS, 2 * SEEK_SECONDS, 3 * SEEK_SECONDS])
+    first = LANGUAGE.proposal_seconds
+    assert asked[:3] == pytest.approx([first, first + SEEK_SECONDS, first + 2 * SEEK_SECONDS])
 
 
 def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(chain: Chain, key: bytes) -> None:
@@ -245,7 +310,7 @@ def test_what_comes_late_for_finished_jobs_takes_no_room_from_what_comes_early(c
     for number in range(100):
         late = Proposal(key, number, bytes(32), bytes(32), 1, bytes(32), None)
         assert hear(rounds, chain, chain.people[0], late) is None
-    assert rounds._early == {}
+    assert len(rounds._early) == 0
 
 
 def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -> None:
@@ -320,6 +385,85 @@ def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_
     assert rounds.due(NOW + 1_000) == Outcome() and rounds.muted == {(key, 0)}
 
 
+def renew(rounds: Rounds, chain: Chain, key: bytes, **changes: Any) -> Outcome:
+    """A later block gives the open round to others, who are named in `changes`; this peer had spoken as its book says."""
+    spoken = {codec.unpack(signed.body, len(signed.body))[0]: signed for signed in rounds.own()}
+    state = chain.ledger.state
+    job = replace(state.jobs.jobs[key], opened=state.height + 1, **changes)
+    later = state.with_modules(jobs=JobsState({**state.jobs.jobs, key: job}))
+    number = job.round
+    assert rounds.follow(later) == ([(key, number)], [(key, number)]), "it is opened anew"
+    return rounds.open(key, job, NOW + 50, spoken, LANGUAGE.proposal_seconds)
+
+
+def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that_stay(chain: Chain, key: bytes) -> None:
+    rounds, people = rounds_of(chain), chain.people
+    open_all(rounds, chain)
+    rounds.publish(proposal(chain, key), NOW)
+    own = rounds.own()[0]
+    rounds.judge((key, 0), people[0].public, ACCEPT, None, NOW)
+    for person in people[1:]:
+        hear(rounds, chain, person, ballot_on(chain, key, own))
+    hear(rounds, chain, people[2], CutOff(key, 0, ()))
+    hear(rounds, chain, people[1], CutOff(key, 0, ()))
+    newcomer = Identity(bytes(31) + b"n")
+    voters = tuple(sorted(person.public for person in (people[0], people[2], people[3], newcomer)))
+    said = renew(rounds, chain, key, voters=voters)
+    book = rounds.books[key]
+    assert set(book.ballots) == {people[2].public, people[3].public} and set(book.cut_offs) == {people[2].public}
+    assert book.proposals == {people[0].public: own} and book.verdicts == {people[0].public: ACCEPT}
+    assert (said.records, said.heard, said.evidence, book.opened) == ([], [], [], NOW + 50)
+    assert {type(codec.decode_message(s.body, (Proposal, Ballot, CutOff))) for s in rounds.due(NOW + 1_000).sends} >= {Ballot}
+    assert rounds.publish(proposal(chain, key, variant=1), NOW + 60) == Outcome(), "our proposal stands"
+
+
+def test_a_ballot_stays_the_only_one_of_its_key_when_the_round_is_given_to_others(chain: Chain, key: bytes) -> None:
+    rounds, people = rounds_of(chain), chain.people
+    open_all(rounds, chain)
+    rounds.publish(proposal(chain, key), NOW)
+    rounds.judge((key, 0), people[0].public, ACCEPT, None, NOW)
+    (ballot,) = rounds.due(NOW + 1_000).sends[:1]
+    hear(rounds, chain, people[1], proposal(chain, key))
+    renew(rounds, chain, key, trainers=tuple(sorted(person.public for person in people)))
+    rounds.judge((key, 0), people[1].public, ACCEPT, None, NOW + 60)
+    for person in people[1:3]:
+        hear(rounds, chain, person, ballot_on(chain, key, rounds.books[key].proposals[people[1].public]))
+    said = rounds.due(NOW + 2_000).sends
+    assert all(isinstance(codec.decode_message(s.body, (Ballot, CutOff)), CutOff) for s in said) and ballot in rounds.own()
+
+
+def test_a_muted_round_stays_muted_when_it_is_given_to_others(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    rounds.mute((key, 0))
+    renew(rounds, chain, key, audited=False)
+    assert rounds.publish(proposal(chain, key), NOW) == Outcome() and rounds.muted == {(key, 0)}
+
+
+def test_whoever_votes_no_more_in_a_round_may_still_train_in_it(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    hear(rounds, chain, chain.people[1], proposal(chain, key))
+    rounds.judge((key, 0), chain.people[1].public, ACCEPT, None, NOW)
+    assert rounds.due(NOW + 1_000).sends
+    renew(rounds, chain, key, voters=tuple(sorted(person.public for person in chain.people[1:])))
+    assert rounds.muted == frozenset() and len(rounds.publish(proposal(chain, key), NOW).sends) == 1
+
+
+def test_what_new_voters_say_before_we_know_that_they_vote_counts_when_we_do(chain: Chain, key: bytes) -> None:
+    rounds, people = rounds_of(chain), chain.people
+    only = tuple(sorted(person.public for person in people[:3]))
+    state = chain.ledger.state
+    job = replace(state.jobs.jobs[key], voters=only, auditors=only)
+    rounds.follow(state)
+    rounds.open(key, job, NOW, {}, LANGUAGE.proposal_seconds)
+    ballot = Ballot(key, 0, job.model_root, ())
+    with pytest.raises(RemoteProtocolError, match="not-a-voter"):
+        hear(rounds, chain, people[3], ballot)
+    renew(rounds, chain, key)
+    assert rounds.books[key].ballots == {people[3].public: ballot}
+
+
 def in_minority(rounds: Rounds, chain: Chain, key: bytes, now: float) -> float:
     """T1 of the open round of this job, once the first of four trainers is here, at once."""
     number = chain.ledger.state.jobs.jobs[key].round
@@ -360,3 +504,23 @@ def test_a_round_without_a_majority_teaches_nothing(chain: Chain) -> None:
     in_minority(rounds, chain, key, NOW)
     chain.play(key)
     assert in_minority(rounds, chain, key, NOW) == LANGUAGE.proposal_seconds
+
+
+@pytest.mark.parametrize(("here", "expected"), [(4, 11.0), (3, 2.0)])
+def test_what_a_light_voter_waits_for_re_execution_is_not_learned_from_a_round_that_waited_for_a_trainer(
+    chain: Chain, here: int, expected: float
+) -> None:
+    """Or a dead trainer that is awaited round after round makes each wait three times as long as the one before."""
+    key = chain.start(replace(LANGUAGE, rounds=5))
+    rounds = Rounds(Identity(bytes(31) + b"l"), chain.id, {})
+    for number, (present, seconds) in enumerate(((4, 2.0), (here, 11.0))):
+        open_all(rounds, chain)
+        for person in chain.people[:present]:
+            hear(rounds, chain, person, proposal(chain, key, round=number))
+            rounds.deliver((key, number), person.public, NOW)
+        root = chain.ledger.state.jobs.jobs[key].model_root
+        for person in chain.people[:3]:
+            hear(rounds, chain, person, Ballot(key, number, root, ()), NOW + seconds)
+        chain.play(key)
+    open_all(rounds, chain)
+    assert rounds.books[key].timers.replays == rounds_module.REPLAY_FACTOR * expected

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from consensus.evidence import Evidence
+from ledger.members import Member
 from peer.eventlog import EventLog
-from peer.witness import Witness
+from peer.witness import Witness, why_halted
 from protocol.identity import short_id, sign
 from protocol.messages import Commit, Proposal, Timeout
 from tests.sim.keys import FastSigner
@@ -50,3 +54,24 @@ async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
         f"{name} was expelled: it signed two different proposals",
         f"{name} was expelled: it signed a commit and a timeout that exclude each other",
     ]
+
+
+async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(log: EventLog) -> None:
+    witness = Witness(log, lambda: 0.0)
+    for text in (None, "2 of 4 differ", "2 of 4 differ", "3 of 4 differ", None):
+        witness.dispute(text)
+    assert [line.split(";")[0] for line in await lines(log)] == ["2 of 4 differ", "3 of 4 differ"]
+    assert all("When peers do not hold the same state" in line for line in await lines(log)), "and what to do"
+
+
+def test_the_state_that_people_see_names_the_gravest_reason() -> None:
+    fine = {"height": 9, "divergence": None, "dispute": None, "silent_below": 7}
+    assert why_halted(SimpleNamespace(**fine), None) == ""
+    assert why_halted(SimpleNamespace(**fine | {"silent_below": 10}), None).startswith("silent until height 10")
+    disputed = SimpleNamespace(**fine | {"silent_below": 10, "dispute": "2 of 4 differ"})
+    assert why_halted(disputed, None).startswith("HALTED: 2 of 4 differ; ")
+    diverged = SimpleNamespace(**vars(disputed) | {"divergence": "height 8 was decided otherwise"})
+    assert why_halted(diverged, None) == "HALTED: height 8 was decided otherwise; the certified state is being restored"
+    expelled = Member("ben", (), 0, None, 3, expelled=6)
+    assert why_halted(diverged, expelled).startswith("EXPELLED at height 6: ")
+    assert why_halted(SimpleNamespace(**fine), replace(expelled, expelled=None)) == ""

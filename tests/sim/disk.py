@@ -18,7 +18,7 @@ from consensus.evidence import Evidence
 from consensus.turn import Decided, Record, Restart, RoundVoted, StoredBlock, StoredCertificate, Voted
 from ledger.state import State
 from protocol import codec
-from protocol.errors import StorageError
+from protocol.errors import LocalProtocolError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Link
 
@@ -71,6 +71,7 @@ class Disk:
         self._frames: list[tuple[Record, ...]] = []  # what is not decided yet
         self._tail = b""  # of an append that a crash interrupted
         self._bytes: dict[int, bytes] | None = None  # overwritten bytes, by position: damage
+        self._damaged_row = False  # of a table; each row carries its digest, so that it is noticed
 
     def image(self) -> Disk:
         """The disk as it is now, for somebody to restore later."""
@@ -91,6 +92,8 @@ class Disk:
         self._settle()
 
     def load(self) -> Restart:
+        if self._damaged_row:
+            raise StorageError("a row has other bytes than its digest says")
         log = self._log()
         self._frames = [tuple(records) for records in read(log)]
         self._tail = b""
@@ -166,6 +169,18 @@ class Disk:
         """Flips a byte of what was durable."""
         self._bytes = {position: 0xFF}
 
+    def damage_middle(self, where: float) -> None:
+        """Flips a byte before the last frame, or in a table if there is none: the last one might be a torn append."""
+        before = len(self._log()) - len(self._tail) - (len(frame(self._frames[-1])) if self._frames else 0)
+        if before:
+            self.damage(int(where * before))
+        else:
+            self._damaged_row = True
+
+    @property
+    def is_damaged(self) -> bool:
+        return self._damaged_row or self._bytes is not None
+
     def _log(self) -> bytes:
         log = b"".join(frame(records) for records in self._frames)
         for position, flipped in (self._bytes or {}).items():
@@ -207,7 +222,8 @@ class Disk:
 
     def _speak(self, voted: RoundVoted) -> None:
         table = self.rounds.setdefault((voted.job, voted.round), {})
-        assert table.setdefault(voted.tag, voted.signed).body == voted.signed.body, f"a second {voted.tag} of a round"
+        if table.setdefault(voted.tag, voted.signed).body != voted.signed.body:
+            raise LocalProtocolError(f"a second {voted.tag} of round {voted.round}")
 
 
 def _height(record: Any) -> int:

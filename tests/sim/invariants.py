@@ -35,8 +35,12 @@ from protocol.messages import (
     Vote,
 )
 
+# Heights between a transaction's coming and its block, in a network without faults but with f liars. Who hears of it while s is
+# the last decided height notices it in s + 1 or, if it took longer than a height, s + 2; what f + 1 voters have noticed in k − 2
+# must be in k. So it stands in s + 4 at the latest, and one more is for notices on their way; seen: 2 in all seeds.
+PASSED_OVER_MAX = 4
 AGREED = (Propose, Prepare, Commit, Timeout)
-ROUND = (Proposal, Ballot, CutOff)
+ROUND_TAGS = frozenset(kind.TAG for kind in (Proposal, Ballot, CutOff))
 Keys = tuple[bytes, ...]
 Slot = tuple[Any, ...]
 
@@ -89,6 +93,7 @@ class Invariants:
     honest: set[bytes]
     reference: Callable[[int, bytes], tuple[str | None, bytes]]
     latest_clock: Callable[[], float] = lambda: float("inf")  # of any honest peer, seconds
+    waits: Callable[[Signed], bool] = lambda signed: True  # whether a transaction still could be decided
     may_go: set[bytes] = field(default_factory=set)  # honest voters that asked to leave, or to change their key
     heirs: set[bytes] = field(default_factory=set)  # keys that liars rotated to: one and the same person, who may be expelled
     excused: set[bytes] = field(default_factory=set)  # restored from an old disk: they may have signed what nobody remembers
@@ -112,6 +117,10 @@ class Invariants:
     _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
     _heard: dict[bytes, dict[Slot, tuple[bytes, set[bytes]]]] = field(default_factory=dict)
     _remembered: dict[bytes, dict[Slot, bytes]] = field(default_factory=dict)
+    _wrong: dict[bytes, int] = field(default_factory=dict)  # whose state is wrong, from which height on
+    _told: dict[bytes, int] = field(default_factory=dict)  # of those: the height whose state their node has been told
+    _waiting: dict[bytes, tuple[int, Signed, int]] = field(default_factory=dict)  # author -> (nonce, transaction, height then)
+    longest_wait: int = 0  # heights, of any transaction
 
     def __post_init__(self) -> None:
         self.sets = dict.fromkeys((0, 1, 2), self.founders)
@@ -149,9 +158,11 @@ class Invariants:
             self._last[peer] = max(decided.height, self._last.get(peer, 0))
         if self.roots.get(height) != root:
             raise Violation("roots", f"{short_id(peer)} restored another state of height {height}")
-        if height <= self._applied.get(peer, 0):
+        if height <= self._applied.get(peer, 0) and (peer not in self._wrong or height < self._wrong[peer]):
             raise Violation("applied once", f"{short_id(peer)} restored height {height} after {self._applied[peer]}")
         self._applied[peer] = height
+        self._wrong.pop(peer, None)
+        self._told.pop(peer, None)
 
     def _first(self, height: int, digest: bytes, block: bytes) -> None:
         plain = codec.unpack(block, BLOCK_BYTES_MAX)
@@ -180,6 +191,23 @@ class Invariants:
             raise Violation("roots", f"height {height} names another root than the peers found after {height - 1}")
         if self.roots.setdefault(height, after) != after:
             raise Violation("roots", f"the reference has another root after height {height}")
+        self._check_waiting(height)
+
+    def on_submitted(self, signed: Signed, height: int) -> None:
+        """An honest author's transaction begins to wait while `height` is the last decided one. An author has one at a time."""
+        _, nonce, *_ = codec.unpack(signed.body, len(signed.body))
+        self._waiting[signed.signer] = (nonce, signed, height)
+
+    def _check_waiting(self, height: int) -> None:
+        for author, (nonce, signed, since) in list(self._waiting.items()):
+            if self._nonces.get(author, 0) >= nonce or not self.waits(signed):
+                del self._waiting[author]
+            elif height > since + PASSED_OVER_MAX:
+                raise Violation(
+                    "passed over", f"a transaction of {short_id(author)} has waited since height {since}, this is {height}"
+                )
+            else:
+                self.longest_wait = max(self.longest_wait, height - since)
 
     def _check_sets(self, height: int, voters: bytes, next_voters: bytes) -> None:
         if voters != set_hash(self.sets[height]):
@@ -292,7 +320,7 @@ class Invariants:
             raise Violation("honest accused", f"{short_id(by)} holds evidence against {short_id(culprit)}")
 
     def on_dropped(self, by: bytes, peer: bytes, error: RemoteProtocolError) -> None:
-        if peer in self.honest:
+        if peer in self.honest and not {by, peer} & self._wrong.keys():
             raise Violation("honest dropped", f"{short_id(by)} dropped {short_id(peer)}: {error}")
 
     def on_sent(self, peer: bytes, message: object) -> None:
@@ -426,7 +454,7 @@ class Invariants:
 
     def _on_round(self, peer: bytes, signed: Signed) -> None:
         tag, *fields = codec.unpack(signed.body, len(signed.body))
-        if tag not in (kind.TAG for kind in ROUND):
+        if tag not in ROUND_TAGS:
             return
         slot = (tag, fields[0], fields[1])
         if self._is_new(peer, slot, signed.body) and self._durable.get(peer, Durable()).votes.get(slot) != signed.body:
@@ -445,6 +473,24 @@ class Invariants:
             return False
         raise Violation("one per slot", f"{short_id(peer)} signed two things for {slot}")
 
+    # A state that is wrong -------------------------------------------------------------------------------------------
+
+    def on_wrong(self, peer: bytes, height: int) -> None:
+        """What it computed for `height` is not what was decided."""
+        self._wrong[peer] = self._applied[peer] = height
+
+    def on_wrong_turn(self, peer: bytes, records: Iterable[Any], told: int) -> None:
+        """Once a decided block shows the difference, nothing more is signed. `told`: the last height whose state its node has."""
+        wrong, last = self._wrong.get(peer), self._last.get(peer, 0)
+        if wrong is None:
+            return
+        for record in records:
+            kind = type(record).__name__
+            if kind in ("Voted", "RoundVoted") and last > wrong and self._told.get(peer, 0) >= wrong:
+                raise Violation("wrong state", f"{short_id(peer)} signs with a wrong state of height {wrong}, and could know it")
+            last = record.height if kind == "Decided" else last
+        self._told[peer] = told
+
     # A disk that was restored ----------------------------------------------------------------------------------------
 
     def watch(self, peer: bytes) -> None:
@@ -459,14 +505,20 @@ class Invariants:
         signed = message.propose if isinstance(message, Proposed) else signed
         if signed is not None and signed.signer == sender:
             statement: Any = codec.decode_message(signed.body, AGREED)
-            slot = (statement.TAG, statement.height, statement.view)
-            heard.setdefault(slot, (signed.body, set()))[1].add(receiver)
+            self._remember(sender, receiver, (statement.TAG, statement.height, statement.view), signed.body)
+        elif isinstance(message, Relay) and message.signed.signer == sender:
+            tag, *fields = codec.unpack(message.signed.body, len(message.signed.body))
+            if tag in ROUND_TAGS:
+                self._remember(sender, receiver, (tag, fields[0], fields[1]), message.signed.body)
 
     def on_forgotten(self, receiver: bytes) -> None:
         """A restarted peer has in memory nothing of what it heard."""
         for heard in self._heard.values():
             for _, receivers in heard.values():
                 receivers.discard(receiver)
+
+    def _remember(self, sender: bytes, receiver: bytes, slot: Slot, body: bytes) -> None:
+        self._heard[sender].setdefault(slot, (body, set()))[1].add(receiver)
 
     def on_rolled_back(self, peer: bytes) -> None:
         """What so many remember that every quorum has one of them must not be signed a second time, otherwise."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from consensus.block import Block, encode_block
@@ -90,6 +90,16 @@ def finish(transition: Transition, before: State) -> State:
 
 def _stepped(root: bytes, closed: ClosedRound) -> bytes:
     return hashlib.sha256(root + b"".join(closed.outcome.accepted[key] for key in sorted(closed.outcome.accepted))).digest()
+
+
+def with_wrong_bit(state: State, model: bool) -> State:
+    """As after a fault of memory: the counter is another, or the model of each running job."""
+    running = state.jobs.running()
+    if model and running:
+        other = {key: replace(job, model_root=hashlib.sha256(job.model_root).digest()) for key, job in running.items()}
+        return state.with_modules(jobs=replace(state.jobs, jobs={**state.jobs.jobs, **other}))
+    counter: CounterState = state.modules[CounterModule.name]
+    return state.with_modules(counter=replace(counter, total=counter.total ^ 1))
 
 
 class SharedRules(Rules):

@@ -223,8 +223,7 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
             for _ in range(source.randint(1, most)):
                 maker(draw)
     rotates = _draw_changes(draw, joiners)
-    if budget and source.random() < 0.15:
-        _rollback(draw)
+    _draw_sicknesses(draw, budget)
     low = source.choice((0.001, 0.005, 0.02))
     plain = seed % ED25519_EVERY == ED25519_EVERY - 1
     plan = Plan(
@@ -266,8 +265,27 @@ def _draw_changes(draw: Draw, joiners: int) -> bool:
     return rotates
 
 
-def _rollback(draw: Draw) -> None:
+def _rollback(draw: Draw, peer: int) -> None:
     """At `until` a peer stops, and comes back with the disk it had at `at`."""
+    draw.add("rollback", *draw.span(0.2, 3), (peer,))
+
+
+def _damage(draw: Draw, peer: int) -> None:
+    """At `at` a byte of what is durable changes, `amount` of the way through: the peer stays down."""
+    draw.add("damage", *draw.span(0.2, 3), (peer,), draw.random.random())
+
+
+def _wrong_state(draw: Draw, peer: int) -> None:
+    """The first state that a peer computes after `at` is wrong by one bit."""
+    draw.add("wrong-state", *draw.span(0.2, 3), (peer,), detail=draw.random.choice(("counter", "model")))
+
+
+SICKNESSES = (_rollback, _damage, _wrong_state)  # of honest peers; whoever has one counts as one of the f, as a liar does
+SICKNESS_PROBABILITY = 0.25  # of each of the f that lies not
+
+
+def _draw_sicknesses(draw: Draw, budget: int) -> None:
     honest = [peer for peer in range(draw.n) if peer not in draw.liars]
-    at, until = draw.span(0.2, 3)
-    draw.add("rollback", at, until, (draw.random.choice(honest),))
+    for peer in draw.random.sample(honest, budget):
+        if draw.random.random() < SICKNESS_PROBABILITY:
+            draw.random.choice(SICKNESSES)(draw, peer)

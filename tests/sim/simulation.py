@@ -15,27 +15,28 @@ import itertools
 import random
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from consensus.block import decode_block, encode_header, header_of
-from consensus.turn import Decided, Turn, deliver, persist
+from consensus.turn import Decided, Turn, deliver, persist, restart_of
 from ledger.assembly import Restored
 from ledger.jobs import Phase
 from ledger.ledger import Ledger
 from ledger.state import Rules, State
+from ledger.transactions import Refused
+from peer.early import RoundKey
 from peer.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
-from peer.rounds import RoundKey
 from protocol import codec
-from protocol.errors import StorageError
-from protocol.identity import Signer
+from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.identity import Signed, Signer
 from protocol.messages import AGREEMENT, ROUNDS, Commit, Prepare, Proposal, Vote
 from protocol.messages import Link as ChainLink
 from protocol.reasons import Verdict
 from tests.sim import keys, memory, workload
 from tests.sim.disk import Disk
 from tests.sim.invariants import Invariants, Violation
-from tests.sim.ledgers import SharedRules, finish, genesis_of, rules_of
+from tests.sim.ledgers import SharedRules, finish, genesis_of, rules_of, with_wrong_bit
 from tests.sim.network import WEATHER, Link, Network
 from tests.sim.plan import Fault, Plan
 from tests.sim.strategies import STRATEGIES, Liar, Strategy
@@ -52,11 +53,15 @@ APPLY_SECONDS = (0.001, 0.008)
 TRAIN_SECONDS = (0.02, 0.3)
 JUDGE_SECONDS = (0.005, 0.1)
 NOTICED_AFTER_SECONDS = 0.02  # until the others see that a link broke
-RECOVERY_SECONDS = 90.0  # after healing, until everybody has decided RECOVERY_HEIGHTS more: a capped view timer and a half
+# Seen in 360 histories of n = 4 and 30 of n = 7: recovered after 0.5 s in half, 1.7 s in 90 %, 10 s in 99 %, 16 s at most;
+# the slowest height after that 0.4, 1.3, 7.5 and 9.8 s; in view 0 in 82 %, in view 2 at most (while they recovered, in view 4).
+RECOVERY_SECONDS = 60.0  # after healing, until everybody has decided RECOVERY_HEIGHTS more: one view timer at its cap
 RECOVERY_HEIGHTS = 3
-HEIGHT_SECONDS_MAX = 30.0  # of a height after those, with f liars still lying
-VIEWS_AFTER_HEALING = 12  # no height is decided in a later view after those RECOVERY_HEIGHTS
+HEIGHT_SECONDS_MAX = 25.0  # of a height after those, with f liars still lying
+VIEWS_AFTER_HEALING = 6  # no height is decided in a later view after those RECOVERY_HEIGHTS
+SETTLED_SECONDS = 0.3  # after healing, until every link has told what was said before
 COLLECTED_EVERY = 8  # histories: one leaves some 20 MB of garbage
+BORDERLINE_OF_256 = 32  # updates that one re-execution accepts and another may not
 SAMPLED_EVERY = 25  # heights between two looks at how much memory a peer holds
 
 
@@ -83,6 +88,10 @@ class Peer:
     sync: float = 0.0  # more seconds that each sync takes
     doomed: Fault | None = None  # stops in the middle of its next append
     is_late: bool = False  # has not come to the network yet
+    is_lost: bool = False  # its disk is damaged: it stays down until somebody looks at it
+    flips: str = ""  # what the next state that it applies has wrong: "counter" or "model"
+    is_wrong: bool = False  # its applied state is not the one that was decided
+    draws: int = 0  # verdicts on borderline updates so far, over all its lives: each may be another
     applying: bool = False
     to_apply: list[Decided] = field(default_factory=list)
     judging: set[tuple[RoundKey, bytes]] = field(default_factory=set)
@@ -120,9 +129,11 @@ class Peer:
         if self.node is not None:
             return
         try:
-            restart = self.disk.load()
+            restart = restart_of(self.disk, self.height)
         except StorageError:
-            return  # a damaged disk: the operator must look at it
+            self.is_lost = True
+            self.simulation.note_lost(self)
+            return
         if self.strategy is not None:
             restart = self.strategy.restart(restart)
         state, root = self._applied_state()
@@ -169,15 +180,18 @@ class Peer:
     def _take_over(self, restored: Restored, links: tuple[ChainLink, ...]) -> None:
         """Begins anew from the disk, as after a restart, but the links stay."""
         self.restoring = None
-        if restored.height <= self.height:
+        if restored.height <= self.height and not self.is_wrong:
             return
+        assert self.node is not None
+        silent_below = self.node.replica.silent_below  # what was forgotten is not on the new disk either
         restored.install_models()
         self.disk.restore(restored.decisions, restored.state, restored.headers, links)
         self.simulation.note_restored(self, restored)
         self.life += 1
+        self.is_wrong = False
         state, root = self._applied_state()
         ledger = Ledger(self.rules, state, root)
-        restart = self.disk.load()
+        restart = replace(restart_of(self.disk, state.height), silent_below=silent_below)
         self.node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken)
         self.judging, self.applying, self.waking, self.deadline = set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
@@ -255,6 +269,11 @@ class Peer:
             self.simulation.count("fsync failed")
             self.stop()
             return
+        except LocalProtocolError as error:
+            if self.is_honest:
+                raise Violation("one per slot", str(error)) from None
+            self.stop()
+            return
         self.simulation.note_durable(self, turn)
         if not self.simulation.sends_before_sync:
             deliver(sends, self)
@@ -315,14 +334,19 @@ class Peer:
     # Applying --------------------------------------------------------------------------------------------------------
 
     def _apply_next(self) -> None:
-        if self.applying or not self.to_apply:
-            return
+        if self.applying or not self.to_apply or self._differs(self.to_apply[0]):
+            return  # nothing can be built on a wrong state: it is restored, and then this begins anew
         self.applying = True
         self.after(self.simulation.draw(APPLY_SECONDS) + self.slowness, self._apply, self.to_apply.pop(0))
 
+    def _differs(self, decided: Decided) -> bool:
+        return self.is_wrong and decided.decode().state_root != self._state_before(decided).root
+
     def _apply(self, decided: Decided) -> None:
-        state = self.disk.applied.get(decided.height - 1) or self._state_before(decided)
-        transition, after = self.simulation.apply(self, state, decided)
+        transition, after = self.simulation.apply(self, self._state_before(decided), decided)
+        if self.flips:
+            after = with_wrong_bit(after, self.flips == "model")
+            self.flips, self.is_wrong = "", True
         self.disk.applied = {after.height: after}
         block = decided.decode()
         if block.next_voters != block.voters:
@@ -338,8 +362,8 @@ class Peer:
             self.after(self.simulation.draw(THINK_SECONDS), self.submit)
 
     def _state_before(self, decided: Decided) -> State:
-        assert decided.height == 1
-        return self.rules.first_state()
+        assert decided.height == 1 or decided.height - 1 in self.disk.applied
+        return self.disk.applied.get(decided.height - 1) or self.rules.first_state()
 
     # Rounds ----------------------------------------------------------------------------------------------------------
 
@@ -373,10 +397,19 @@ class Peer:
             return
         if proposal.model_root != job.model_root:
             verdict = Verdict.STALE
+        elif proposal.payload != _payload(*key, trainer, job.model_root):
+            verdict = Verdict.REPLAY
         else:
-            honest = _payload(*key, trainer, job.model_root)
-            verdict = Verdict.ACCEPT if proposal.payload == honest else Verdict.REPLAY
+            verdict = self._borderline(proposal.payload)
         self.give(Do(lambda: node.rounds.judge(key, trainer, verdict, 0.05, self.now())))
+
+    def _borderline(self, payload: bytes) -> Verdict:
+        """Some updates lie at the edge of what re-execution tolerates: who judges one twice may come to another result."""
+        if payload[0] >= BORDERLINE_OF_256:
+            return Verdict.ACCEPT
+        self.draws += 1
+        drawn = hashlib.sha256(payload + self.key + bytes([self.draws % 256])).digest()[0]
+        return Verdict.REPLAY if drawn < 128 else Verdict.ACCEPT
 
     # Work ------------------------------------------------------------------------------------------------------------
 
@@ -438,6 +471,7 @@ class Simulation:
             tuple(founders), self.chain_id, self.verifier, {peer.key for peer in self.honest}, self._refer
         )
         self.invariants.latest_clock = lambda: max(peer.now() for peer in self.honest)
+        self.invariants.waits = self._waits
         for peer in (peer for peer in self.peers[plan.n : plan.n + plan.joiners] if peer.is_late):
             peer.author.invitation = workload.invitation(self.chain_id, signers[0], peer.key, f"joiner {peer.number}")
         if plan.jobs:
@@ -511,6 +545,11 @@ class Simulation:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     @property
+    def expected(self) -> list[Peer]:
+        """Those who must go on."""
+        return [peer for peer in self.honest if not peer.is_lost]
+
+    @property
     def height(self) -> int:
         """The highest one that anybody honest has decided."""
         return max(self.invariants.decided, default=0)
@@ -525,7 +564,7 @@ class Simulation:
     def _go_on(self) -> None:
         first = self.height + 1
         while not self._all_at(self.plan.blocks):
-            self._decide_one_more(min(peer.height for peer in self.honest) + 1)
+            self._decide_one_more(min(peer.height for peer in self.expected) + 1)
         late = {height: view for height, view in self.invariants.views.items() if height > first and view > VIEWS_AFTER_HEALING}
         if late:
             raise Violation("progress", f"decided in late views after healing: {late}")
@@ -535,7 +574,7 @@ class Simulation:
             raise Violation("progress", f"height {target} takes longer than {HEIGHT_SECONDS_MAX:.0f} s: {self._where()}")
 
     def _all_at(self, height: int) -> bool:
-        return all(peer.height >= height for peer in self.honest)
+        return all(peer.height >= height and not peer.is_wrong for peer in self.expected)
 
     def _where(self) -> str:
         def one(peer: Peer) -> str:
@@ -581,7 +620,28 @@ class Simulation:
                 self._reference_state = finish(self._reference.apply(state, decoded), state)
         return problem, self._reference_state.root
 
+    def _waits(self, signed: Signed) -> bool:
+        """Whether a transaction still could be decided."""
+        height = self._reference_state.height + 1
+        try:
+            self._reference.apply_transaction(self._reference_state, signed, height)
+        except (Refused, RemoteProtocolError):
+            return False
+        return True
+
+    def note_submitted(self, peer: Peer, signed: Signed) -> None:
+        """Counted once everybody hears everything: what waits is decided soon, whoever leads."""
+        if self.healed is not None and self.now > self.healed + SETTLED_SECONDS and peer.is_honest:
+            self.invariants.on_submitted(signed, self.height)
+
+    def note_lost(self, peer: Peer) -> None:
+        self.count("disk damaged")
+        if not peer.disk.is_damaged:
+            raise Violation("durable", f"peer {peer.number} does not start again from a disk on which nothing was damaged")
+
     def note_durable(self, peer: Peer, turn: Turn) -> None:
+        if peer.is_wrong:
+            self.invariants.on_wrong_turn(peer.key, turn.records, peer.node.state.height if peer.node else 0)
         if not turn.records and not turn.faults:
             return
         for record in turn.records:
@@ -603,6 +663,9 @@ class Simulation:
         members = state.members
         expelled = [key for key, member in members.members.items() if member.expelled is not None]
         sets = (members.previous, members.voters, members.upcoming)
+        if peer.is_wrong:
+            self.invariants.on_wrong(peer.key, state.height)
+            return
         self.invariants.on_applied(peer.key, state.height, state.root, sets, expelled)
         node = peer.node
         if node is not None and node.replica.divergence is not None:
@@ -880,6 +943,28 @@ class Simulation:
             peer.start()
 
         self._between(fault, lambda: images.append(peer.disk.image()), restore)
+
+    def _fault_damage(self, fault: Fault) -> None:
+        """A byte in the middle of what was durable changes: the peer notices at its next start, and stays down."""
+        peer = self.peers[fault.nodes[0]]
+
+        def damage() -> None:
+            peer.stop()
+            peer.disk.damage_middle(fault.amount)
+            peer.start()
+            if peer.node is not None:
+                raise Violation("damage", f"peer {peer.number} goes on with a damaged disk")
+
+        self._between(fault, damage, lambda: None)
+
+    def _fault_wrong_state(self, fault: Fault) -> None:
+        """A bit of what a peer computed flips: it must say nothing more, restore the certified state and take part again."""
+        peer = self.peers[fault.nodes[0]]
+
+        def flip() -> None:
+            peer.flips = fault.detail
+
+        self._between(fault, flip, lambda: None)
 
     def _fault_join(self, fault: Fault) -> None:
         def join() -> None:

@@ -106,6 +106,34 @@ def test_split_networks_do_not_fork_and_heal_within_three_heights(seed: int) -> 
     assert campaign.run_one(partitions.simulation(partitions.expand(seed, 4))).problem == ""
 
 
+# Honest peers that count among the f ---------------------------------------------------------------------------------------
+
+
+def sick(kind: str, detail: str = "") -> Simulation:
+    """Something happens to peer 2 two virtual seconds after the start, and nothing to the others."""
+    plan = calm(3, faults=(Fault(0, kind, 2.0, 2.5, (2,), 0.5, detail),), heal_at=3.0)
+    simulation = Simulation(plan)
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("what", ["counter", "model"])
+def test_a_peer_whose_state_is_wrong_restores_the_certified_one_and_votes_again(what: str) -> None:
+    simulation = sick("wrong-state", what)
+    peer, last = simulation.peers[2], simulation.height
+    assert simulation.counts["wrong-state"] == simulation.counts["restored"] == 1
+    assert peer.node is not None and peer.node.replica.divergence is None and not peer.is_wrong
+    certificates = [simulation.peers[0].disk.decided[height].certificate for height in range(last - 10, last + 1)]
+    assert any(peer.key in certificate.signatures for certificate in certificates)
+
+
+def test_a_peer_whose_disk_is_damaged_stays_down_and_the_others_go_on() -> None:
+    simulation = sick("damage")
+    peer = simulation.peers[2]
+    assert peer.is_lost and peer.node is None
+    assert {other.number for other in simulation.expected} == {0, 1, 3}
+
+
 # Snapshots --------------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from consensus.chain_proof import Anchor
 from consensus.voters import VoterSet
 from ledger.assembly import Restored
-from ledger.snapshot import LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf
+from ledger.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf
 from ledger.state import State
 from ledger.transfer import Basis, Step, Transfer
 from peer.transfer import OFFERLESS_SECONDS, PAUSE_SECONDS, is_about_snapshots
@@ -19,6 +19,7 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot
 
 if TYPE_CHECKING:
+    from peer.node import Node
     from tests.sim.simulation import Peer
 
 __all__ = ["HashedModels", "Snapshots", "is_about_snapshots"]
@@ -89,6 +90,7 @@ class Snapshots:
         self._shelf.begin(state)
         self._transfer: Transfer | None = None
         self._begun = self._not_before = float("-inf")
+        self._repairs = False  # the transfer is because of a wrong state
         self._links: set[bytes] = set()
         self._serving = False
         self._deadline = float("inf")
@@ -150,14 +152,29 @@ class Snapshots:
         if node is None or self._transfer is not None or now < self._not_before:
             return
         replica = node.replica
-        if replica.claimed - replica.height <= LAG_HEIGHTS:
-            return
-        decided, state = replica.height - 1, node.state
+        if replica.divergence is not None:
+            self._begin(*self._after_divergence(node))
+        elif replica.claimed - replica.height > LAG_HEIGHTS:
+            self._begin(*self._when_behind(node))
+
+    def _when_behind(self, node: Node) -> tuple[Basis, int]:
+        decided, state = node.replica.height - 1, node.state
         own = self._peer.disk.decision(decided) if decided > state.height else None
         anchor = Anchor(decided, own.digest) if own else None
         basis = Basis(node.chain_id, self._peer.simulation.verifier, state.height, VoterSet(state.members.voters), anchor)
-        self._transfer = Transfer(self._peer.rules, self._models, basis, decided + SNAPSHOT_HEIGHTS + 1)
-        self._begun = now
+        return basis, decided + SNAPSHOT_HEIGHTS + 1
+
+    def _after_divergence(self, node: Node) -> tuple[Basis, int]:
+        """Of a state that is wrong nothing is trusted; but the decided blocks are."""
+        disk = self._peer.disk
+        anchor = Anchor(disk.last, disk.decided[disk.last].digest)
+        founders = node.rules.genesis.voters
+        return Basis(node.chain_id, self._peer.simulation.verifier, 0, founders, anchor), max(HEIGHT_MIN, node.state.height)
+
+    def _begin(self, basis: Basis, wanted: int) -> None:
+        now = self._begun = self._peer.now()
+        self._repairs = basis.height == 0 and self._peer.is_wrong
+        self._transfer = Transfer(self._peer.rules, self._models, basis, wanted)
         self._peer.simulation.count("transfer")
         for key in sorted(self._links):
             self._do(self._transfer.connected(key, now))
@@ -175,10 +192,10 @@ class Snapshots:
             return
         fetched, height = transfer.progress[0], node.state.height
         if transfer.restored is not None:
-            if transfer.restored.height > height:
+            if transfer.restored.height > height or self._repairs:
                 self._peer.restore(transfer.restored, transfer.links)
             self._end()
-        elif transfer.conflict is not None or 0 < fetched <= height or (not fetched and self._is_in_vain()):
+        elif transfer.conflict is not None or (0 < fetched <= height and not self._repairs) or self._is_in_vain():
             self._end()
         elif transfer.deadline != self._deadline:
             self._deadline = transfer.deadline
@@ -187,7 +204,8 @@ class Snapshots:
                 self._peer.after(wait, self._tick, transfer)
 
     def _is_in_vain(self) -> bool:
-        return self._peer.now() - self._begun > OFFERLESS_SECONDS
+        assert self._transfer is not None
+        return not self._transfer.progress[0] and self._peer.now() - self._begun > OFFERLESS_SECONDS
 
     def _tick(self, transfer: Transfer) -> None:
         if self._transfer is transfer:

@@ -1,7 +1,7 @@
 """Twins (Bano et al. 2021, "Twins: BFT systems made robust"): two machines with one key, each running the honest code.
 
 Whatever a liar could say by running the protocol twice, they say. Who hears whom is drawn for each view: the peers are split in
-two, the twins mostly on different sides, so that each side may get another half of the truth.
+two, the twins mostly on different sides, so that each side may get another half of the truth. Any of them may crash meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ HEIGHTS = 16  # that are split at all; the twins are found out sooner or later
 VIEWS = 4
 SPLIT_PROBABILITY = 0.7
 HEAL_SECONDS = 25.0
+CRASHED_BEFORE_SECONDS = 10.0  # most heights that are split have been decided by then
 BLOCKS = 24
 
 ANYTHING = (*AGREEMENT, *ROUNDS, *SNAPSHOTS)
@@ -36,6 +37,10 @@ def expand(seed: int, n: int, twins: int | None = None) -> Plan:
             if source.random() < SPLIT_PROBABILITY:
                 side = _side(source, n, twins)
                 faults.append(Fault(len(faults), "split", float(height), float(height), side, float(view)))
+    for _ in range(source.choice((0, 0, 1, 3))):
+        at = round(source.uniform(0.2, CRASHED_BEFORE_SECONDS), 3)
+        until = round(at + source.uniform(0.05, 1.5), 3)
+        faults.append(Fault(len(faults), "crash", at, until, (source.randrange(n + twins),), round(source.random(), 4)))
     low = source.choice((0.001, 0.01, 0.05))
     return Plan(
         seed, n, twins, 0, (low, low * source.choice((1.5, 6.0))), HEAL_SECONDS, tuple(faults), blocks=BLOCKS, jobs=seed % 2 == 0

@@ -113,6 +113,7 @@ def submit(peer: Peer, signed: Signed) -> None:
             peer.author.outstanding = None
             return None
         node.ledger.pool.add(signed)
+        peer.simulation.note_submitted(peer, signed)
         return Outcome(sends=[signed])
 
     peer.give(Do(put))

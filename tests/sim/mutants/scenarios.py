@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from consensus.turn import Turn, Voted
+from consensus.turn import RoundVoted, Turn, Voted
 from protocol import codec
 from protocol.messages import Commit, Decision, Prepare, Prepared, Propose, Proposed, TimedOut, Timeout, ViewEnded, Vote
 from tests.sim.disk import Disk
@@ -32,10 +32,15 @@ class Scenario:
     blocks: int = 8
     seconds: float = 1.0  # of trouble
     lost: float = 0.0  # share of the commits that are lost meanwhile
+    calm_seconds: float = 0.1  # nothing happens before
     crashes: int = 0
     blackouts: int = 0  # everybody crashes at once
     breaks: int = 0  # links that break
     rollbacks: int = 0
+    rolled_back_after: str = Propose.TAG  # what it signs, of whose signature the old disk knows nothing
+    wrong_states: int = 0  # of a model
+    work: float | None = None  # transactions a block; None: the seed decides
+    in_a_row: bool = False  # the liars lead one after the other
     leaves: int = 0  # at the same time
     joiners: int = 0
     joins_at: float = 0.3
@@ -46,30 +51,39 @@ class Scenario:
     def simulation(self, seed: int) -> Simulation:
         return Trouble(self, self.plan(seed))
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What differs from a calm network; so another field changes nothing for scenarios that do not set it."""
+        settings = {of.name: (of.default, getattr(self, of.name)) for of in fields(self)}
+        return {name: value for name, (default, value) in settings.items() if value != default}
+
     def plan(self, seed: int) -> Plan:
-        source = random.Random(f"scenario {seed} {self}")
+        source = random.Random(f"scenario {seed} {self._settings}")
         faults: list[Fault] = []
 
         def add(kind: str, at: float, until: float, nodes: tuple[int, ...], amount: float = 0.0, detail: str = "") -> None:
             faults.append(Fault(len(faults), kind, round(at, 3), round(until, 3), nodes, amount, detail))
 
-        peers = source.sample(range(self.n), self.n)
+        peers = source.sample(range(self.n), self.n) if not self.in_a_row else [*reversed(range(self.n))]
         for name in self.liars:
             add("liar", 0.0, self.seconds, (peers.pop(),), detail=name)
         for _ in range(self.crashes):
-            at = source.uniform(0.1, self.seconds * 0.9)
+            at = source.uniform(self.calm_seconds, self.seconds * 0.9)
             add("crash", at, at + source.uniform(0.05, 0.6), (source.choice(peers),), source.random())
         for _ in range(self.blackouts):
-            at = source.uniform(0.1, self.seconds * 0.9)
+            at = source.uniform(self.calm_seconds, self.seconds * 0.9)
             for peer in range(self.n):
                 add("crash", at, at + 0.2, (peer,), source.choice((0.0, 1.0)))
         for _ in range(self.breaks):
-            at = source.uniform(0.1, self.seconds * 0.9)
+            at = source.uniform(self.calm_seconds, self.seconds * 0.9)
             one, other = source.sample(range(self.n), 2)
             add("break", at, at + source.uniform(0.05, 0.5), (one, other))
         for _ in range(self.rollbacks):
-            at = source.uniform(0.1, self.seconds * 0.7)
+            at = source.uniform(self.calm_seconds, self.seconds * 0.7)
             add("rollback", at, at + source.uniform(0.05, 0.6), (peers[0],))
+        for _ in range(self.wrong_states):
+            at = source.uniform(self.calm_seconds, self.seconds * 0.9)
+            add("wrong-state", at, at, (peers[0],), detail="model")
         leaves_at = source.uniform(0.1, 0.6)
         for peer in peers[: self.leaves]:
             add("leave", leaves_at, leaves_at, (peer,))
@@ -87,7 +101,7 @@ class Scenario:
             tuple(faults),
             blocks=self.blocks,
             jobs=self.jobs,
-            work=source.choice((0.5, 2.0)),
+            work=self.work or source.choice((0.5, 2.0)),
         )
 
 
@@ -109,7 +123,7 @@ class Trouble(Simulation):
     def _may_pass(self, sender: int, receiver: int, data: bytes) -> bool:
         message = opened(data)
         weight = SPARED if isinstance(message, Proposed) and self._scenario.rollbacks else _weight(message)
-        return self._luck.random() >= self._scenario.lost * weight
+        return self.now < self._scenario.calm_seconds or self._luck.random() >= self._scenario.lost * weight
 
     def _arrive(self, link: Link, epoch: int, messages: list[bytes]) -> None:
         sender, receiver = self.peers[link.sender], self.peers[link.receiver]
@@ -136,7 +150,7 @@ class Trouble(Simulation):
             raise Violation("join", f"peer {peer.number} is at {height}.{peer.node.replica.view}, others gave up view {view}")
 
     def _fault_rollback(self, fault: Fault) -> None:
-        """At the worst moment: a leader comes back with the disk of before it proposed, and may still lead."""
+        """At the worst moment: a leader comes back with the disk of before it proposed, and may still lead; or likewise."""
         self._doomed, self._image = self.peers[fault.nodes[0]], None
         self.after(fault.at, self._keep_image, ())
 
@@ -147,8 +161,7 @@ class Trouble(Simulation):
     def note_durable(self, peer: Peer, turn: Turn) -> None:
         super().note_durable(peer, turn)
         if peer is self._doomed and self._image is not None and self.healed is None:
-            proposed = [record for record in turn.records if isinstance(record, Voted) and record.slot[0] == Propose.TAG]
-            if proposed:
+            if self._scenario.rolled_back_after in map(_tag, turn.records):
                 self.after(RESTORED_SECONDS, self._restore, (peer, self._image))
                 self._doomed = None
             else:
@@ -181,6 +194,11 @@ class Trouble(Simulation):
 
     def _where_now(self, peer: Any) -> tuple[int, int]:
         return (peer.node.replica.height, peer.node.replica.view) if peer.node is not None else (0, 0)
+
+
+def _tag(record: Any) -> str:
+    """Of what was signed."""
+    return record.slot[0] if isinstance(record, Voted) else record.tag if isinstance(record, RoundVoted) else ""
 
 
 def _weight(message: Any) -> float:

@@ -1,0 +1,89 @@
+"""Messages of rounds that are not open here yet, or in which their signers take no part yet: others may be some blocks ahead.
+
+Every voter has room of its own, so that nobody's flood keeps out what a quorum says; members that do not vote share a part. What
+we signed ourselves and forgot is kept before everything else: a peer that signs it again, in other words, is expelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ledger.jobs import Job, Phase
+from ledger.members import MembersState
+from ledger.state import State
+from protocol.identity import Signed
+from protocol.messages import Ballot, CutOff, Proposal
+
+OWN_MAX = 1_024  # only whoever has our key can sign them
+PER_VOTER_MAX = 32  # proposal, ballot and cut-off of the next round of each job that may run at once, and some more
+PER_MEMBER_MAX = 4  # of a member that does not vote: its proposals of the next rounds
+OTHERS_MAX = 1_024  # of all that do not vote: room for the proposals of some rounds of TRAINERS_MAX
+HEIGHTS_MAX = 64  # applied meanwhile; what belongs to nothing by then is asked for with GetRound, should it belong later
+
+RoundMessage = Proposal | Ballot | CutOff
+RoundKey = tuple[bytes, int]  # job, round
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    signed: Signed
+    message: RoundMessage
+    height: int  # applied last when it came
+
+    @property
+    def key(self) -> RoundKey:
+        return self.message.job, self.message.round
+
+
+class Early:
+    def __init__(self, me: bytes) -> None:
+        self._me = me
+        self._height = 0
+        self._members: MembersState | None = None
+        self._voters: frozenset[bytes] = frozenset()
+        self._kept: dict[bytes, list[Kept]] = {}  # by signer, no bytes twice
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    def follow(self, state: State) -> None:
+        """Forgets what never can belong to a round that opens, and what is old."""
+        self._height, self._members = state.height, state.members
+        self._voters = frozenset({*state.members.round_voters, *filter(state.members.speaks, state.members.upcoming)})
+        jobs = state.jobs.jobs
+        self._filter(lambda kept: not _is_over(kept, jobs) and (kept.signed.signer == self._me or self._is_young(kept)))
+
+    def _is_young(self, kept: Kept) -> bool:
+        return kept.height + HEIGHTS_MAX > self._height
+
+    def _filter(self, stays: Callable[[Kept], bool]) -> None:
+        left = {signer: [kept for kept in of_signer if stays(kept)] for signer, of_signer in self._kept.items()}
+        self._kept = {signer: of_signer for signer, of_signer in left.items() if of_signer}
+
+    def keep(self, signed: Signed, message: RoundMessage) -> None:
+        """The signature was verified."""
+        known = self._kept.get(signed.signer, [])
+        if self._has_room(signed.signer, len(known)) and all(kept.signed.body != signed.body for kept in known):
+            self._kept.setdefault(signed.signer, []).append(Kept(signed, message, self._height))
+
+    def _has_room(self, signer: bytes, count: int) -> bool:
+        if signer == self._me:
+            return count < OWN_MAX
+        if signer in self._voters:
+            return count < PER_VOTER_MAX
+        if self._members is None or not self._members.speaks(signer):
+            return False
+        others = sum(len(of_signer) for key, of_signer in self._kept.items() if key not in self._voters and key != self._me)
+        return count < PER_MEMBER_MAX and others < OTHERS_MAX
+
+    def take(self, key: RoundKey) -> list[Kept]:
+        """What came for a round that opens, by each signer in the order in which it came."""
+        taken = [kept for of_signer in self._kept.values() for kept in of_signer if kept.key == key]
+        self._filter(lambda kept: kept.key != key)
+        return taken
+
+
+def _is_over(kept: Kept, jobs: Mapping[bytes, Job]) -> bool:
+    job = jobs.get(kept.message.job)
+    return job is not None and (job.phase is not Phase.RUNNING or kept.message.round < job.round)

@@ -1,0 +1,170 @@
+"""Open rounds whose voters or trainers are not there any more: they get those of now, and what was said in them still counts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consensus.ballots import RoundBook
+from consensus.quorum import faults_tolerated
+from ledger import jobs as jobs_module
+from ledger.genesis import TRAINER
+from ledger.jobs import Job, Phase
+from ledger.members import Leave, Register
+from ledger.state import Body, Transition
+from protocol.identity import Signed
+from protocol.reasons import Verdict
+from tests.ledger.world import PEOPLE, SCRATCH, TIMERS, UNAUDITED, World
+
+ACCEPT = Verdict.ACCEPT
+
+
+def empty_blocks(world: World) -> None:
+    for _ in range(4):
+        world.decide()
+
+
+def transition_of(world: World, *transactions: Signed) -> Transition:
+    state = world.state
+    return world.rules.transition(state, state.height + 1, state.time_ms + 1, state.root, Body((), (), transactions))
+
+
+def can_be_closed(world: World, job: Job) -> bool:
+    """By those who vote now, even if f of them do nothing."""
+    voters = world.state.members.round_voters
+    voting = len(set(voters) & set(job.voters)) - faults_tolerated(len(voters))
+    return voting >= job.terms(bytes(32)).quorum and any(map(world.state.members.speaks, job.trainers))
+
+
+def test_a_round_survives_the_rotation_of_more_than_n_minus_q_of_its_voters() -> None:
+    world = World()
+    key = world.start()
+    for old, new in zip(PEOPLE[:2], PEOPLE[8:10], strict=True):  # max(1, f) a block, as the rules allow
+        world.decide(world.rotation(old, new))
+        empty_blocks(world)
+    assert can_be_closed(world, world.job(key)) and {PEOPLE[8].public, PEOPLE[9].public} < set(world.job(key).voters)
+    world.decide(closings=(world.closing(key),))
+    assert world.job(key).round == 1
+
+
+@pytest.mark.parametrize("spec", [UNAUDITED, SCRATCH])
+def test_a_round_survives_the_rotation_of_its_only_trainer(spec: bytes) -> None:
+    world = World(trainers=1)
+    key = world.start(spec=spec)
+    world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
+    job = world.job(key)
+    assert PEOPLE[8].public in job.trainers and job.awaited == (PEOPLE[8].public,)
+    assert (job.phase, job.round) == (Phase.RUNNING, 0)
+
+
+def test_a_rotation_and_f_silent_voters_together_do_not_stop_a_round() -> None:
+    world = World()
+    key = world.start()
+    world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
+    assert can_be_closed(world, world.job(key)), "PEOPLE[8] and any two others"
+
+
+def test_a_round_of_which_enough_voters_are_left_goes_on_as_it_was_opened() -> None:
+    world = World(voters=6)
+    key = world.start()
+    before = world.job(key)
+    world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
+    empty_blocks(world)
+    assert world.job(key) == before
+
+
+def test_voters_that_leave_make_a_round_the_affair_of_the_others() -> None:
+    world = World(voters=7)
+    key = world.start(spec=UNAUDITED)
+    world.decide(*(world.tx(person, "member/leave", Leave()) for person in PEOPLE[4:7]))
+    empty_blocks(world)
+    assert set(world.job(key).voters) == {person.public for person in PEOPLE[:4]}
+
+
+def test_ballots_and_proposals_of_before_count_after_the_terms_were_renewed() -> None:
+    world = World(trainers=1)
+    key = world.start(spec=UNAUDITED)
+    verdicts = {PEOPLE[0].public: ACCEPT}
+    world.vote(key, verdicts, (PEOPLE[1].public, PEOPLE[2].public))
+    old = world.ledger.books[key]
+    world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
+    renewed = RoundBook(world.job(key).terms(key), PEOPLE[3].public, 9.0, TIMERS)
+    renewed.take_over(old)
+    world.ledger.books[key] = renewed
+    world.vote(key, verdicts, (PEOPLE[8].public,))
+    closing = renewed.closing()
+    assert closing is not None and [signed.signer for signed in closing.proposals] == [PEOPLE[0].public]
+    world.decide(closings=(closing,))
+    assert world.job(key).accepted == {PEOPLE[0].public: 1} and world.job(key).awaited == (PEOPLE[8].public,)
+
+
+def test_a_ballot_by_the_old_key_does_not_close_a_round_whose_terms_were_renewed() -> None:
+    world = World()
+    key = world.start()
+    closing = world.closing(key)
+    world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
+    assert "not-a-voter" in (world.problem(closings=(closing,)) or "")
+
+
+def test_renewing_changes_nothing_but_who_takes_part() -> None:
+    world = World()
+    key = world.start()
+    before, transition = world.job(key), transition_of(world, world.rotation(PEOPLE[0], PEOPLE[8]))
+    after = transition.state.jobs.jobs[key]
+    assert (transition.started, transition.closed) == ((), ())
+    assert after.opened == world.state.height + 1 and after.voters != before.voters
+    same = ("round", "model_root", "spec", "patience", "accepted", "rejected", "phase", "audited", "stops")
+    assert [getattr(after, name) for name in same] == [getattr(before, name) for name in same]
+
+
+def test_old_trainers_keep_their_places_and_new_ones_get_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "TRAINERS_MAX", 3)
+    world = World(voters=4, trainers=2)
+    key = world.start(spec=UNAUDITED)
+    world.decide(*(world.tx(person, "member/register", Register((TRAINER,))) for person in PEOPLE[2:4]))
+    world.decide(*(world.rotation(PEOPLE[i], PEOPLE[8 + i]) for i in range(2)))
+    trainers = set(world.job(key).trainers)
+    assert {PEOPLE[0].public, PEOPLE[1].public} < trainers and len(trainers) == 3
+
+
+def test_a_job_ends_whose_trainers_are_all_gone_and_for_whom_no_other_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "TRAINERS_MAX", 1)
+    world = World(trainers=1)
+    key = world.start(spec=UNAUDITED)
+    world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
+    assert world.job(key).phase is Phase.FINISHED
+    assert world.start(PEOPLE[8], UNAUDITED) in world.state.jobs.running()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 8))
+def test_whatever_becomes_of_its_members_a_running_round_can_be_closed_by_those_who_vote(seed: int, voters: int) -> None:
+    draw = random.Random(seed)
+    world = World(voters, trainers=draw.randint(1, voters))
+    key = world.start(spec=draw.choice((UNAUDITED, SCRATCH)))
+    spare = PEOPLE[voters:]
+    for _ in range(8):
+        before = world.job(key)
+        person = draw.choice([person for person in PEOPLE if world.state.members.speaks(person.public)])
+        change: tuple[Signed, ...] = ()
+        if draw.random() < 0.6 and spare:
+            change = (world.rotation(person, spare[0]),)
+        elif draw.random() < 0.5:
+            change = (world.tx(person, "member/leave", Leave()),)
+        evidence = (world.double(person),) if draw.random() < 0.1 else ()
+        if world.problem(*change, evidence=evidence) is None:
+            world.decide(*change, evidence=evidence)
+            spare = [new for new in spare if new.public not in world.state.members.members]
+        else:
+            world.decide()
+        job = world.job(key)
+        if job.phase is not Phase.RUNNING:
+            return
+        assert (job.round, job.model_root) == (before.round, before.model_root)
+        assert can_be_closed(world, job) and set(before.trainers) <= set(job.trainers)
+        assert (job.opened == before.opened) == (job.terms(key) == before.terms(key))
+    world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, ACCEPT)),))
+    assert world.job(key).round == 1
