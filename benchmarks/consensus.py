@@ -252,13 +252,13 @@ def show(rows: list[Row], costs: Costs) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.consensus", description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
+    parser = Parser("consensus", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--real", type=int, nargs="*", default=REAL, metavar="N", help="sizes of networks of real processes")
     parser.add_argument("--virtual", type=int, nargs="*", default=VIRTUAL, metavar="N", help="sizes of networks in virtual time")
-    parser.add_argument("--round-trips", type=float, nargs="*", default=ROUND_TRIPS_MS, metavar="MS")
-    parser.add_argument("--heights", type=int, default=5, help="decisions measured in virtual time, of each network")
-    parser.add_argument("--rounds", type=int, default=30, help="scratch rounds of each real network: two decisions or three each")
+    parser.add_argument("--round-trips", type=float, nargs="*", default=ROUND_TRIPS_MS, metavar="MS", help="of networks in virtual time")
+    parser.add_argument("--heights", type=COUNT, default=5, help="decisions measured in virtual time, of each network")
+    parser.add_argument("--rounds", type=COUNT, default=30, help="scratch rounds of each real network: two decisions or three each")
     options = parser.parse_args()
     started, costs, rows = time.time(), Costs.measured(), []
     for n in options.real:

@@ -94,9 +94,11 @@ class Chain:
     def schedule(self, height: int) -> Schedule | None:
         """The leaders of `height`; None while what decides about them is not known."""
         known = self._schedules.get(height)
-        voters, parent = self._voters.get(height), self._past.get(height - 1)
-        if known is not None or voters is None or (parent is None and height > FIRST_HEIGHT):
+        if known is not None:
             return known
+        voters, parent = self._voters.get(height), self._past.get(height - 1)
+        if voters is None or (parent is None and height > FIRST_HEIGHT):
+            return None
         made = schedule(height, voters, parent.block if parent else None, parent.participants if parent else None)
         self._schedules[height] = made
         return made

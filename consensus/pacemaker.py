@@ -20,11 +20,12 @@ class Pacemaker:
 
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=DECISIONS_MEASURED))  # seconds from view start
     _view: int = 0
+    _seconds: float | None = None  # that this view may take; None: to be computed
     _started: float | None = None  # when this view's clock began: at its start, or when work turned up
     _repeat_from: float | None = None
 
     def enter_view(self, view: int) -> None:
-        self._view = view
+        self._view, self._seconds = view, None
         self._started = self._repeat_from = None
 
     def run(self, working: bool, now: float) -> None:
@@ -37,10 +38,13 @@ class Pacemaker:
     def decided(self, now: float) -> None:
         if self._started is not None:
             self.durations.append(now - self._started)
+            self._seconds = None
 
     def view_seconds(self) -> float:
-        base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(self.durations, default=0.0))
-        return min(VIEW_SECONDS_MAX, base * self._growth)
+        if self._seconds is None:
+            base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(self.durations, default=0.0))
+            self._seconds = min(VIEW_SECONDS_MAX, base * self._growth)
+        return self._seconds
 
     @property
     def _growth(self) -> float:

@@ -26,8 +26,13 @@ class Rules(Handlers):
             self._prepare,
             self._commit,
         )
-        while self._book is not None and any(rule(self._book) for rule in rules):
-            pass
+        acted = True
+        while acted and self._book is not None:
+            acted = False
+            for rule in rules:
+                if rule(self._book):
+                    acted = True
+                    break
         self._ask_application = False
 
     # Heights ---------------------------------------------------------------------------------------------------------

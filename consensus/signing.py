@@ -19,6 +19,9 @@ class OwnVotes:
         self._signer = signer
         self._chain_id = chain_id
         self._signed: dict[Slot, Signed] = {voted.slot: voted.signed for voted in votes}
+        self._timed_out: dict[int, int] = {}  # height -> the highest view of it that was given up
+        for tag, height, view in self._signed:
+            self._note_timeout(tag, height, view)
 
     def get(self, tag: str, height: int, view: int) -> Signed | None:
         return self._signed.get((tag, height, view))
@@ -44,15 +47,19 @@ class OwnVotes:
             raise LocalProtocolError(f"{message.TAG} in {message.height}.{message.view} after a timeout")
         signed = sign(self._signer, self._chain_id, message)
         self._signed[slot] = signed
+        self._note_timeout(*slot)
         return Voted(slot, signed)
+
+    def _note_timeout(self, tag: str, height: int, view: int) -> None:
+        if tag == Timeout.TAG:
+            self._timed_out[height] = max(view, self.timed_out(height))
 
     def has_voted(self, height: int) -> bool:
         return any(tag != Timeout.TAG and of_height == height for tag, of_height, _ in self._signed)
 
     def timed_out(self, height: int) -> int:
         """The highest view of `height` that was given up; −1: none."""
-        views = (view for tag, of_height, view in self._signed if tag == Timeout.TAG and of_height == height)
-        return max(views, default=-1)
+        return self._timed_out.get(height, -1)
 
     def view(self, height: int) -> int:
         """The highest view of `height` that anything was signed in."""
@@ -60,3 +67,4 @@ class OwnVotes:
 
     def forget_below(self, height: int) -> None:
         self._signed = {slot: signed for slot, signed in self._signed.items() if slot[1] >= height}
+        self._timed_out = {of_height: view for of_height, view in self._timed_out.items() if of_height >= height}

@@ -21,6 +21,7 @@ class Timers(Rules):
         if book is not None and _is_due(self._view_deadline(), now):
             self._give_up(book, self.view)
             self._settle()
+            self._pacemaker.run(self._is_working(), now)
         elif book is not None and _is_due(self._pacemaker.repeat_deadline(), now):
             self._pacemaker.repeated(now)
             self._repeat_to(tuple(key for key in book.voters.keys if key != self.me), book)
@@ -69,7 +70,6 @@ class Timers(Rules):
         return self._check.deadline() if self._unanswered() else None
 
     def _deadline(self) -> float | None:
-        self._pacemaker.run(self._is_working(), self._now)
         times = (
             self._view_deadline(),
             self._pacemaker.repeat_deadline(),

@@ -302,10 +302,16 @@ def report(options: argparse.Namespace, cases: list[Case]) -> int:
     return 1 if any(case.problem for case in cases) else 0
 
 
+def _case(text: str) -> str:
+    if not any(name.startswith(text) for name in CASES):
+        raise argparse.ArgumentTypeError(f"{text!r} begins no case")
+    return text
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scenarios.bad_input", description=__doc__)
-    parser.add_argument("--only", default="", metavar="CASE", help=f"one of: {', '.join(CASES)}")
-    parser.add_argument("--json", metavar="FILE")
+    parser = Parser("bad_input", __doc__)
+    parser.add_argument("--only", type=_case, default="", metavar="CASE", help=f"those that begin so, of: {', '.join(CASES)}")
+    parser.add_argument("--json", metavar="FILE", help="write the table there as well")
     try:
         return partial(run, parser.parse_args())()
     except UserError as error:

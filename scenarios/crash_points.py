@@ -201,12 +201,24 @@ async def _is_member(peers: Network, newcomer: DemoPeer) -> bool:
     return any(view.peer == mine and view.member for view in await peers.demo.watched.client.peers())
 
 
+def chosen(only: str) -> list[str]:
+    return [point for point in POINTS if point.startswith(only) or only == write_of(point)]
+
+
+def refusal(only: str) -> str:
+    """Why nothing would be tried; empty: something is."""
+    writes = {write_of(point) for point in chosen(only)}
+    if not writes:
+        return f"--only {only!r} is no crash point and begins none: --list prints them"
+    if writes <= set(UNREACHED):
+        return f"--only {only!r} is not tried here: {UNREACHED[min(writes)]}; --list says so of each such point"
+    return ""
+
+
 def attempts(options: argparse.Namespace) -> list[tuple[str, Attempt]]:
     random = Random(options.seed)
     found: list[tuple[str, Attempt]] = []
-    for point in POINTS:
-        if not point.startswith(options.only) and options.only != write_of(point):
-            continue
+    for point in chosen(options.only):
         if write_of(point) in NEWCOMERS:
             found.append((point, partial(crash_newcomer, point)))
         elif write_of(point) not in (*UNREACHED, *LIARS):
@@ -220,7 +232,7 @@ async def run(options: argparse.Namespace) -> int:
         status = await conduct(options, "killed at every durable write", found, vocabulary=VOCABULARY)
     for side in ("before", "after"):  # a liar is found out once
         point = f"{side}-append-evidence"
-        if point.startswith(options.only) or options.only in LIARS:
+        if point in chosen(options.only):
             one = argparse.Namespace(**{**vars(options), "json": options.json and f"{options.json}.{side}-evidence"})
             if options.keep:
                 one.keep = options.keep / f"{side}-evidence"
@@ -240,6 +252,8 @@ def main() -> int:
             note = f"; not tried here: {UNREACHED[write]}" if write in UNREACHED else ""
             print(f"before-{write}, after-{write}\n    {about}{note}")
         return 0
+    if why := refusal(options.only):
+        parser.error(why)
     return network.main(partial(run, options))
 
 

@@ -18,7 +18,7 @@ from peer.demo import DemoPeer
 from peer.demo_report import Disk
 from scenarios import network
 from scenarios.network import Network
-from scenarios.trials import arguments, report
+from scenarios.trials import COUNT, arguments, report
 
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; a default round takes one or two
 NUMPY_FEATURES = "import numpy; print(' '.join(sorted(numpy.show_config(mode='dicts')['SIMD Extensions'].get('found', []))))"
@@ -76,7 +76,7 @@ def conclude(options: argparse.Namespace, peers: Network, features: dict[str, st
 
 def main() -> int:
     parser = arguments("determinism", __doc__)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of training, whose roots are compared")
     return network.main(partial(run, parser.parse_args()))
 
 

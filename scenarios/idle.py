@@ -15,7 +15,7 @@ from peer.demo import DemoPeer
 from peer.memory import process_memory_mb
 from scenarios import network
 from scenarios.network import Network, children
-from scenarios.trials import arguments, report
+from scenarios.trials import arguments, duration, report
 
 CPU_PERCENT_MAX = 2.0  # of one core, idle
 VOTER_MB_MAX = 120.0
@@ -109,8 +109,8 @@ def conclude(options: argparse.Namespace, peers: Network, costs: dict[str, Cost]
 
 def main() -> int:
     parser = arguments("idle", __doc__)
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long to watch idle peers, twice")
-    parser.add_argument("--settle", type=float, default=10.0, help="seconds granted before that, for imports and last messages")
+    parser.add_argument("--seconds", type=duration, default=30.0, metavar="S", help="how long to watch idle peers, twice")
+    parser.add_argument("--settle", type=duration, default=10.0, metavar="S", help="seconds granted before that, for imports and last messages")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -183,12 +183,12 @@ def report(options: argparse.Namespace, joins: list[Join], size: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scenarios.join", description=__doc__)
-    parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--joins", type=int, default=100)
-    parser.add_argument("--parameters", type=int, default=1_000_000, help="1000000: about a million; less: a tiny model")
-    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
-    parser.add_argument("--json", metavar="FILE")
+    parser = Parser("join", __doc__)
+    parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="founders of the network")
+    parser.add_argument("--joins", type=COUNT, default=100, metavar="N", help="newcomers, one after another")
+    parser.add_argument("--parameters", type=COUNT, default=1_000_000, metavar="N", help="1000000: about a million; less: a tiny model")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the peers' data, which then stays")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return network.main(partial(run, parser.parse_args()))
 
 

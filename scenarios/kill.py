@@ -30,7 +30,7 @@ from scenarios.pace import (
     usual,
     view_timer,
 )
-from scenarios.trials import arguments, report
+from scenarios.trials import COUNT, arguments, report
 
 DOWN_ROUNDS = 7  # closed while the victim is down, the one it was killed in included
 
@@ -201,8 +201,8 @@ def conclude(
 
 def main() -> int:
     parser = arguments("kill", __doc__)
-    parser.add_argument("--malicious", type=int, default=0)
-    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--malicious", type=whole_number(0), default=0, metavar="N", help="trainers that lie in every round")
+    parser.add_argument("--trials", type=COUNT, default=20, metavar="N", help="kills, one after another")
     parser.add_argument("--small", action="store_true", help="a tiny model, for short rounds")
     return network.main(partial(run, parser.parse_args()))
 

@@ -16,7 +16,7 @@ import trio
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network, Watch
 from scenarios.pace import BACK_SECONDS_MAX, SLOWER_MAX, STALL_SECONDS_MAX, in_order, takes_part, usual, view_timer
-from scenarios.trials import arguments, report
+from scenarios.trials import COUNT, arguments, report
 
 LATER_ROUNDS = 14  # more than the 2n heights for which a failed leader is skipped in any case, for n = 4
 
@@ -102,7 +102,7 @@ def conclude(options: argparse.Namespace, trials: list[Trial], failures: list[st
 
 def main() -> int:
     parser = arguments("leader", __doc__)
-    parser.add_argument("--trials", type=int, default=6, help="killed and stopped in turn")
+    parser.add_argument("--trials", type=COUNT, default=6, metavar="N", help="killed and stopped in turn")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -16,7 +16,7 @@ import trio
 from scenarios import network
 from scenarios.network import Network, Watch
 from scenarios.pace import SLOWER_MAX, STALL_SECONDS_MAX, comes_back, in_order
-from scenarios.trials import Trial, arguments, conduct
+from scenarios.trials import COUNT, Trial, arguments, conduct
 
 NORMAL_HEIGHTS = 12  # with everybody there
 
@@ -80,7 +80,7 @@ def _durations(watch: Watch) -> dict[int, float]:
 
 def main() -> int:
     parser = arguments("leaders", __doc__)
-    parser.add_argument("--heights", type=int, default=20, help="in which the leader is killed")
+    parser.add_argument("--heights", type=COUNT, default=20, metavar="N", help="in which the leader is killed")
     options = parser.parse_args()
     attempts = [(f"leader {number + 1}", kill_leader) for number in range(options.heights)]
     return network.main(partial(conduct, options, "the leader is killed", attempts))

@@ -23,8 +23,9 @@ from scenarios import network
 from scenarios.network import Network, holds, journal
 from scenarios.pace import STALL_SECONDS_MAX, in_order
 from scenarios.proxy import Direction, Proxy, running_proxy
-from scenarios.trials import Attempt, Trial, arguments, conduct
+from scenarios.trials import COUNT, Attempt, Trial, arguments, conduct
 
+SHAPES = ("2,2", "3,1", "5,2", "4,3")  # of four peers and of seven: without a quorum anywhere, and with one
 KINDS = ("hold", "close", "one way", "flapping")
 CUT_SECONDS = (5.0, 12.0)  # drawn from these; below what TCP and the links' own pings bear, and above it
 FLAP_SECONDS = (0.3, 1.5)  # between changes
@@ -146,13 +147,15 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def _shape(text: str) -> tuple[int, ...]:
+    if text not in SHAPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {' '.join(SHAPES)}")
     return tuple(int(part) for part in text.split(","))
 
 
 def main() -> int:
     parser = arguments("partition", __doc__, peers=None)
-    parser.add_argument("--shape", type=_shape, default=(2, 2), help="sizes of the groups: 2,2 or 3,1, of seven peers 5,2 or 4,3")
-    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--shape", type=_shape, default=SHAPES[0], metavar="SIZES", help=f"of the groups, one of: {' '.join(SHAPES)}")
+    parser.add_argument("--trials", type=COUNT, default=8, metavar="N", help="splits, one after another")
     parser.add_argument("--kind", choices=KINDS, help="of all trials; without it they take turns")
     return network.main(partial(run, parser.parse_args()))
 

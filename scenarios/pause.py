@@ -15,7 +15,7 @@ from consensus.pacemaker import VIEW_SECONDS_MIN
 from scenarios import network
 from scenarios.network import Network
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, in_order
-from scenarios.trials import Trial, arguments, conduct
+from scenarios.trials import COUNT, Trial, arguments, conduct, duration
 
 
 async def pause(random: Random, leads: bool, seconds: float, peers: Network, trial: Trial) -> None:
@@ -41,8 +41,8 @@ async def pause(random: Random, leads: bool, seconds: float, peers: Network, tri
 
 def main() -> int:
     parser = arguments("pause", __doc__)
-    parser.add_argument("--trials", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--trials", type=COUNT, default=6, metavar="N", help="a follower and the leader in turn")
+    parser.add_argument("--seconds", type=duration, default=10.0, metavar="S", help="how long each is stopped")
     options = parser.parse_args()
     random = Random(options.seed)
     attempts = []

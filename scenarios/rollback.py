@@ -27,7 +27,7 @@ from protocol.identity import Signed, peer_id
 from scenarios import network
 from scenarios.network import Network, Watch, holds, journal
 from scenarios.pace import BACK_SECONDS_MAX, STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
-from scenarios.trials import Trial, arguments, conduct
+from scenarios.trials import COUNT, Trial, arguments, conduct
 
 ROUNDS_MAX = 4  # that are forgotten
 QUIET_SECONDS = 3.0  # several times what a height takes: whoever would sign too early has done it by then
@@ -269,7 +269,7 @@ KINDS: dict[str, Callable[[Random, bool, Network, Trial], Awaitable[None]]] = {
 
 def main() -> int:
     parser = arguments("rollback", __doc__)
-    parser.add_argument("--trials", type=int, default=2 * len(KINDS))
+    parser.add_argument("--trials", type=COUNT, default=2 * len(KINDS), metavar="N", help="the kinds in turn")
     parser.add_argument("--only", choices=list(KINDS), metavar="KIND", help=f"one of: {', '.join(KINDS)}")
     options = parser.parse_args()
     if faults_tolerated(options.peers) < 1:

@@ -14,7 +14,7 @@ from random import Random
 from consensus.quorum import faults_tolerated
 from scenarios import clock, crash_points, leaders, network, partition, pause, rolling
 from scenarios.proxy import Proxy, running_proxy
-from scenarios.trials import Attempt, arguments, conduct
+from scenarios.trials import Attempt, arguments, conduct, duration
 
 PAUSES_SECONDS = (0.5, 3.0, 10.0)
 POINTS = tuple(
@@ -53,7 +53,7 @@ def mixed(random: Random, peers: int, proxy: Proxy, seconds: float) -> Iterator[
 
 def main() -> int:
     parser = arguments("soak", __doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="when the last thing begins, at the latest")
+    parser.add_argument("--minutes", type=duration, default=60.0, metavar="M", help="when the last thing begins, at the latest")
     options = parser.parse_args()
     if faults_tolerated(options.peers) < 1:
         parser.error("fewer than four peers bear no fault at all")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import trio
 from rich.console import Console
 from rich.table import Table
 
+from peer.arguments import whole_number
 from peer.demo import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
@@ -37,13 +39,45 @@ class Trial:
 Attempt = Callable[[Network, Trial], Awaitable[None]]  # from a network in good order to a network in good order
 
 
-def arguments(name: str, about: str | None, *, peers: int | None = 4) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m scenarios.{name}", description=about)
+COUNT = whole_number(1)  # a type for argparse: of what is tried; nothing tried is nothing checked
+
+
+def duration(text: str) -> float:
+    """A type for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Names each default that says something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        says_nothing = action.default is None or action.default is False or action.default == ""
+        return action.help if says_nothing else super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line that names the value and the way out."""
+
+    def __init__(self, name: str, about: str | None, *, package: str = "scenarios") -> None:
+        super().__init__(prog=f"python -m {package}.{name}", description=about, formatter_class=Help)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help says what there is)\n")
+
+
+def arguments(name: str, about: str | None, *, peers: int | None = 4) -> Parser:
+    parser = Parser(name, about)
     if peers is not None:
-        parser.add_argument("--peers", type=int, default=peers)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a new folder for the peers' data, which then stays")
-    parser.add_argument("--json", metavar="FILE")
+        parser.add_argument("--peers", type=COUNT, default=peers, metavar="N", help="founders of the network")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="draws victims and moments")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the peers' data, which then stays")
+    parser.add_argument("--json", metavar="FILE", help="write the table there as well")
     return parser
 
 

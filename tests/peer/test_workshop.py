@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import trio
+import trio.testing
 
 from peer.eventlog import EventLog
 from peer.roles.base import Judged, OpenRound
@@ -24,9 +26,11 @@ class Busy:
 
     def __init__(self) -> None:
         self.begun = self.cancelled = 0
+        self.began = trio.Event()
 
     async def propose(self, round: OpenRound) -> None:
         self.begun += 1
+        self.began.set()
         try:
             await trio.sleep_forever()
         finally:
@@ -44,17 +48,16 @@ async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worke
     key = chain.start(LANGUAGE)
     job = chain.ledger.state.jobs.jobs[key]
     rounds = Rounds(chain.people[0], chain.id, {})
-    me, anything = chain.people[0].public, cast(Any, trio.open_nursery)  # what is not used here
-    log = EventLog(lambda: 0.0)
-    shop = Workshop(me, role, rounds, chain.store, chain.blobs, chain.host, anything, log, anything, lambda: 0.0)
+    nothing: Any = SimpleNamespace(fetch=None)  # nobody asks the network, or calls the driver
+    me, log = chain.people[0].public, EventLog()
+    shop = Workshop(me, role, rounds, chain.store, chain.blobs, chain.host, nothing, log, nothing, lambda: 0.0)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
             shop.open((key, 0), job, False)
             shop.close((key, 0))
             shop.open((key, 0), job, False)
-            while not role.begun:
-                await trio.sleep(0.01)
+            await role.began.wait()
             await trio.testing.wait_all_tasks_blocked()
             assert (role.begun, role.cancelled) == (1, 0)
             nursery.cancel_scope.cancel()

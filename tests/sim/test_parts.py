@@ -93,7 +93,8 @@ def test_no_plan_has_more_faulty_peers_than_are_tolerated(n: int) -> None:
     for seed in range(300):
         plan = expand(seed, n, HONEST_MAJORITY)
         leaving = len(plan.of("leave"))
-        assert len(plan.liars) + len(plan.of("rollback")) <= faults_tolerated(n)
+        sick = {fault.nodes[0] for kind in ("rollback", "damage", "wrong-state") for fault in plan.of(kind)}
+        assert len(plan.liars.keys() | sick) == len(plan.liars) + len(sick) <= faults_tolerated(n)
         assert len(plan.liars) <= faults_tolerated(n - leaving)
 
 

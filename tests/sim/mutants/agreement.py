@@ -218,6 +218,7 @@ def _prepares_after_timeout(planter: Planter) -> None:
 def _cast_anything(self: OwnVotes, message: Any) -> Voted:
     slot = (message.TAG, message.height, message.view)
     signed = self._signed[slot] = sign(self._signer, self._chain_id, message)
+    self._note_timeout(*slot)
     return Voted(slot, signed)
 
 
