@@ -30,6 +30,7 @@ from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
 from peer.demo import Demo, DemoPeer, cast_roles
 from scenarios import network as scenario
+from scenarios.trials import COUNT, Parser
 
 REAL = (4, 7, 10, 16)
 VIRTUAL = (31, 64, 100)
@@ -256,9 +257,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--real", type=int, nargs="*", default=REAL, metavar="N", help="sizes of networks of real processes")
     parser.add_argument("--virtual", type=int, nargs="*", default=VIRTUAL, metavar="N", help="sizes of networks in virtual time")
-    parser.add_argument("--round-trips", type=float, nargs="*", default=ROUND_TRIPS_MS, metavar="MS", help="of networks in virtual time")
-    parser.add_argument("--heights", type=COUNT, default=5, help="decisions measured in virtual time, of each network")
-    parser.add_argument("--rounds", type=COUNT, default=30, help="scratch rounds of each real network: two decisions or three each")
+    parser.add_argument("--round-trips", type=float, nargs="*", default=ROUND_TRIPS_MS, metavar="MS", help="in virtual time")
+    parser.add_argument(
+        "--heights", type=COUNT, default=5, metavar="N", help="decisions measured in virtual time, of each network"
+    )
+    parser.add_argument("--rounds", type=COUNT, default=30, metavar="N", help="of each real network: two decisions or three")
     options = parser.parse_args()
     started, costs, rows = time.time(), Costs.measured(), []
     for n in options.real:

@@ -54,9 +54,13 @@ class RollbackCheck:
         if claim <= height + FUTURE_HEIGHTS_MAX:
             self._answered.add(voter)
 
-    def forgot(self, height: int) -> None:
-        """A statement of mine turned up that is not in my log. It counts after the check too, when an answer came too late."""
-        self.silent_below = max(self.silent_below, height + SILENT_HEIGHTS)
+    def forgot(self, height: int) -> bool:
+        """A statement of mine turned up that is not in my log: whether that makes me silent for longer.
+
+        It counts after the check too, when an answer came too late.
+        """
+        before, self.silent_below = self.silent_below, max(self.silent_below, height + SILENT_HEIGHTS)
+        return self.silent_below > before
 
     def may_sign(self, me: bytes, height: int, voters: VoterSet) -> bool:
         if not self.is_over:

@@ -14,7 +14,7 @@ from consensus.evidence import Statement
 from consensus.pacemaker import Pacemaker
 from consensus.rollback import BOOKS_KEPT, RollbackCheck, certified
 from consensus.signing import OwnVotes
-from consensus.turn import Fault, Record, Restart, Send, SendBlock, SendDecisions, StoredBlock, StoredCertificate
+from consensus.turn import Fault, Record, Restart, Send, SendBlock, SendDecisions, Silence, StoredBlock, StoredCertificate
 from consensus.voters import CachingVerifier
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -126,8 +126,10 @@ class ReplicaState:
 
     def _recognise(self, statement: Statement) -> None:
         """A statement of mine came back to me. If it is not in my log, then the log has lost its end."""
-        if statement.height >= self.height and not self._own.knows(statement):
-            self._check.forgot(statement.height)
+        if statement.height < self.height or self._own.knows(statement):
+            return
+        if self._check.forgot(statement.height):
+            self._records.append(Silence(self._check.silent_below))  # nobody may tell us again after another restart
 
     def _add_certified(self, book: Book, certificate: Certificate, vote: Prepare | Commit) -> None:
         """A certificate's votes are statements like others: they may contradict some, and may be what somebody forgot."""

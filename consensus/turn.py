@@ -65,7 +65,14 @@ class Decided:
         return decode_block(self.block)
 
 
-Record = Voted | RoundVoted | StoredBlock | StoredCertificate | Decided | Evidence
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Statements of ours turned up that the journal lacks: nothing is signed at heights below `below`."""
+
+    below: int
+
+
+Record = Voted | RoundVoted | StoredBlock | StoredCertificate | Decided | Evidence | Silence
 
 
 Outgoing = Message | Relay | GetRound | Accusation
@@ -138,7 +145,7 @@ class Restart:
     blocks: tuple[StoredBlock, ...] = ()  # every stored block above the last decided height
     prepared: Certificate | None = None  # the highest prepare certificate above the last decided height
     evidence: tuple[Evidence, ...] = ()  # all of it
-    silent_below: int = 0  # not from the disk: what the replica before this one, in the same process, had found out
+    silent_below: int = 0  # the highest `Silence`
 
 
 NEVER_VOTED = Restart()

@@ -31,6 +31,7 @@ WRITES = {
     "append-certificate": "the highest prepare certificate",
     "append-decided": "a decided block",
     "append-evidence": "two messages that no honest peer signs both",
+    "append-silence": "until which height nothing is signed, because own signatures are missing here",
     "save-state": "the state after a block was applied",
     "restore": "a snapshot: its state with the decisions that prove it",
     "forget": "the round votes that nobody needs any more go",

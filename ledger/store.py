@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from consensus.block import decode_header, encode_header, header_of
 from consensus.evidence import Evidence
-from consensus.turn import Decided, Record, Restart, RoundVoted, StoredBlock, StoredCertificate, Voted
+from consensus.turn import Decided, Record, Restart, RoundVoted, Silence, StoredBlock, StoredCertificate, Voted
 from ledger import wal
 from ledger.crash_points import crash_points, reach
 from ledger.highwater import HighWater
@@ -94,7 +94,7 @@ class Store:
         # Says that votes may have been cast: a database that is gone afterwards must not be begun anew.
         self._committed = HighWater(path.with_name(path.name + ".committed"))
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
-            raise StorageError(f"{path} is gone or empty, and with it what this peer voted: {_WAY_OUT}")
+            raise StorageError(f"{path} is gone or empty: {_WAY_OUT}")
         self._require_whole_log()
         with self._explained():
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -111,7 +111,7 @@ class Store:
         except OSError as error:
             raise StorageError(f"cannot read {log}: {error.strerror}; check the disk, then start again") from error
         if damage:
-            raise StorageError(f"{log} is damaged ({damage}); {_WAY_OUT}")
+            raise StorageError(f"{log} is damaged ({damage}): {_WAY_OUT}")
 
     def _open(self, chain_id: bytes) -> None:
         self._database.execute("PRAGMA journal_mode=WAL")
@@ -213,7 +213,7 @@ class Store:
             raise self._damaged(f"a {kind.__name__} in it has no valid form") from None
 
     def _damaged(self, what: str) -> StorageError:
-        return StorageError(f"{self.path} is damaged ({what}); {_WAY_OUT}")
+        return StorageError(f"{self.path} is damaged ({what}): {_WAY_OUT}")
 
     # Journal
 
@@ -243,6 +243,8 @@ class Store:
                 if database.execute("SELECT count(*) FROM evidence").fetchone()[0] < EVIDENCE_MAX:
                     key = record.first.signature + record.second.signature
                     _insert(database, "INSERT OR IGNORE", "evidence", key, codec.encode(record))
+            case Silence(below=below):
+                _insert(database, "INSERT OR REPLACE", "meta", "silent", below)
 
     def _write_decided(self, database: sqlite3.Connection, decided: Decided) -> None:
         height, digest = decided.height, decided.digest
@@ -275,6 +277,7 @@ class Store:
             blocks=tuple(StoredBlock(height, digest, block) for digest, height, block in blocks),
             prepared=self._decoded(Certificate, prepared[0][2]) if prepared else None,
             evidence=tuple(Evidence(first, second) for first, second in self.evidence()),
+            silent_below=self._get("silent") or 0,
         )
 
     @property
@@ -284,9 +287,20 @@ class Store:
 
     def decision(self, height: int) -> Decided | None:
         """None also for heights below the first one, where a snapshot was restored."""
-        for _, digest, block, certificate in self._sealed("blocks", "WHERE height = ?", height):
+        rows = self._rows("SELECT * FROM blocks WHERE height = ?", height)
+        for *values, seal in rows:
+            if _seal("blocks", values) != seal and height < self.decided_height - 1:  # the newest are needed to start at all
+                raise self._block_damaged(height)
+        for _, digest, block, certificate in self._unsealed("blocks", rows):
             return Decided(height, digest, block, self._decoded(Certificate, certificate))
         return None
+
+    def _block_damaged(self, height: int) -> StorageError:
+        """Votes stand elsewhere, so a lost old block costs nobody a key."""
+        return StorageError(
+            f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not lost, and "
+            "other peers hold that block; check the disk, and take exports from one of them"
+        )
 
     def block(self, digest: bytes) -> bytes | None:
         rows = self._sealed("undecided", "WHERE digest = ?", digest)
@@ -428,11 +442,12 @@ def _kind(record: Record) -> str:
             return "decided"
         case Evidence():
             return "evidence"
+        case Silence():
+            return "silence"
 
 
 _WAY_OUT = (
-    "what this peer signed may be forgotten: give it a new key with `peer rekey`, or restore a copy of the data directory that "
-    "was made after it stopped"
+    "this peer may have forgotten what it signed, so give it a new key with `peer rekey`, and do not restore an older copy"
 )
 
 
@@ -447,4 +462,4 @@ def _explanation(path: Path, error: Exception) -> str:
         return f"{path} is in use by another program: stop it first"
     if "I/O" in text:
         return f"the disk does not read or write {path} ({text}): check the disk, then start again"
-    return f"{path} is damaged ({text}); {_WAY_OUT}"
+    return f"{path} is damaged ({text}): {_WAY_OUT}"

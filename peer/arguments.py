@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from peer.config import nearest
@@ -12,6 +12,8 @@ from protocol.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
+    elsewhere: Mapping[str, str] = {}  # no commands of this parser, but known: what to type instead
+
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
@@ -29,6 +31,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         choice = re.match(r"argument command: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
         if choice:
+            if choice[1] in self.elsewhere:
+                raise UserError(f"{choice[1]!r} belongs to the prompt: `{self.elsewhere[choice[1]]}` asks a running peer")
             known = [item.strip(" '") for item in choice[2].split(",")]
             raise UserError(f"no command {choice[1]!r}{nearest(choice[1], known)}")
         raise UserError(f"{self.prog}: {message}".removeprefix("peer: "))

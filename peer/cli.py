@@ -14,7 +14,7 @@ from typing import Any
 
 from peer.arguments import Parser, whole_number
 from peer.config import ROLES, ROLES_LATER, Config, Settings, load, show
-from peer.grammar import COMMANDS, add_arguments, parse_words
+from peer.grammar import COMMANDS, add_arguments, parse, parse_words
 from protocol.errors import UserError
 
 VERSION = "0.1.0"
@@ -81,6 +81,7 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"folkmoot {VERSION}")
+    parser.elsewhere = {name: f"peer console {name}" for name in COMMANDS if name != "quit"}
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
 
     def command(name: str, about: str, action: Callable[[argparse.Namespace], Any], more: str = "") -> argparse.ArgumentParser:
@@ -238,7 +239,9 @@ def _console(options: argparse.Namespace) -> int:
     options.line = _place_taken(options)
     client, config = _client(options)
     if options.line:
-        command = parse_words(options.line)
+        command = parse(options.line[0]) if len(options.line) == 1 else parse_words(options.line)
+        if command is None:
+            raise UserError("an empty line is no command; `peer console help` lists them")
         trio.run(partial(console.execute, client, command, console.printer()))
         return 0
 

@@ -60,7 +60,7 @@ def rekey(options: argparse.Namespace) -> None:
     print(f"new key     {peer_id(new.public)}")
     if lost is not None:
         print(f"set aside   {lost}: the peer gets everything again from the others")
-    print("next        peer run: it asks for the change, and votes with the new key two heights after that is decided")
+    print(f"next        peer run{_place(options)}: it asks for the change, and votes with the new key two heights after it is decided")
 
 
 def _require_not_needed(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
@@ -94,8 +94,13 @@ def init(options: argparse.Namespace) -> None:
     print(f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}")
     print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
     print(f"data in     {directory.path}")
-    place = f" --data-dir {options.data_directory}" if options.data_directory else ""
+    place = _place(options)
     print(f"next        peer run{place}, then peer invite{place} for everybody else")
+
+
+def _place(options: argparse.Namespace) -> str:
+    """What the next command must say, too, to mean the same peer."""
+    return f" --data-dir {options.data_directory}" if options.data_directory else ""
 
 
 def join(options: argparse.Namespace) -> int:

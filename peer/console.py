@@ -153,7 +153,7 @@ async def _export(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
 
 
 async def _help(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(help_text())
+    show(help_text(options.topic))
 
 
 async def _quit(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.quorum import quorum
+from peer.views import milliseconds, seconds
 from protocol.api import JobView, RoundView
 from protocol.identity import peer_id
 from protocol.reasons import MEANINGS
@@ -79,8 +80,8 @@ class Display:
     def _line(self, view: RoundView) -> str:
         bits = f"{view.held_out_bits_per_byte:.3f} bits/byte" if view.held_out_bits_per_byte is not None else "not measured"
         return (
-            f"round {view.round:3d}  {bits:>16}  {self._verdicts(view)}  decided in {view.decision_ms:.0f} ms, "
-            f"round {view.seconds:.1f} s, model root {view.model_root[:12]}"
+            f"round {view.round:3d}  {bits:>16}  {self._verdicts(view)}  decided in {milliseconds(view.decision_ms)}, "
+            f"round {seconds(view.seconds)}, model root {view.model_root[:12]}"
         )
 
     def _verdicts(self, view: RoundView) -> str:
@@ -113,8 +114,8 @@ class Display:
                 bits,
                 str(accepted),
                 Text(", ".join(others), "red"),
-                f"{view.decision_ms:.0f} ms",
-                f"{view.seconds:.1f} s",
+                milliseconds(view.decision_ms),
+                seconds(view.seconds),
                 view.model_root[:12],
             )
         return table

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -107,12 +107,11 @@ class Driver:
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _Restores | None = None
 
-    def _restored_node(self, silent_below: int = 0) -> Node:
+    def _restored_node(self) -> Node:
         """As the store says that this peer stopped."""
         ledger = self._restored_ledger()
-        restart = replace(restart_of(self.store, ledger.state.height), silent_below=silent_below)
         spoken = partial(self.store.round_votes, self.signer.public)
-        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken)
+        return Node(self.signer, self.rules, ledger, restart_of(self.store, ledger.state.height), self._verifier, spoken)
 
     def _restored_ledger(self) -> Ledger:
         encoded = self.store.state()
@@ -204,8 +203,9 @@ class Driver:
             self.network.drop(fault.peer, fault.error)
         await execute_in_thread(turn, self.store, self, trio.to_thread.run_sync)
         await trio.lowlevel.checkpoint_if_cancelled()  # the thread ends whatever happens; the workshop may be closed by then
-        self._note(turn)
-        self._follow_rounds(self.node.take_round_changes(), items)
+        changes = self.node.take_round_changes()
+        self._note(turn, changes)
+        self._follow_rounds(changes, items)
         for item in items:
             if isinstance(item, Call):
                 item.done.set()
@@ -227,9 +227,11 @@ class Driver:
         elif isinstance(item, Disconnected):
             self.events.add("peer", f"lost the link to {short_id(item.peer)}", peer=item.peer)
 
-    def _note(self, turn: Turn) -> None:
+    def _note(self, turn: Turn, changes: Sequence[RoundChange]) -> None:
+        opened = {change.key for change in changes if not isinstance(change, RoundClosed)}
         for signer, message in self.node.heard:
-            self.witness.message(signer, message)
+            if signer != self.signer.public or (message.job, message.round) not in opened:  # else it is old, and from the disk
+                self.witness.message(signer, message)
         for evidence in turn.evidence:
             self.witness.evidence(evidence)
         self.witness.turn(turn)
@@ -299,7 +301,7 @@ class Driver:
         self._applying.cancel()
         await self._applying_ended.wait()
         await trio.to_thread.run_sync(self._install, restores.restored, restores.links)
-        self.node = self._restored_node(self.replica.silent_below)  # what was forgotten is not on the new disk either
+        self.node = self._restored_node()
         self.workshop.follow(self.rounds)
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._apply_decided)
@@ -340,7 +342,8 @@ class Driver:
     def _note_closed(self, closed: ClosedRound, state: State, opened: float | None) -> None:
         job = state.jobs.jobs[closed.job]
         figures = self.witness.closed(closed, state, opened)
-        self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
+        if figures:
+            self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
         if job.phase is Phase.FINISHED:
             self.workshop.finish((closed.job, job.round), job)
 

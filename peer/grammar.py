@@ -29,7 +29,7 @@ COMMANDS = {
     "leave": "stop voting",
     "sample": 'text from the current model: sample "PROMPT"',
     "export": "everything decided so far, for `peer audit`: export DIR",
-    "help": "this list",
+    "help": "this list, or one command: help COMMAND",
     "quit": "stop the peer; in an attached console: leave it running",
 }
 
@@ -53,6 +53,8 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("peer", metavar="PEER", help="a member's peer id; its first characters are enough")
     elif name == "export":
         command.add_argument("directory", metavar="DIR", help="a new directory")
+    elif name == "help":
+        command.add_argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list")
     elif name == "train":
         _add_train_arguments(command)
     elif name == "sample":
@@ -82,6 +84,8 @@ def parse(line: str) -> argparse.Namespace | None:
 def parse_words(words: Sequence[str]) -> argparse.Namespace:
     if words[0] not in COMMANDS:
         raise UserError(f"no command {words[0]!r}{nearest(words[0], COMMANDS)}")
+    if not {"-h", "--help"}.isdisjoint(words[1:]):
+        return argparse.Namespace(command="help", topic=words[0])
     return parser().parse_args(words)
 
 
@@ -105,5 +109,12 @@ def option_names(command: str) -> tuple[str, ...]:
     return tuple(name for name in parser.known_options() if name.startswith("--"))
 
 
-def help_text() -> str:
-    return "\n".join(f"{name:<8} {about}" for name, about in COMMANDS.items())
+def help_text(topic: str = "") -> str:
+    """All commands, or one with its arguments. Raises `UserError`."""
+    if not topic:
+        return "\n".join(f"{name:<8} {about}" for name, about in COMMANDS.items())
+    if topic not in COMMANDS:
+        raise UserError(f"no command {topic!r}{nearest(topic, COMMANDS)}")
+    command = Parser(prog=topic, description=COMMANDS[topic], add_help=False)
+    add_arguments(topic, command)
+    return command.format_help().strip()

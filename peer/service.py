@@ -24,7 +24,7 @@ from peer.export import export
 from peer.invitation import make_invitation
 from peer.memory import process_memory_mb
 from peer.roles.trainer import Trainer
-from peer.witness import why_halted
+from peer.witness import why_halted, why_waiting
 from peer.worker import Worker
 from protocol.api import EventView, ExportView, JobView, LinkView, PeerView, RoundView, StatsView, StatusView, TrainRequest
 from protocol.errors import UserError
@@ -79,6 +79,7 @@ class Service:
             links=len(self.network.connected()),
             halted=why_halted(driver.replica, driver.state.members.members.get(driver.signer.public)),
             uptime_seconds=time.monotonic() - self.started,
+            waiting=why_waiting(driver.node, self.network.connected()),
         )
 
     def _name(self) -> str:
@@ -163,8 +164,8 @@ class Service:
                     model_root=item.model_root.hex(),
                     held_out_bits_per_byte=after.get("held_out_bits_per_byte"),
                     training_nats=during.get("training_nats"),
-                    seconds=during.get("seconds", 0.0),
-                    decision_ms=during.get("decision_ms", 0.0),
+                    seconds=during.get("seconds"),
+                    decision_ms=during.get("decision_ms"),
                 )
             )
         return tuple(views)

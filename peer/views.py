@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from rich import box
@@ -12,6 +12,7 @@ from rich.table import Table
 from protocol.api import EventView, JobView, PeerView, RoundView, StatsView, StatusView
 
 SHORT = 8  # characters of an id or root that people see
+NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
 
 
 def short(text: str) -> str:
@@ -38,6 +39,14 @@ def _optional(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
+def milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f} ms"
+
+
+def seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"
+
+
 def _megabytes(amounts: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {amount / 1e6:.2f} MB" for kind, amount in amounts.items()) or "nothing"
 
@@ -53,7 +62,7 @@ def status(view: StatusView) -> Table:
             "name": view.name or "–",
             "network": f"{view.network} (chain {short(view.chain_id)})",
             "role": view.role + (", votes" if view.voter else ", does not vote"),
-            "state": view.halted or "working",
+            "state": _state(view),
             "height": f"{view.height}, view {view.view}",
             "state root": view.state_root,
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
@@ -63,6 +72,10 @@ def status(view: StatusView) -> Table:
             "process": f"{view.process}, up {_duration(view.uptime_seconds)}, version {view.version}",
         }
     )
+
+
+def _state(view: StatusView) -> str:
+    return view.halted or view.waiting or "working"
 
 
 def _duration(seconds: float) -> str:
@@ -87,7 +100,7 @@ def stats(view: StatsView) -> Table:
             "pending": f"{view.transactions_pending} transactions",
             "worker": view.worker or "none",
             "memory": f"{view.memory_mb:.0f} MB",
-            "state": view.status.halted or "working",
+            "state": _state(view.status),
         }
     )
 
@@ -113,7 +126,7 @@ def peers(views: Iterable[PeerView]) -> Table:
 
 
 def jobs(views: Iterable[JobView]) -> Table:
-    table = _table("job", "name", "state", "round", "audit", "data", "accepted", "rejected", "model root")
+    table = _table("job", "name", "state", "round", "audit", "data", "accepted", "rejected", "not judged", "model root")
     for view in views:
         table.add_row(
             short(view.job),
@@ -123,10 +136,16 @@ def jobs(views: Iterable[JobView]) -> Table:
             view.audit,
             view.data if view.data == "local" else short(view.data) or "–",
             " ".join(f"{short(peer)}:{count}" for peer, count in view.accepted.items()) or "–",
-            " ".join(f"{short(peer)}: {_counts(reasons)}" for peer, reasons in view.rejected.items()) or "–",
+            _by_trainer(view.rejected, lambda reason: reason not in NOT_JUDGED),
+            _by_trainer(view.rejected, lambda reason: reason in NOT_JUDGED),
             short(view.model_root),
         )
     return table
+
+
+def _by_trainer(counts: Mapping[str, Mapping[str, int]], belongs: Callable[[str], bool]) -> str:
+    chosen = {peer: {reason: n for reason, n in reasons.items() if belongs(reason)} for peer, reasons in counts.items()}
+    return " ".join(f"{short(peer)}: {_counts(reasons)}" for peer, reasons in chosen.items() if reasons) or "–"
 
 
 def rounds(views: Iterable[RoundView]) -> Table:
@@ -138,8 +157,8 @@ def rounds(views: Iterable[RoundView]) -> Table:
             " ".join(f"{short(peer)}:{verdict}" for peer, verdict in view.verdicts.items()),
             str(len(view.ballots)),
             _optional(view.held_out_bits_per_byte, ".3f"),
-            f"{view.seconds:.1f}",
-            f"{view.decision_ms:.0f} ms",
+            _optional(view.seconds, ".1f"),
+            milliseconds(view.decision_ms),
             short(view.model_root) + ("" if view.stepped else " (no step)"),
         )
     return table

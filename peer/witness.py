@@ -8,15 +8,18 @@ from collections.abc import Callable, Set
 from consensus.evidence import Evidence
 from consensus.replica import Replica
 from consensus.turn import Decided, StoredBlock, Turn
+from consensus.voters import VoterSet
 from ledger.jobs import ClosedRound
 from ledger.members import Member
 from ledger.state import State
 from peer.early import RoundKey, RoundMessage
 from peer.eventlog import EventLog
+from peer.node import Node
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Ballot, CutOff, Proposal
+from protocol.reasons import Verdict
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
 DECISION_TIMES_KEPT = 10_000  # for percentiles
@@ -95,15 +98,18 @@ class Witness:
         self.events.add(message.TAG, f"round {message.round}: {short_id(signer)} {text}", **fields)
 
     def closed(self, closed: ClosedRound, state: State, opened: float | None) -> dict[str, float]:
-        """A closed round's figures; `opened`: when it was opened here."""
+        """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
         outcome = closed.outcome
         parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
-        parts += [f"rejected {short_id(trainer)} ({verdict.label})" for trainer, verdict in outcome.rejected.items()]
+        parts += [_refused(trainer, verdict) for trainer, verdict in outcome.rejected.items()]
         parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
         root = state.jobs.jobs[closed.job].model_root
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
         self.events.add("round", f"round {closed.round}: {', '.join(parts)}", **fields)
-        figures = {"decision_ms": 1_000 * self._decided_in.pop(state.height, 0.0)}
+        decided_in = self._decided_in.pop(state.height, None)
+        if decided_in is None:  # a replayed round: it took its time before we came
+            return {}
+        figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
 
     def applied(self, state: State) -> None:
@@ -123,8 +129,25 @@ def why_halted(replica: Replica, member: Member | None) -> str:
     return silence(replica.silent_below) if replica.height < replica.silent_below else ""
 
 
+def why_waiting(node: Node, links: Set[bytes]) -> str:
+    """For whom a peer that could sign waits; empty if for nobody."""
+    voters = VoterSet(node.state.members.voters)
+    here = len((links | {node.me}) & set(voters.keys))
+    if node.replica.is_voter and here < voters.quorum:
+        return f"waiting for a quorum: {here} of {voters.quorum} voters are here"
+    is_applied = node.state.height + 1 >= node.replica.height
+    if is_applied and not node.may_speak:
+        return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
+    return ""
+
+
 def silence(below: int) -> str:
     return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
+
+
+def _refused(trainer: bytes, verdict: Verdict) -> str:
+    name = short_id(trainer)
+    return f"unjudged {name}" if verdict is Verdict.UNJUDGED else f"rejected {name} ({verdict.label})"
 
 
 def _what(evidence: Evidence) -> str:

@@ -88,8 +88,7 @@ class Workshop:
 
         async def measured(name: str, value: float) -> None:
             await trio.to_thread.run_sync(self._store.measure, *key, {name: value})
-            text = f"round {key[1]}: {name} {value:.4f}"
-            self._events.add("measured", text, job=key[0], round=key[1], name=name, value=value)
+            self._events.add("measured", _figure(name, value, key[1]), job=key[0], round=key[1], name=name, value=value)
 
         return OpenRound(
             me=self._me,
@@ -157,3 +156,9 @@ class Workshop:
 
         await self._guarded("judging", judge, opened)
         await self._call(lambda: self._rounds.judge(key, signed.signer, judged.verdict, judged.seconds, self._now()))
+
+
+def _figure(name: str, value: float, number: int) -> str:
+    """Held-out figures are of the model with which a round begins."""
+    when = "in" if name == "training_nats" else "before"
+    return f"{when} round {number}: {name} {value:.4f}"

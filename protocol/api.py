@@ -59,6 +59,7 @@ class StatusView:
     links: int
     halted: str  # why this peer signs nothing, or nothing for a while; empty when it works
     uptime_seconds: float
+    waiting: str = ""  # for whom this peer waits before anything can be decided; empty when for nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,8 @@ class RoundView:
     model_root: str  # after the round
     held_out_bits_per_byte: float | None  # measured by this peer, where it measures
     training_nats: float | None  # this trainer's own loss
-    seconds: float  # since the round opened here
-    decision_ms: float  # from the closing block's first sight here to its certificate
+    seconds: float | None  # since the round opened here; like the next, None where the round was only replayed
+    decision_ms: float | None  # from the closing block's first sight here to its certificate
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from peer.control import ControlClient
 from peer.datadir import DataDirectory
 from peer.demo_report import Disk
 from protocol.errors import UserError
+from scenarios.trials import Parser
 
 SECONDS_MAX = 30.0  # for a peer to start or to refuse
 SMALL_DISK_BYTES = 4 << 20
@@ -185,7 +186,7 @@ def second_daemon(place: Place, case: Case) -> None:
 def damaged_database(place: Place, case: Case) -> None:
     whole = place.directory.ledger.read_bytes()
     place.directory.ledger.write_bytes(whole[:4096] + bytes(reversed(whole[4096:8192])) + whole[8192:])
-    place.refuses(case, place.run(), "ledger.sqlite", "restore")
+    place.refuses(case, place.run(), "ledger.sqlite", "peer rekey")
     _remove_log(place)
     place.directory.ledger.write_bytes(whole)
 
@@ -193,7 +194,7 @@ def damaged_database(place: Place, case: Case) -> None:
 def no_database(place: Place, case: Case) -> None:
     whole = place.directory.ledger.read_bytes()
     place.directory.ledger.write_bytes(b"this is a text\n" * 400)
-    place.refuses(case, place.run(), "ledger.sqlite", "restore")
+    place.refuses(case, place.run(), "ledger.sqlite", "peer rekey")
     _remove_log(place)
     place.directory.ledger.write_bytes(whole)
 

@@ -110,7 +110,9 @@ def conclude(options: argparse.Namespace, peers: Network, costs: dict[str, Cost]
 def main() -> int:
     parser = arguments("idle", __doc__)
     parser.add_argument("--seconds", type=duration, default=30.0, metavar="S", help="how long to watch idle peers, twice")
-    parser.add_argument("--settle", type=duration, default=10.0, metavar="S", help="seconds granted before that, for imports and last messages")
+    parser.add_argument(
+        "--settle", type=duration, default=10.0, metavar="S", help="granted before that, for imports and last messages"
+    )
     return network.main(partial(run, parser.parse_args()))
 
 

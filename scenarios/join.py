@@ -23,6 +23,7 @@ from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network, children, journal
+from scenarios.trials import COUNT, Parser
 
 # About this many parameters, and as little arithmetic as that allows: rounds are to be many, so that joins meet them.
 MILLION = {
@@ -186,7 +187,9 @@ def main() -> int:
     parser = Parser("join", __doc__)
     parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="founders of the network")
     parser.add_argument("--joins", type=COUNT, default=100, metavar="N", help="newcomers, one after another")
-    parser.add_argument("--parameters", type=COUNT, default=1_000_000, metavar="N", help="1000000: about a million; less: a tiny model")
+    parser.add_argument(
+        "--parameters", type=COUNT, default=1_000_000, metavar="N", help="of the model; less than a million: tiny"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the peers' data, which then stays")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return network.main(partial(run, parser.parse_args()))

@@ -16,6 +16,7 @@ from time import time
 
 import trio
 
+from peer.arguments import whole_number
 from peer.demo import DemoPeer
 from protocol.identity import peer_id
 from scenarios import network

@@ -48,7 +48,7 @@ def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
 
 def view_timer(views: list[RoundView]) -> float:
     """The first view's timer of `consensus.pacemaker`."""
-    return max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(view.decision_ms for view in views[-32:]) / 1000)
+    return max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(view.decision_ms or 0.0 for view in views[-32:]) / 1000)
 
 
 async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:

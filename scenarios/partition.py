@@ -154,7 +154,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 def main() -> int:
     parser = arguments("partition", __doc__, peers=None)
-    parser.add_argument("--shape", type=_shape, default=SHAPES[0], metavar="SIZES", help=f"of the groups, one of: {' '.join(SHAPES)}")
+    parser.add_argument("--shape", type=_shape, default=SHAPES[0], metavar="SIZES", help=f"one of {' '.join(SHAPES)}")
     parser.add_argument("--trials", type=COUNT, default=8, metavar="N", help="splits, one after another")
     parser.add_argument("--kind", choices=KINDS, help="of all trials; without it they take turns")
     return network.main(partial(run, parser.parse_args()))

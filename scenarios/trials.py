@@ -57,6 +57,8 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
     """Names each default that says something."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action.default, tuple):
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
         says_nothing = action.default is None or action.default is False or action.default == ""
         return action.help if says_nothing else super()._get_help_string(action)
 

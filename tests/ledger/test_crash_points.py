@@ -60,6 +60,6 @@ def test_every_write_that_the_code_names_is_listed_and_every_listed_one_is_named
     made = {write for write in WRITES if write.startswith(("append-", "file-")) or write in ("identity.key", "genesis")}
     assert named | made == WRITES.keys() and len(POINTS) == 2 * len(WRITES)
     voted = {kind.TAG for kind in (Propose, Prepare, Commit, Timeout, Proposal, Ballot, CutOff)}
-    assert {f"append-{kind}" for kind in (*voted, "block", "certificate", "decided", "evidence")} == {
+    assert {f"append-{kind}" for kind in (*voted, "block", "certificate", "decided", "evidence", "silence")} == {
         write for write in WRITES if write.startswith("append-")
     }

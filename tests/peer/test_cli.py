@@ -153,8 +153,15 @@ async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_pa
     assert "Once 7 0.8 0" in (await on_thread(peer, "sample", "Once", "--tokens", "7", *place))[1]
     assert "7 files" in (await on_thread(peer, "export", str(tmp_path / "out"), *place))[1]
     assert "invitation-string" in (await on_thread(peer, "console", *place, "invite"))[1]
+    assert "1" * 64 in (await on_thread(peer, "console", *place, "train --rounds 20 --set seed=4"))[1], "one quoted argument"
+    assert "usage: train" in (await on_thread(peer, "console", *place, "train", "--help"))[1]
     status, _, error = await on_thread(peer, "console", *place, "leave")
     assert (status, error) == (2, "peer: error: the last voter cannot leave\n")
+
+
+def test_a_command_of_the_prompt_names_where_it_works(peer: Callable[..., Result]) -> None:
+    status, _, error = peer("leave")
+    assert status == 2 and "`peer console leave`" in error
 
 
 def test_every_command_and_setting_is_in_the_guide() -> None:

@@ -76,6 +76,17 @@ def test_a_field_without_a_value_is_refused(item: str) -> None:
         request(f"train --set {item}")
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+async def test_each_command_explains_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    for line in (f"{name} --help", f"help {name}"):
+        printed, status, api = await said(monkeypatch, capsys, line + "\n")
+        assert status == 0 and f"usage: {name}" in printed and COMMANDS[name].split(":")[0] in printed
+        assert all(option in printed for option in option_names(name))
+        assert not api.asked, "and is not carried out"
+
+
 def test_every_command_is_in_the_help() -> None:
     assert all(name in help_text() for name in COMMANDS)
     assert option_names("train") == ("--rounds", "--data", "--name", "--vocabulary", "--set")

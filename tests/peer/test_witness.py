@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from consensus.ballots import Outcome
 from consensus.evidence import Evidence
+from consensus.turn import StoredBlock
 from ledger.members import Member
 from peer.eventlog import EventLog
-from peer.witness import Witness, why_halted
+from peer.witness import Witness, why_halted, why_waiting
 from protocol.identity import short_id, sign
 from protocol.messages import Commit, Proposal, Timeout
+from protocol.reasons import Verdict
 from tests.sim.keys import FastSigner
 
 LIAR, CHAIN = FastSigner("liar"), bytes(32)
@@ -75,3 +78,35 @@ def test_the_state_that_people_see_names_the_gravest_reason() -> None:
     expelled = Member("ben", (), 0, None, 3, expelled=6)
     assert why_halted(diverged, expelled).startswith("EXPELLED at height 6: ")
     assert why_halted(SimpleNamespace(**fine), replace(expelled, expelled=None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("links", "may_speak", "words"),
+    [
+        (0, False, "waiting for a quorum: 1 of 3 voters are here"),
+        (1, True, "waiting for a quorum: 2 of 3 voters are here"),
+        (2, False, "waiting for a quorum: 3 voters must first say what they heard this peer sign"),
+        (2, True, ""),
+    ],
+)
+def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: bool, words: str) -> None:
+    keys = [FastSigner(f"voter {number}").public for number in range(4)]
+    state = SimpleNamespace(height=4, members=SimpleNamespace(voters={key: 1 for key in keys}))
+    node = SimpleNamespace(me=keys[0], state=state, replica=SimpleNamespace(is_voter=True, height=5), may_speak=may_speak)
+    assert why_waiting(node, {LIAR.public, *keys[1 : 1 + links]}) == words
+    state.height = 1
+    assert words.endswith("are here") or why_waiting(node, set(keys)) == "", "it applies blocks"
+
+
+async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_not_rejected(log: EventLog) -> None:
+    now = iter(float(second) for second in range(100))
+    witness = Witness(log, lambda: next(now))
+    outcome = Outcome((), {LIAR.public: Verdict.UNJUDGED}, frozenset(), frozenset())
+    closed = SimpleNamespace(outcome=outcome, job=CHAIN, round=3)
+    jobs = SimpleNamespace(jobs={CHAIN: SimpleNamespace(model_root=CHAIN)})
+    certificate = SimpleNamespace(signatures={})
+    for height, records in ((5, ()), (6, (StoredBlock(6, CHAIN, b""),))):
+        witness.turn(SimpleNamespace(records=records, decided=(SimpleNamespace(height=height, certificate=certificate),)))
+    replayed, lived = (witness.closed(closed, SimpleNamespace(height=height, jobs=jobs), 0.0) for height in (5, 6))
+    assert replayed == {} and lived.keys() == {"decision_ms", "seconds"}
+    assert f"round 3: unjudged {short_id(LIAR.public)}" in await lines(log)

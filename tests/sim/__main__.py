@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
+from peer.arguments import Parser, whole_number
+from protocol.errors import UserError
 from tests.sim import campaign, shrink
 from tests.sim.plan import BLOCKS
 
@@ -21,7 +24,11 @@ EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _options(arguments)
+    try:
+        options = _options(arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
     if options.seed is not None:
         return _one(options)
     for kind in ("seeds", "twins", "partitions"):
@@ -39,7 +46,7 @@ def _one(options: argparse.Namespace) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tests.sim",
         description=f"Whole networks of real peers in virtual time: one seed is one history of at least {BLOCKS} blocks.",
         epilog=EXAMPLES,
@@ -48,11 +55,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=_span, metavar="FIRST:LAST", help="histories to run, the last one excluded (0:50)")
     parser.add_argument("--twins", type=_span, metavar="FIRST:LAST", help="Twins scenarios to run")
     parser.add_argument("--partitions", type=_span, metavar="FIRST:LAST", help="partition scenarios to run")
-    parser.add_argument("--n", type=int, help="founding voters (4; of partitions 4 and 7 by turns)")
+    parser.add_argument("--n", type=whole_number(1), help="founding voters (4; of partitions 4 and 7 by turns)")
     parser.add_argument("--seed", type=int, help="run this one and say what happens in it")
     parser.add_argument("--keep", type=_numbers, metavar="N,N,…", help="with --seed: only the faults of these numbers")
     parser.add_argument("--shrink", action="store_true", help="with --seed: the fewest faults that still break the same rule")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
+    parser.add_argument("--jobs", type=whole_number(1), default=1, help="processes (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, every 20 s and at the end")
     parser.add_argument("--resume", action="store_true", help="with --json: go on where FILE ends")
     parser.add_argument("--verbose", action="store_true", help="a line for every history")
@@ -61,8 +68,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _span(text: str) -> tuple[int, int]:
     first, colon, last = text.partition(":")
-    if not (colon and first.isdigit() and last.isdigit() and int(first) <= int(last)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST")
+    if not (colon and first.isdigit() and last.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIRST:LAST, such as 0:50")
+    if int(first) >= int(last):
+        raise argparse.ArgumentTypeError(f"{text!r} is empty: LAST is excluded, {first}:{int(first) + 1} is one history")
     return int(first), int(last)
 
 
@@ -70,5 +79,16 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
 
 
+def _until_nobody_reads() -> int:
+    """`main`, which ends quietly when what it prints goes to a command that has read enough, such as `head`."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush fails again
+        return 1
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_until_nobody_reads())

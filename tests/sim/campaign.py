@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.sim.strategies import HONEST_MAJORITY
 WRITTEN_EVERY_SECONDS = 20.0
 CHUNK = 4  # histories a process takes at a time
 N = 4
+OUTCOMES = ("liar", "restored", "disk damaged")  # counted like faults; liars are listed by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Result:
     cpu: float  # seconds
     history: str  # hash
     faults: dict[str, int]
+    liars: dict[str, int] = field(default_factory=dict)  # by strategy
 
 
 def prepare(kind: str, seed: int, n: int | None) -> Simulation:
@@ -75,6 +78,7 @@ def run_one(simulation: Simulation) -> Result:
         round(time.process_time() - start, 4),
         simulation.history.hexdigest(),
         dict(sorted(simulation.counts.items())),
+        dict(Counter(simulation.plan.liars.values())),
     )
 
 
@@ -135,6 +139,7 @@ class Tally:
     wall_seconds: float = 0.0
     by_n: dict[str, dict[str, float]] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
+    liars: dict[str, int] = field(default_factory=dict)  # by strategy
     machine: str = ""
 
     def add(self, result: Result) -> None:
@@ -143,8 +148,9 @@ class Tally:
         self.messages += result.messages
         self.virtual_seconds = round(self.virtual_seconds + result.virtual, 3)
         self.cpu_seconds = round(self.cpu_seconds + result.cpu, 3)
-        for what, count in result.faults.items():
-            self.faults[what] = self.faults.get(what, 0) + count
+        for total, drawn in ((self.faults, result.faults), (self.liars, result.liars)):
+            for what, count in drawn.items():
+                total[what] = total.get(what, 0) + count
         of = self.by_n.setdefault(str(result.n), {"histories": 0, "cpu_seconds": 0.0})
         of["histories"] += 1
         of["cpu_seconds"] = round(of["cpu_seconds"] + result.cpu, 3)
@@ -156,10 +162,20 @@ class Tally:
             again = command(self.kind, result.seed, self.n)
             self.failures.append({"seed": result.seed, "rule": result.rule, "problem": result.problem, "replay": again})
 
+    def coverage(self) -> str:
+        """What the histories had in them, in one line."""
+        faults = {what: count for what, count in self.faults.items() if what not in OUTCOMES and not what.startswith("dropped ")}
+        restored = self.faults.get("restored", 0)
+        return f"{len(self.liars)} kinds of liars{_listed(self.liars)}; faults{_listed(faults)}; snapshots restored: {restored}"
+
     def write(self, path: Path) -> None:
         temporary = path.with_name(path.name + ".new")
         temporary.write_text(json.dumps(asdict(self), indent=1) + "\n")
         os.replace(temporary, path)
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ": " + (", ".join(f"{what} {count}" for what, count in sorted(counts.items())) or "none")
 
 
 def run(kind: str, span: tuple[int, int], n: int | None, jobs: int, path: Path | None, resume: bool, verbose: bool) -> int:
@@ -179,6 +195,7 @@ def run(kind: str, span: tuple[int, int], n: int | None, jobs: int, path: Path |
         rate = f"{figures['histories_per_hour_and_core']:.0f} histories an hour and core"
         print(f"n={size}: {figures['histories']:.0f} histories, {rate}")
     print(f"{tally.blocks} blocks, {tally.messages} messages, {tally.wall_seconds:.0f} s")
+    print(tally.coverage())
     print(f"{tally.passed} passed, {tally.failed} failed")
     return 1 if tally.failed else 0
 

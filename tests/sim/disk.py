@@ -6,7 +6,6 @@ log is read; anything else that does not fit is damage, and stops the peer.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import typing
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from consensus import turn
 from consensus.block import decode_header, encode_header, header_of
 from consensus.evidence import Evidence
-from consensus.turn import Decided, Record, Restart, RoundVoted, StoredBlock, StoredCertificate, Voted
+from consensus.turn import Decided, Record, Restart, RoundVoted, Silence, StoredBlock, StoredCertificate, Voted
 from ledger.state import State
 from protocol import codec
 from protocol.errors import LocalProtocolError, StorageError
@@ -64,6 +63,7 @@ class Disk:
         self.decided: dict[int, Decided] = {}
         self.applied: dict[int, State] = {}
         self.evidence: list[Evidence] = []
+        self.silent_below = 0
         self.rounds: dict[tuple[bytes, int], dict[str, Signed]] = {}
         self.links_by_height: dict[int, Link] = {}  # of heights that name another next set
         self.headers: dict[int, bytes] = {}  # of heights below the decided ones, after a snapshot
@@ -103,10 +103,8 @@ class Disk:
         votes = tuple(record for record in kept if isinstance(record, Voted))
         blocks = tuple(record for record in kept if isinstance(record, StoredBlock))
         certificates = [record.certificate for record in kept if isinstance(record, StoredCertificate)]
-        restart = Restart(tuple(last), votes, blocks, certificates[-1] if certificates else None)
-        if any(field.name == "evidence" for field in dataclasses.fields(Restart)):
-            restart = dataclasses.replace(restart, evidence=tuple(self.evidence))
-        return restart
+        certificate = certificates[-1] if certificates else None
+        return Restart(tuple(last), votes, blocks, certificate, tuple(self.evidence), self.silent_below)
 
     def decision(self, height: int) -> Decided | None:
         return self.decided.get(height)
@@ -207,6 +205,8 @@ class Disk:
                         self._speak(record)
                     case Evidence():
                         self.evidence.append(record)
+                    case Silence():
+                        self.silent_below = max(self.silent_below, record.below)
                     case _:
                         rest.append(record)
             if rest:

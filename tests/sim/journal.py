@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from consensus.evidence import Evidence
-from consensus.turn import Decided, Record, Restart, StoredBlock, StoredCertificate, Voted
+from consensus.turn import Decided, Record, Restart, Silence, StoredBlock, StoredCertificate, Voted
 from protocol.messages import Certificate
 
 
@@ -13,6 +13,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.decided: dict[int, Decided] = {}
         self.evidence: list[Evidence] = []
+        self.silent_below = 0
         self._votes: list[Voted] = []
         self._blocks: dict[bytes, StoredBlock] = {}
         self._prepared: Certificate | None = None
@@ -30,6 +31,8 @@ class MemoryJournal:
                     self._decide(record)
                 case Evidence():
                     self.evidence.append(record)
+                case Silence():
+                    self.silent_below = max(self.silent_below, record.below)
 
     def _decide(self, decided: Decided) -> None:
         assert decided.height == len(self.decided) + 1, "decided heights must be contiguous"
@@ -39,7 +42,8 @@ class MemoryJournal:
 
     def load(self) -> Restart:
         last = [self.decided[height] for height in sorted(self.decided)[-2:]]
-        return Restart(tuple(last), tuple(self._votes), tuple(self._blocks.values()), self._prepared)
+        certificate, blocks = self._prepared, tuple(self._blocks.values())
+        return Restart(tuple(last), tuple(self._votes), blocks, certificate, silent_below=self.silent_below)
 
     def decision(self, height: int) -> Decided | None:
         return self.decided.get(height)

@@ -15,7 +15,7 @@ import itertools
 import random
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from consensus.block import decode_block, encode_header, header_of
@@ -183,7 +183,6 @@ class Peer:
         if restored.height <= self.height and not self.is_wrong:
             return
         assert self.node is not None
-        silent_below = self.node.replica.silent_below  # what was forgotten is not on the new disk either
         restored.install_models()
         self.disk.restore(restored.decisions, restored.state, restored.headers, links)
         self.simulation.note_restored(self, restored)
@@ -191,8 +190,9 @@ class Peer:
         self.is_wrong = False
         state, root = self._applied_state()
         ledger = Ledger(self.rules, state, root)
-        restart = replace(restart_of(self.disk, state.height), silent_below=silent_below)
-        self.node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken)
+        self.node = Node(
+            self.signer, self.rules, ledger, restart_of(self.disk, state.height), self.simulation.verifier, self.disk.spoken
+        )
         self.judging, self.applying, self.waking, self.deadline = set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
         self.snapshots = Snapshots(self, state)
@@ -929,6 +929,7 @@ class Simulation:
         self._between(fault, fail, mend)
 
     def _fault_skew(self, fault: Fault) -> None:
+        self.count("skew")
         self.peers[fault.nodes[0]].offset += fault.amount
 
     def _fault_rollback(self, fault: Fault) -> None:

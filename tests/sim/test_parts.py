@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,9 @@ from protocol.identity import Signed
 from tests.sim import campaign, invariants
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
-from tests.sim.plan import expand, faults_tolerated
+from tests.sim.plan import Fault, calm, expand, faults_tolerated
 from tests.sim.shrink import minimal
+from tests.sim.simulation import Simulation
 from tests.sim.strategies import HONEST_MAJORITY
 
 SIGNED = Signed(b"body", bytes(32), bytes(64))
@@ -148,3 +153,40 @@ def test_a_failing_seed_prints_the_command_that_runs_it_again(
     assert main(["--seeds", "7:8", "--n", "4"]) == 1
     printed = capsys.readouterr().out
     assert "python -m tests.sim --n 4 --seed 7" in printed and "0 passed, 1 failed" in printed
+
+
+def test_a_campaign_says_what_its_histories_had_in_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"liar": 1, "skew": 1, "crash": 2, "restored": 3, "dropped garbage": 9}
+    result = campaign.Result(0, 4, None, "", 50, 10, 1.0, 0.1, "", counts, {"fork": 1})
+    monkeypatch.setattr(campaign, "_work", lambda task: replace(result, seed=task[1]))
+    assert main(["--seeds", "0:2", "--json", str(tmp_path / "figures.json")]) == 0
+    assert "1 kinds of liars: fork 2; faults: crash 4, skew 2; snapshots restored: 6" in capsys.readouterr().out.splitlines()
+    tally = json.loads((tmp_path / "figures.json").read_text())
+    assert tally["liars"] == {"fork": 2} and tally["faults"]["skew"] == 2
+
+
+def test_a_wrong_clock_is_counted() -> None:
+    skewed = Fault(0, "skew", 0.0, 1.0, (1,), 0.5)
+    assert Simulation(replace(calm(liars=()), faults=(skewed,))).counts == {"skew": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--seeds", "3:3"), "'3:3' is empty: LAST is excluded, 3:4 is one history"), (("--jobs", "0"), "0 is less than 1")],
+)
+def test_a_campaign_of_nothing_is_refused_in_one_line(
+    words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_reader_that_has_read_enough_ends_a_history_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-m", "tests.sim", "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert ended.stderr == b""
