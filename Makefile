@@ -14,7 +14,7 @@ help:
 	@echo "make lint    style, types and import layers"
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make bench   the benchmarks behind the figures in the documents"
-	@echo "make bench-consensus  the one of the agreement alone"
+	@echo "make bench-consensus  that of the agreement alone, as JSON in runs/benchmarks"
 	@echo "make model   the model of the agreement, checked by spin (needs spin and gcc)"
 
 setup: $(STAMP)

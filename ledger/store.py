@@ -298,8 +298,8 @@ class Store:
     def _block_damaged(self, height: int) -> StorageError:
         """Votes stand elsewhere, so a lost old block costs nobody a key."""
         return StorageError(
-            f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not lost, and "
-            "other peers hold that block; check the disk, and take exports from one of them"
+            f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not lost, "
+            "and other peers hold that block; check the disk, and take exports from one of them"
         )
 
     def block(self, digest: bytes) -> bytes | None:
@@ -446,9 +446,7 @@ def _kind(record: Record) -> str:
             return "silence"
 
 
-_WAY_OUT = (
-    "this peer may have forgotten what it signed, so give it a new key with `peer rekey`, and do not restore an older copy"
-)
+_WAY_OUT = "this peer may have forgotten what it signed, so give it a new key with `peer rekey`, and do not restore an older copy"
 
 
 def _explanation(path: Path, error: Exception) -> str:

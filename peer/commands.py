@@ -60,7 +60,7 @@ def rekey(options: argparse.Namespace) -> None:
     print(f"new key     {peer_id(new.public)}")
     if lost is not None:
         print(f"set aside   {lost}: the peer gets everything again from the others")
-    print(f"next        peer run{_place(options)}: it asks for the change, and votes with the new key two heights after it is decided")
+    print(f"next        peer run{_place(options)}: it asks for the change, and votes with the new key two heights after that")
 
 
 def _require_not_needed(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:

@@ -135,8 +135,8 @@ def why_waiting(node: Node, links: Set[bytes]) -> str:
     here = len((links | {node.me}) & set(voters.keys))
     if node.replica.is_voter and here < voters.quorum:
         return f"waiting for a quorum: {here} of {voters.quorum} voters are here"
-    is_applied = node.state.height + 1 >= node.replica.height
-    if is_applied and not node.may_speak:
+    is_working = node.state.height + 1 >= node.replica.height and not why_halted(node.replica, None)
+    if is_working and not node.may_speak:
         return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
     return ""
 

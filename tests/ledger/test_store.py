@@ -7,7 +7,7 @@ import os
 import resource
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from consensus.turn import (
     Restart,
     RoundVoted,
     Send,
+    Silence,
     StoredBlock,
     StoredCertificate,
     Turn,
@@ -93,13 +94,14 @@ def test_after_a_kill_everything_is_there_that_a_replica_needs_and_nothing_else(
     store.append([vote(2), decided(2)])
     store.append([decided(3), vote(4), stored_block(4, b"x")])
     store.append([vote(4, view=1), StoredCertificate(4, certificate(4))])
-    store.append([stored_block(5, b"y"), vote(5)])
+    store.append([stored_block(5, b"y"), vote(5), Silence(7)])
     with opened_again(store) as again:
         assert again.load() == Restart(
             decided=(decided(2), decided(3)),
             votes=(vote(4), vote(4, view=1), vote(5)),
             blocks=(stored_block(4, b"x"), stored_block(5, b"y")),
             prepared=certificate(4),
+            silent_below=7,
         )
         assert [again.decision(height) for height in (1, 4)] == [decided(1), None]
         assert again.block(digest_of(b"x")) == b"x" and again.block(digest_of(b"block")) is None
@@ -344,6 +346,22 @@ def test_other_bytes_in_any_row_are_found_at_the_start_or_when_the_row_is_read(t
         finally:
             opened.close()
     one_line(error, path, "other bytes", "peer rekey", "restore")
+
+
+def test_an_old_decided_block_that_is_damaged_is_named_and_costs_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with closing(Store(path, CHAIN)) as store:
+        for height in range(1, 5):
+            store.append([decided(height)])
+    change(path, "UPDATE blocks SET block = x'6f74686572' WHERE height IN (2, 3)")
+    with closing(Store(path, CHAIN)) as store:
+        with pytest.raises(StorageError) as old:
+            store.decision(2)
+        with pytest.raises(StorageError) as needed_to_start:
+            store.decision(3)
+    one_line(old, path, "block of height 2 has other bytes", "other peers hold that block")
+    assert "rekey" not in str(old.value)
+    one_line(needed_to_start, path, "other bytes", "peer rekey")
 
 
 def test_decided_blocks_that_are_missing_are_found_at_the_start(filled: Path) -> None:

@@ -154,6 +154,19 @@ async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it
         assert accepted(others[0], job) == {author.public: 1}
 
 
+async def test_an_old_proposal_that_is_read_back_from_the_disk_is_no_event(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        author = await made.start(made.seats[0], serve=Withheld)
+        others = [await made.start(seat) for seat in made.seats[1:]]
+        job = await author.scratch()
+        for seat in (author, *others):
+            await seat.event("proposal", "proposes")
+        await author.stop()
+        await made.start(author, serve=Withheld)
+        await poll(lambda: author.public in author.driver.rounds.books[job].proposals)
+        assert [event.text for event in await author.events.after(0, 0.0) if event.kind == "proposal"] == []
+
+
 class Failing(Voter):
     def __init__(self, error: Exception, at: str) -> None:
         self._error, self._at = error, at

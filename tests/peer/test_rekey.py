@@ -55,7 +55,7 @@ async def _replaced(daemon: Daemon, old: str, new: str) -> bool:
 
 def rekey(daemon: Daemon) -> tuple[str, str, str]:
     status, out, error = peer("rekey", "--data-dir", str(daemon.directory))
-    assert (status, error) == (0, "")
+    assert (status, error) == (0, "") and f"peer run --data-dir {daemon.directory}" in out
     old, new = re.findall(r"key +(\w{52})", out)
     return old, new, out
 

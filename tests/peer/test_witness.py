@@ -90,18 +90,21 @@ def test_the_state_that_people_see_names_the_gravest_reason() -> None:
     ],
 )
 def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: bool, words: str) -> None:
-    keys = [FastSigner(f"voter {number}").public for number in range(4)]
-    state = SimpleNamespace(height=4, members=SimpleNamespace(voters={key: 1 for key in keys}))
-    node = SimpleNamespace(me=keys[0], state=state, replica=SimpleNamespace(is_voter=True, height=5), may_speak=may_speak)
+    keys = sorted(FastSigner(f"voter {number}").public for number in range(4))
+    state = SimpleNamespace(height=4, members=SimpleNamespace(voters=tuple(keys)))
+    replica = SimpleNamespace(is_voter=True, height=5, divergence=None, dispute=None, silent_below=0)
+    node = SimpleNamespace(me=keys[0], state=state, replica=replica, may_speak=may_speak)
     assert why_waiting(node, {LIAR.public, *keys[1 : 1 + links]}) == words
     state.height = 1
     assert words.endswith("are here") or why_waiting(node, set(keys)) == "", "it applies blocks"
+    state.height, replica.silent_below = 4, 6
+    assert words.endswith("are here") or why_waiting(node, set(keys)) == "", "it is silent for another reason"
 
 
 async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_not_rejected(log: EventLog) -> None:
     now = iter(float(second) for second in range(100))
     witness = Witness(log, lambda: next(now))
-    outcome = Outcome((), {LIAR.public: Verdict.UNJUDGED}, frozenset(), frozenset())
+    outcome = Outcome({}, {LIAR.public: Verdict.UNJUDGED}, frozenset(), frozenset())
     closed = SimpleNamespace(outcome=outcome, job=CHAIN, round=3)
     jobs = SimpleNamespace(jobs={CHAIN: SimpleNamespace(model_root=CHAIN)})
     certificate = SimpleNamespace(signatures={})

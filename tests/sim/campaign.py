@@ -26,7 +26,7 @@ from tests.sim.strategies import HONEST_MAJORITY
 WRITTEN_EVERY_SECONDS = 20.0
 CHUNK = 4  # histories a process takes at a time
 N = 4
-OUTCOMES = ("liar", "restored", "disk damaged")  # counted like faults; liars are listed by name
+OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync failed")  # counted beside faults
 
 
 @dataclass(frozen=True, slots=True)

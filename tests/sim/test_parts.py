@@ -158,7 +158,7 @@ def test_a_failing_seed_prints_the_command_that_runs_it_again(
 def test_a_campaign_says_what_its_histories_had_in_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = {"liar": 1, "skew": 1, "crash": 2, "restored": 3, "dropped garbage": 9}
+    counts = {"liar": 1, "skew": 1, "crash": 2, "restored": 3, "transfer": 4, "dropped garbage": 9}
     result = campaign.Result(0, 4, None, "", 50, 10, 1.0, 0.1, "", counts, {"fork": 1})
     monkeypatch.setattr(campaign, "_work", lambda task: replace(result, seed=task[1]))
     assert main(["--seeds", "0:2", "--json", str(tmp_path / "figures.json")]) == 0
@@ -187,6 +187,7 @@ def test_a_campaign_of_nothing_is_refused_in_one_line(
 def test_a_reader_that_has_read_enough_ends_a_history_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    ended = subprocess.run([sys.executable, "-m", "tests.sim", "--help"], stdout=writer, stderr=subprocess.PIPE, check=False)
+    command = [sys.executable, "-m", "tests.sim", "--seed", "5", "--keep", ","]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
-    assert ended.stderr == b""
+    assert (ended.returncode, ended.stderr) == (1, b"")
