@@ -17,8 +17,9 @@ def test_a_decision_takes_four_delays_and_verifies_each_signature_once(n: int) -
     height = network.round(0)
     assert height.views == 1
     assert all(0 <= seconds - limit(network, height) < LATE_SECONDS for seconds in height.from_verdicts)
-    own = 3  # ballot, prepare and commit of its own come back in blocks and certificates
-    assert height.spent.verified <= n * (3 * (n - 1) + own)
+    others = 3 * (n - 1)  # their ballots, prepares and commits
+    own = 3  # update, ballot and commit of its own come back in blocks and certificates
+    assert height.spent.verified <= n * (others + own) + n - 1  # and the leader's word to everybody else
 
 
 def test_silent_voters_are_led_past_after_two_heights() -> None:
