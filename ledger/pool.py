@@ -113,6 +113,9 @@ class Pool:
     def get(self, digest: bytes) -> Waiting | None:
         return self._waiting.get(digest)
 
+    def of(self, signer: bytes) -> tuple[Signed, ...]:
+        return tuple(signed for signed in self if signed.signer == signer) if self._count[signer] else ()
+
     def by_signed_digest(self, digest: bytes) -> Signed | None:
         key = self._by_signed.get(digest)
         return None if key is None else self._waiting[key].signed

@@ -53,6 +53,8 @@ POOL_PAGE_MAX = 256  # transactions: a quarter of a block
 POOL_PAGE_BYTES = 1 << 20  # a sixteenth of what may wait for one link; one transaction is a quarter of it at most
 POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that are applied
 
+OWN_REPEAT_SECONDS = 1.0  # what we want decided is said again: who had not applied what it follows from could not keep it
+
 RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction, Notice)
 
 
@@ -143,6 +145,7 @@ class Node:
         self._now = 0.0
         self._turns: list[Turn] = []
         self._deadline: float | None = None  # the replica's
+        self._repeat_at: float | None = None  # while transactions of our own wait
         self._changes: list[RoundChange] = []
         self._has_started = False
         for evidence in restart.evidence:
@@ -195,14 +198,25 @@ class Node:
         for key in self.rounds.seeking(self._now):
             self._send(self._next_asked(), GetRound(*key))
         self._say(self.rounds.due(self._now))
+        self._repeat_own()
         accused = len(self.ledger.accusations)
         self._conclude()
         if len(self.ledger.accusations) > accused:
             self._conclude()  # a height was decided, and what was kept for the next one showed a liar
         return self._finish()
 
+    def _repeat_own(self) -> None:
+        own = self.ledger.pool.of(self.me)
+        if self._repeat_at is not None and self._now >= self._repeat_at:
+            self._send(None, *map(Relay, own))
+            self._repeat_at = None
+        if not own:
+            self._repeat_at = None
+        elif self._repeat_at is None:
+            self._repeat_at = self._now + OWN_REPEAT_SECONDS
+
     def _finish(self) -> Turn:
-        times = (self._deadline, self.rounds.deadline(self._now), self._recall.deadline(self._now))
+        times = (self._deadline, self.rounds.deadline(self._now), self._recall.deadline(self._now), self._repeat_at)
         return merge(self._turns, min((time for time in times if time is not None), default=None))
 
     def _take(self, event: events.Event) -> None:

@@ -85,6 +85,19 @@ def test_a_transaction_is_passed_on_once(pack: Pack) -> None:
     assert pack[0].said(Relay) == []
 
 
+def test_what_we_want_decided_is_said_again_because_who_is_a_block_behind_cannot_keep_it(pack: Pack) -> None:
+    signed = pack.world.tx(PEOPLE[0], "member/register", Register(()), ahead=5)
+    pack[0].say(signed)
+    pack.settle()
+    pack[1].said(Relay)
+    for _ in range(2):
+        pack[0].said(Relay)
+        pack.pass_time(node_module.OWN_REPEAT_SECONDS)
+        pack[0].turn()
+        assert Relay(signed) in pack[0].said(Relay)
+    assert Relay(signed) not in pack[1].said(Relay)
+
+
 def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
     job = start_job(pack)
     (opened,) = pack[0].node.take_round_changes()
