@@ -55,7 +55,9 @@ JUDGE_SECONDS = (0.005, 0.1)
 NOTICED_AFTER_SECONDS = 0.02  # until the others see that a link broke
 # Seen in 360 histories of n = 4 and 30 of n = 7: recovered after 0.5 s in half, 1.7 s in 90 %, 10 s in 99 %, 16 s at most;
 # the slowest height after that 0.4, 1.3, 7.5 and 9.8 s; in view 0 in 82 %, in view 2 at most (while they recovered, in view 4).
-RECOVERY_SECONDS = 60.0  # after healing, until everybody has decided RECOVERY_HEIGHTS more: one view timer at its cap
+# After healing, until everybody has decided RECOVERY_HEIGHTS more: a view timer that slow disks drove to its cap of 60 s, under
+# the one leader that is down, and then the next leader's block in front of a clock that is 10 s behind (seed 1301 has it all).
+RECOVERY_SECONDS = 90.0
 RECOVERY_HEIGHTS = 3
 HEIGHT_SECONDS_MAX = 25.0  # of a height after those, with f liars still lying
 VIEWS_AFTER_HEALING = 6  # no height is decided in a later view after those RECOVERY_HEIGHTS

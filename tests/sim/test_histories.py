@@ -19,7 +19,7 @@ FORK_SEEDS = 12
 SHORT = 12  # blocks
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(8), 1301])  # failed once: a view at its cap behind a dead leader
 def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(campaign.prepare("seeds", seed, 4)).problem == ""
 
