@@ -263,6 +263,8 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=COUNT, default=30, metavar="N", help="of each real network: two decisions or three")
     options = parser.parse_args()
+    if not options.real and not (options.virtual and options.round_trips):
+        parser.error("nothing is to be measured: --real or --virtual with --round-trips needs a value")
     started, costs, rows = time.time(), Costs.measured(), []
     for n in options.real:
         rows.append(trio.run(partial(real, n, options.rounds)))

@@ -1,6 +1,8 @@
-"""`python -m scenarios.pause`: one peer stands still for ten seconds (`SIGSTOP`), a follower and the leader in turn.
+"""`python -m scenarios.pause`: one peer stands still for ten seconds (`SIGSTOP`): a follower, the leader, and one with a worker.
 
-Its links stay, its clock goes on, and it learns nothing of it. The others must go on; it must take part again.
+Its links stay, its clock goes on, and it learns nothing of it. The others must go on; it must take part again. With the worker of
+another trainer that stands still as well, most of four trainers are never there together: what the rounds take then is held
+against decision 25.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ import trio
 
 from consensus.pacemaker import VIEW_SECONDS_MIN
 from scenarios import network
-from scenarios.network import Network
+from scenarios.network import Network, Watch
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, in_order
 from scenarios.trials import COUNT, Trial, arguments, conduct, duration
+
+HURT_ROUNDS = 2
+HURT_SECONDS_MAX = 20.0  # T1 of a minority is 10 s at least, for the proposals; the re-executions have their own
 
 
 async def pause(random: Random, leads: bool, seconds: float, peers: Network, trial: Trial) -> None:
@@ -39,16 +44,48 @@ async def pause(random: Random, leads: bool, seconds: float, peers: Network, tri
     await comes_back(peers, victim, asked, trial)
 
 
+async def pause_with_worker(random: Random, peers: Network, trial: Trial) -> None:
+    """One trainer and the worker of another, until two rounds were closed without them."""
+    with trio.fail_after(STALL_SECONDS_MAX):
+        await in_order(peers)
+    watched = peers.demo.watched
+    victim, other = random.sample([peer for peer in peers.honest if peer.trains and peer is not watched], 2)
+    assert other.process is not None
+    workers = network.children(other.process.pid)
+    watch = Watch(watched)
+    await watch.more(0.0)
+    first = watch.rounds()[-1][0] + 1
+    peers.freeze(victim)
+    network.signal_all(workers, stop=True)
+    try:
+        with trio.fail_after(2 * STALL_SECONDS_MAX):
+            await watch.until_round(first + HURT_ROUNDS)
+    finally:
+        network.signal_all(workers, stop=False)
+        peers.thaw(victim)
+    durations = watch.durations()
+    for number in range(HURT_ROUNDS):
+        seconds = durations[first + 1 + number]  # the round of the fault may have had all it needed
+        trial.figures[f"round {number + 1}"] = seconds
+        trial.require(seconds <= HURT_SECONDS_MAX, f"round {first + 1 + number} took {seconds:.1f} s")
+    for peer in (victim, other):
+        await comes_back(peers, peer, watched, trial)
+
+
 def main() -> int:
     parser = arguments("pause", __doc__)
-    parser.add_argument("--trials", type=COUNT, default=6, metavar="N", help="a follower and the leader in turn")
+    parser.add_argument(
+        "--trials", type=COUNT, default=6, metavar="N", help="a follower, the leader, one with another's worker, in turn"
+    )
     parser.add_argument("--seconds", type=duration, default=10.0, metavar="S", help="how long each is stopped")
     options = parser.parse_args()
     random = Random(options.seed)
-    attempts = []
-    for number in range(options.trials):
-        leads = number % 2 == 1
-        attempts.append(("the leader" if leads else "a follower", partial(pause, random, leads, options.seconds)))
+    kinds = [
+        ("a follower", partial(pause, random, False, options.seconds)),
+        ("the leader", partial(pause, random, True, options.seconds)),
+        ("one and another's worker", partial(pause_with_worker, random)),
+    ]
+    attempts = [kinds[number % len(kinds)] for number in range(options.trials)]
     return network.main(partial(conduct, options, f"stopped for {options.seconds:g} s", attempts))
 
 
