@@ -39,6 +39,11 @@ class RoundTerms:
     audited: bool  # re-executed before the ballot: then whoever is not an auditor accepts nothing by itself
 
     @property
+    def signed(self) -> tuple[bytes, int, bytes]:
+        """What every ballot of the round binds to."""
+        return self.job, self.round, self.model_root
+
+    @property
     def quorum(self) -> int:
         return quorum(len(self.voters))
 
@@ -142,7 +147,7 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
     """Raises `RemoteProtocolError` unless this ballot may be counted in this round."""
     if voter not in terms.voters:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
-    if (ballot.job, ballot.round, ballot.model_root) != (terms.job, terms.round, terms.model_root):
+    if (ballot.job, ballot.round, ballot.model_root) != terms.signed:
         raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {ballot.round}")
     names = [judgement.trainer for judgement in ballot.judgements]
     if any(left >= right for left, right in pairwise(names)):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 VIEW_SECONDS_MIN = 1.0  # machines that vote also train: a busy processor must not look like a dead leader
 VIEW_SECONDS_MAX = 60.0  # a healed network goes on within a minute
 VIEW_GROWTH = 1.5  # per failed view, until all honest voters are in one view long enough
 LOST_SECONDS = 0.25  # patience with a leader whose link has broken: a restarted link is back by then, a dead process is not
-TAIL_FACTOR = 3.0  # above the slow decisions of late
-TAIL_KEPT = 0.9  # per decision: a slow leader is remembered until its next turn, an outage is not held against 32 heights
+TAIL_FACTOR = 3.0  # above the slowest of the last decisions
+DECISIONS_MEASURED = 32
 REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is greeted with everything: repeats are a last resort
 
 
@@ -17,7 +18,7 @@ REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is g
 class Pacemaker:
     """Timer of the current view and of repeats. Both run only while there is known work."""
 
-    _tail: float = 0.0  # seconds from the start of a view to its decision: the slowest, of which each decision takes a tenth
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=DECISIONS_MEASURED))  # seconds from view start
     _view: int = 0
     _seconds: float | None = None  # that this view may take; None: to be computed
     _started: float | None = None  # when this view's clock began: at its start, or when work turned up
@@ -36,12 +37,12 @@ class Pacemaker:
 
     def decided(self, now: float) -> None:
         if self._started is not None:
-            self._tail = slowest_of_late(self._tail, now - self._started)
+            self.durations.append(now - self._started)
             self._seconds = None
 
     def view_seconds(self) -> float:
         if self._seconds is None:
-            base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * self._tail)
+            base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(self.durations, default=0.0))
             self._seconds = min(VIEW_SECONDS_MAX, base * self._growth)
         return self._seconds
 
@@ -62,8 +63,3 @@ class Pacemaker:
 
     def repeated(self, now: float) -> None:
         self._repeat_from = now
-
-
-def slowest_of_late(tail: float, seconds: float) -> float:
-    """The tail after one more decision."""
-    return max(seconds, TAIL_KEPT * tail)

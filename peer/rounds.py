@@ -96,7 +96,7 @@ class Rounds:
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
         replaced = self._replaced.pop(key, None)
-        if replaced is not None and replaced.terms.round == job.round:
+        if replaced is not None and replaced.terms.signed == terms.signed:  # a model that went wrong meanwhile is another
             self.books[key].take_over(replaced)
         outcome = Outcome(sends=list(spoken.values()))
         self._resume(self.books[key], spoken, now, outcome)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import partial
 from statistics import median
 
 import trio
 
 from consensus.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN
-from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN, slowest_of_late
+from consensus.pacemaker import DECISIONS_MEASURED, TAIL_FACTOR, VIEW_SECONDS_MIN
 from peer.demo import DemoPeer
 from protocol.api import RoundView
 from protocol.identity import peer_id
@@ -48,8 +48,8 @@ def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
 
 def view_timer(views: list[RoundView]) -> float:
     """The first view's timer of `consensus.pacemaker`."""
-    tail = reduce(slowest_of_late, ((view.decision_ms or 0.0) / 1000 for view in views), 0.0)
-    return max(VIEW_SECONDS_MIN, TAIL_FACTOR * tail)
+    slowest = max(view.decision_ms or 0.0 for view in views[-DECISIONS_MEASURED:])
+    return max(VIEW_SECONDS_MIN, TAIL_FACTOR * slowest / 1000)
 
 
 async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:

@@ -304,6 +304,8 @@ class Invariants:
         for record in records:
             match type(record).__name__:
                 case "Voted":
+                    if record.slot not in durable.votes:
+                        self._check_given_up(peer, record.slot)
                     durable.votes[record.slot] = record.signed.body
                 case "RoundVoted":
                     durable.votes[record.tag, record.job, record.round] = record.signed.body
@@ -314,6 +316,15 @@ class Invariants:
                     durable.prepared.add((vote.height, vote.view, vote.block))
                 case "Evidence":
                     self.on_accused(peer, record.first.signer)
+
+    def _check_given_up(self, peer: bytes, slot: Slot) -> None:
+        """The order on the disk counts: what a crash kept from being sent is said after the restart, timeouts first."""
+        tag, height, view = slot
+        given_up = self._given_up.get((peer, height), -1)
+        if tag == Timeout.TAG:
+            self._given_up[peer, height] = max(given_up, view)
+        elif tag in (Prepare.TAG, Commit.TAG) and given_up >= view and peer not in self.excused:
+            raise Violation("timed out", f"{tag} at {height}.{view} after giving up view {given_up}")
 
     def on_accused(self, by: bytes, culprit: bytes) -> None:
         if culprit in self.honest and culprit not in self.excused:
@@ -376,12 +387,6 @@ class Invariants:
         slot = (statement.TAG, statement.height, statement.view)
         if not self._is_new(peer, slot, signed.body):
             return
-        given_up = self._given_up.get((peer, statement.height), -1)
-        if isinstance(statement, Timeout):
-            self._given_up[peer, statement.height] = max(given_up, statement.view)
-        elif isinstance(statement, (Prepare, Commit)) and given_up >= statement.view and peer not in self.excused:
-            where = f"{statement.height}.{statement.view}"
-            raise Violation("timed out", f"{statement.TAG} at {where} after giving up view {given_up}")
         self._check_durable(peer, slot, signed, statement)
         if peer not in self.excused:
             self._check_lock(peer, statement)
