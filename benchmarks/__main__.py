@@ -12,7 +12,14 @@ from pathlib import Path
 
 BENCHMARKS = {
     "demo": "the main job as a person runs it: time, loss against one process, decisions, bytes, memory",
+    "training": "ours beside gloo, hivemind and one process: samples per second, bytes, loss, equal replicas",
+    "codec": "bytes and loss of every way to say an update, against DiLoCo, SparseLoCo's format, FedAvg and one process",
+    "attacks": "what liars can do: digits under every aggregation rule, a GPT with audits full, sampled and off",
     "consensus": "decisions of 4 to 100 voters: time, processor time and bytes, against what is physically possible",
+    "apply": "what a voter computes after the vote: decoding, aggregation, outer step, hashes; time and memory",
+    "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
+    "round": "a whole round beside computing the updates: time, processor time, bytes, durable writes",
+    "replay": "how far honest replays lie apart and how far lies, and what must be bit-equal on this machine",
     "tuning": "the default hyper-parameters against others and against one process, without a network",
 }
 

@@ -29,6 +29,7 @@ from rich.table import Table
 from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
 from peer.demo import Demo, DemoPeer, cast_roles
+from protocol.api import PARTS
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser
 
@@ -173,7 +174,7 @@ async def _scratch_round(peer: DemoPeer) -> float:
 
 async def _figures(network: scenario.Network) -> dict[str, Any]:
     stats = [await peer.client.stats() for peer in network.peers]
-    sent = sum(count for view in stats for kind, count in view.bytes_sent.items() if kind != "blobs")
+    sent = sum(count for view in stats for kind, count in view.bytes_sent.items() if kind not in PARTS)
     return {"decisions": stats[0].decisions, "bytes": sent, "processor": sum(map(_processor_seconds, network.peers))}
 
 

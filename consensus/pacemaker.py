@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from consensus.voters import VoterSet
+
 VIEW_SECONDS_MIN = 1.0  # machines that vote also train: a busy processor must not look like a dead leader
 VIEW_SECONDS_MAX = 60.0  # a healed network goes on within a minute
 VIEW_GROWTH = 1.5  # per failed view, until all honest voters are in one view long enough
 LOST_SECONDS = 0.25  # patience with a leader whose link has broken: a restarted link is back by then, a dead process is not
-TAIL_FACTOR = 3.0  # above the slowest of the last decisions
-DECISIONS_MEASURED = 32
+TAIL_FACTOR = 3.0  # above the slowest of the last decisions of most leaders
+MEASURED_PER_LEADER = 8  # decisions: a leader that is slow now and then stays known as such
 REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is greeted with everything: repeats are a last resort
 
 
@@ -18,7 +20,8 @@ REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is g
 class Pacemaker:
     """Timer of the current view and of repeats. Both run only while there is known work."""
 
-    durations: deque[float] = field(default_factory=lambda: deque(maxlen=DECISIONS_MEASURED))  # seconds from view start
+    _durations: dict[bytes, deque[float]] = field(default_factory=dict)  # by leader: seconds from the start of its view
+    _tail: float = 0.0
     _view: int = 0
     _seconds: float | None = None  # that this view may take; None: to be computed
     _started: float | None = None  # when this view's clock began: at its start, or when work turned up
@@ -35,14 +38,23 @@ class Pacemaker:
         elif self._started is None:
             self._started = self._repeat_from = now
 
-    def decided(self, now: float) -> None:
-        if self._started is not None:
-            self.durations.append(now - self._started)
-            self._seconds = None
+    def decided(self, leader: bytes, voters: VoterSet, now: float) -> None:
+        """A block of `leader` was decided in the view that this peer is in.
+
+        The f slowest leaders set nothing: each of f liars could otherwise propose just in time, be measured, and so get three
+        times as long the next time, up to the cap.
+        """
+        if self._started is None:
+            return
+        self._durations = {key: durations for key, durations in self._durations.items() if key in voters}
+        self._durations.setdefault(leader, deque(maxlen=MEASURED_PER_LEADER)).append(now - self._started)
+        slowest = sorted((max(durations) for durations in self._durations.values()), reverse=True)
+        self._tail = slowest[min(voters.faults_tolerated, len(slowest) - 1)]
+        self._seconds = None
 
     def view_seconds(self) -> float:
         if self._seconds is None:
-            base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * max(self.durations, default=0.0))
+            base = max(VIEW_SECONDS_MIN, TAIL_FACTOR * self._tail)
             self._seconds = min(VIEW_SECONDS_MAX, base * self._growth)
         return self._seconds
 

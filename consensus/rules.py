@@ -44,11 +44,11 @@ class Rules(Handlers):
         block = self._blocks.get(book.commit_vote.block)
         if block is None:
             return False
-        if book.commit_vote.view == self.view:
-            self._pacemaker.decided(self._now)
+        schedule, voters = self._chain.schedule(self.height), self._chain.voters(self.height)
+        if book.commit_vote.view == self.view and schedule is not None and voters is not None:
+            self._pacemaker.decided(schedule.leader(self.view), voters, self._now)
         decided = decided_record(block, book.commit, book.commit_vote)
         self._records.append(decided)
-        schedule = self._chain.schedule(self.height)
         self._chain.add_decided(decided)
         self._tell_observers(book, Decision(block, book.commit), schedule.leader(book.commit_vote.view) if schedule else None)
         self._own.forget_below(self.height)

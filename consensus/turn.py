@@ -123,6 +123,10 @@ class Turn:
         return tuple(record for record in self.records if isinstance(record, Decided))
 
     @property
+    def touches_disk(self) -> bool:
+        return bool(self.records) or not all(isinstance(send, Send) for send in self.sends)
+
+    @property
     def evidence(self) -> tuple[Evidence, ...]:
         return tuple(record for record in self.records if isinstance(record, Evidence))
 
@@ -195,8 +199,9 @@ def execute(turn: Turn, journal: Journal, outlet: Outlet) -> None:
 
 
 async def execute_in_thread(turn: Turn, journal: Journal, outlet: Outlet, run_in_thread: Callable[..., Awaitable[Any]]) -> None:
-    """`execute` for a caller that must not block: `run_in_thread(function, *arguments)` does the part with the disk."""
-    deliver(await run_in_thread(persist, turn, journal), outlet)
+    """`execute` for a caller that must not block: `run_in_thread(function, *arguments)` does the part with the disk, if any."""
+    sends = await run_in_thread(persist, turn, journal) if turn.touches_disk else persist(turn, journal)
+    deliver(sends, outlet)
 
 
 def _resolve(wanted: Send | SendDecisions | SendBlock, journal: Journal) -> Iterable[Send]:

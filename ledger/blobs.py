@@ -1,4 +1,7 @@
-"""Content-addressed files: payloads and data are kept, error-feedback buffers pass when nobody re-executes with them any more."""
+"""Content-addressed files: payloads and data are kept, error-feedback buffers pass when nobody re-executes with them any more.
+
+What the audits of a round may ask for is kept together, and deleted together when they are over.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import errno
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ledger.crash_points import crash_points
 from ledger.durable import make_directory, sync_directory
 from protocol.errors import RemoteProtocolError, StorageError
+
+JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
 
 
 class Blobs:
@@ -20,19 +26,24 @@ class Blobs:
 
     def __init__(self, kept: Path, passing: Path) -> None:
         self._kept, self._passing = kept, passing
-        self._expected_to_pass: dict[bytes, object] = {}
+        self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
+        self._together: dict[bytes, Path] = {}  # digest -> a folder that holds it
         self._numbers = itertools.count()
         for folder in (kept, passing):
             with _explained(folder):
                 make_directory(folder)
                 for leftover in folder.glob("*.part"):
                     leftover.unlink()
+        for together in self._folders():
+            self._list(together)
 
     def path(self, digest: bytes) -> Path:
         """Where this blob is, or would be."""
         name = digest.hex()
         passing = self._passing / name
-        return passing if digest in self._expected_to_pass or passing.exists() else self._kept / name
+        if digest in self._expected_to_pass or passing.exists():
+            return passing
+        return self._together.get(digest, self._kept) / name
 
     def size(self, digest: bytes) -> int | None:
         try:
@@ -40,8 +51,13 @@ class Blobs:
         except FileNotFoundError:
             return None
 
+    def is_reveal(self, digest: bytes) -> bool:
+        """Whether this blob is, or would be, here only for those who re-execute."""
+        return self.path(digest).parent != self._kept
+
     def read(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
-        with _explained(self.path(digest), "read"), self.path(digest).open("rb") as file:
+        path = self.path(digest)
+        with _explained(path, "read"), path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
 
@@ -66,12 +82,20 @@ class Blobs:
             os.replace(file, path)
             sync_directory(path.parent)
 
+    def adopt_link(self, file: Path, digest: bytes) -> None:
+        """As `adopt`, and `file` stays where it is."""
+        link = file.with_name(f"{file.name}.link")
+        with _explained(link):
+            link.unlink(missing_ok=True)
+            os.link(file, link)
+        self.adopt(link, digest)
+
     # Passing blobs
 
     def expect_to_pass(self, digest: bytes, owner: object) -> None:
-        """This blob, when it comes, is kept only as long as `owner` is not released or `delete_passed` is told to keep it."""
-        if self.size(digest) is None:
-            self._expected_to_pass[digest] = owner
+        """This blob, here or when it comes, stays only until all its owners are released and `delete_passed` may delete it."""
+        if self.size(digest) is None or (self._passing / digest.hex()).exists():
+            self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
 
     def keep(self, digest: bytes) -> None:
         """This blob stays, whoever said that it would pass."""
@@ -84,13 +108,70 @@ class Blobs:
                     sync_directory(self._kept)
 
     def release(self, owner: object) -> None:
-        self._expected_to_pass = {digest: who for digest, who in self._expected_to_pass.items() if who != owner}
+        left = {digest: owners - {owner} for digest, owners in self._expected_to_pass.items()}
+        self._expected_to_pass = {digest: owners for digest, owners in left.items() if owners}
 
     def delete_passed(self, keep: set[bytes]) -> None:
         keep = keep | self._expected_to_pass.keys()
         for file in self._passing.iterdir():
-            if file.suffix != ".part" and bytes.fromhex(file.name) not in keep:
+            if file.suffix == ".part" or "-" in file.name or (digest := bytes.fromhex(file.name)) in keep:
+                continue
+            if digest not in self._expected_to_pass:  # nor one that came after this began: it was expected before it was there
                 file.unlink(missing_ok=True)
+
+    # Blobs of a round that are deleted together
+
+    def keep_together(self, job: bytes, round: int, made: Path | None, digests: Iterable[bytes]) -> None:
+        """Keeps the files of the folder `made`, each named by its digest, and those of `digests` that are here, until
+        `delete_together`. Nothing of it is made durable; the caller vouches for the digests, and `made` is gone afterwards.
+        """
+        folder = self._passing / _folder_name(job, round)
+        with _explained(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            if made is None:
+                folder.mkdir()
+            else:
+                made.rename(folder)
+            for digest in digests:
+                with contextlib.suppress(FileNotFoundError, FileExistsError):
+                    os.link(self.path(digest), folder / digest.hex())
+            self._list(folder)
+
+    def delete_together(self, job: bytes, before: int) -> None:
+        """What was kept of the rounds of `job` before this one."""
+        self.delete_rounds([(kept, number) for kept, number in self.kept_together() if _is_of(kept, job) and number < before])
+
+    def kept_together(self) -> list[tuple[bytes, int]]:
+        """(the first bytes of a job's id, round) of everything that is kept together."""
+        names = [folder.name.partition("-") for folder in self._folders()]
+        return [(bytes.fromhex(job), int(number)) for job, _, number in names]
+
+    def delete_rounds(self, rounds: Iterable[tuple[bytes, int]]) -> None:
+        """What was kept of these rounds, as `kept_together` names them."""
+        for job, number in rounds:
+            shutil.rmtree(self._passing / _folder_name(job, number), ignore_errors=True)
+        listed: dict[bytes, Path] = {}
+        for folder in self._folders():  # some of it may be in a later folder too
+            listed |= _listed(folder)
+        self._together = listed
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self._passing.iterdir() if path.is_dir()]
+
+    def _list(self, folder: Path) -> None:
+        self._together |= _listed(folder)
+
+
+def _listed(folder: Path) -> dict[bytes, Path]:
+    return {bytes.fromhex(file.name): folder for file in folder.iterdir()}
+
+
+def _folder_name(job: bytes, round: int) -> str:
+    return f"{job[:JOB_BYTES].hex()}-{round}"
+
+
+def _is_of(kept: bytes, job: bytes) -> bool:
+    return kept == job[:JOB_BYTES]
 
 
 class Writer:

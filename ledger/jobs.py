@@ -6,6 +6,7 @@ import enum
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Annotated, Protocol
 
 from consensus.ballots import Outcome, RoundTerms
@@ -26,6 +27,17 @@ PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that cou
 
 
 @dataclass(frozen=True, slots=True)
+class AuditTerms:
+    """How the accepted proposals of a job are audited after the round."""
+
+    rate: float  # probability that a drawn re-executor replays
+    auditors: int  # re-executors drawn for each proposal
+    window: int  # rounds in which it may be reported and judged
+    steps: int  # inner steps of a proposal, of which each re-executor replays one
+    suspension_rounds: int  # the first time; doubled each time after
+
+
+@dataclass(frozen=True, slots=True)
 class JobTerms:
     """What a job specification says to the ledger."""
 
@@ -35,6 +47,11 @@ class JobTerms:
     audited: bool  # re-executed before the ballot
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
     proposal_seconds: float  # how long a round waits for proposals
+    audits: AuditTerms | None = None  # re-executed afterwards, where and by whom is drawn: then not `audited`
+
+    @property
+    def is_reexecuted(self) -> bool:
+        return self.audited or self.audits is not None
 
 
 class JobRules(Protocol):
@@ -63,7 +80,7 @@ class Job:
     model_root: Digest
     audited: bool
     voters: Keys  # of the open round, as all of the following
-    auditors: Keys
+    auditors: Keys  # voters that can re-execute; none where nobody does
     trainers: Keys
     awaited: Keys
     stops: Keys = ()  # voters that want it to end
@@ -75,7 +92,8 @@ class Job:
     def terms(self, job: bytes) -> RoundTerms:
         sets = (frozenset(keys) for keys in (self.voters, self.auditors, self.trainers, self.awaited))
         voters, auditors, trainers, awaited = sets
-        return RoundTerms(job, self.round, self.model_root, voters, auditors, trainers, awaited, self.audited)
+        before = auditors if self.audited else frozenset[bytes]()
+        return RoundTerms(job, self.round, self.model_root, voters, before, trainers, awaited, self.audited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +118,8 @@ class Stop:
     job: Digest
 
 
+Suspended = Mapping[bytes, int]  # trainer -> the first round in which it may train again
+NOBODY: Suspended = MappingProxyType({})
 UNBUILT = bytes(32)  # model root of a job whose model is made while its first block is applied
 
 
@@ -146,18 +166,22 @@ class JobsModule:
         if not job.trainers:
             raise Refused("no member is registered as a trainer")
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
-        if terms.audited and len(job.auditors) < needed:
-            raise Refused(f"audit 'full' needs {needed} voters with a worker, there are {len(job.auditors)}")
+        if terms.is_reexecuted and len(job.auditors) < needed:
+            mode = "full" if terms.audited else "sampled"
+            raise Refused(f"audit {mode!r} needs {needed} voters with a worker, there are {len(job.auditors)}")
         return JobsState({**state.jobs, key: job})
 
-    def open_round(self, job: Job, members: MembersState, height: int, closed: Outcome | None) -> Job:
+    def open_round(
+        self, job: Job, members: MembersState, height: int, closed: Outcome | None, suspended: Suspended = NOBODY
+    ) -> Job:
         """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
         terms = self.rules.terms(job.spec)
         voters, author = members.round_voters, members.current(job.author)
         workers = {key for key, member in members.members.items() if TRAINER in member.roles}
-        trainers = tuple(sorted(workers)[:TRAINERS_MAX]) if terms.needs_worker else (author,) * members.speaks(author)
+        may_train = workers if terms.needs_worker else {author} if members.speaks(author) else set[bytes]()
+        trainers = tuple(sorted(key for key in may_train if suspended.get(key, 0) <= job.round)[:TRAINERS_MAX])
         auditors: tuple[bytes, ...] = ()
-        if terms.audited:
+        if terms.is_reexecuted:
             auditors = tuple(sorted(workers & set(voters))) if terms.needs_worker else voters
         if closed is None:
             awaited = trainers
@@ -169,18 +193,23 @@ class JobsModule:
             awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
         return replace(job, opened=height, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
 
-    def renew_rounds(self, jobs: Mapping[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
+    def renew_rounds(
+        self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, Suspended]
+    ) -> dict[bytes, Job]:
         """Open rounds that might never be closed as they are get the voters and trainers of now, and stay what they are."""
-        return {key: self._renewed(job, members, height) if _is_stuck(job, members) else job for key, job in jobs.items()}
+        return {
+            key: self._renewed(job, members, height, suspended.get(key, NOBODY)) if _is_stuck(job, members) else job
+            for key, job in jobs.items()
+        }
 
-    def _renewed(self, job: Job, members: MembersState, height: int) -> Job:
+    def _renewed(self, job: Job, members: MembersState, height: int, suspended: Suspended) -> Job:
         """Ballots bind no voter set, and the trainers they name stay trainers: whatever was said in the round still counts."""
-        fresh = self.open_round(job, members, height, None)
+        fresh = self.open_round(job, members, height, None, suspended)
         new = [key for key in fresh.trainers if key not in job.trainers][: TRAINERS_MAX - len(job.trainers)]
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
         return replace(fresh, trainers=tuple(sorted((*job.trainers, *new))), awaited=tuple(sorted(awaited)))
 
-    def close_round(self, job: Job, members: MembersState, height: int, closed: Outcome) -> Job:
+    def close_round(self, job: Job, members: MembersState, height: int, closed: Outcome, suspended: Suspended = NOBODY) -> Job:
         """The job after one closed round, before its model has taken the step."""
         accepted = dict(job.accepted)
         for trainer in closed.accepted:
@@ -194,7 +223,7 @@ class JobsModule:
         job = replace(job, accepted=accepted, rejected=rejected, patience=patience, round=job.round + 1)
         if job.round >= job.rounds:
             return replace(job, phase=Phase.FINISHED, opened=height)
-        return self.open_round(job, members, height, closed)
+        return self.open_round(job, members, height, closed, suspended)
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
@@ -246,3 +275,5 @@ class ClosedRound:
     outcome: Outcome
     proposals: tuple[Signed, ...]  # the accepted ones
     ballots: tuple[bytes, ...]  # voters whose ballots were decided
+    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the nonces that those ballots reveal
+    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: what those ballots commit to

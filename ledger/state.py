@@ -13,6 +13,8 @@ from consensus.ballots import Closing, check_closing, outcome
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
+from ledger.audits import AuditsState
+from ledger.docket import AuditsModule, follow
 from ledger.genesis import Genesis
 from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState, abandoned, bounded
 from ledger.members import MembersModule, MembersState
@@ -84,6 +86,11 @@ class State:
         value: JobsState = self.modules["jobs"]
         return value
 
+    @property
+    def audits(self) -> AuditsState:
+        value: AuditsState = self.modules["audits"]
+        return value
+
     def with_modules(self, **changes: Any) -> State:
         return replace(self, modules={**self.modules, **changes})
 
@@ -127,8 +134,8 @@ class Rules:
         self.genesis = genesis
         self.chain_id = genesis.chain_id
         self.verifier = verifier
-        self.jobs = JobsModule(job_rules)
-        modules: list[Module] = [MembersModule(), self.jobs, *features]
+        self.jobs, self.audits = JobsModule(job_rules), AuditsModule(job_rules)
+        modules: list[Module] = [MembersModule(), self.jobs, self.audits, *features]
         self.modules = {module.name: module for module in modules}
         self._by_kind = {kind: module for module in self.modules.values() for kind in module.kinds}
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
@@ -212,7 +219,15 @@ class Rules:
         problem = check_closing(terms, closing, ballots, cut_offs, proposals)
         if problem:
             raise Refused(f"round {closing.round}: {problem}")
-        return ClosedRound(closing.job, closing.round, outcome(terms, ballots), closing.proposals, tuple(sorted(ballots)))
+        return ClosedRound(
+            closing.job,
+            closing.round,
+            outcome(terms, ballots),
+            closing.proposals,
+            tuple(sorted(ballots)),
+            reveals={voter: ballot.reveal for voter, ballot in ballots.items() if ballot.reveal is not None},
+            commitments={voter: ballot.commitment for voter, ballot in ballots.items() if ballot.commitment is not None},
+        )
 
     # Blocks
 
@@ -247,9 +262,9 @@ class Rules:
         """What a body does, whatever the block around it says.
 
         In this order: closings are judged by the state before the block; evidence expels; transactions apply one after the other
-        to what evidence left; the voter sets move on; closed rounds are counted and the next ones opened, also those of started
-        jobs, with the members after all of this; open rounds that these might never close are given to them; jobs that nobody
-        trains any more end.
+        to what evidence left; the voter sets move on; closed rounds are counted, their audits drawn and the next ones opened,
+        also those of started jobs, with the members after all of this; open rounds that these might never close are given to
+        them; jobs that nobody trains any more end, and so do the audits of jobs that ended.
         """
         height = state.height + 1
         closed = [self.close(state, closing) for closing in body.closings]
@@ -260,14 +275,21 @@ class Rules:
             after = self.apply_transaction(after, signed, height)
         members = membership.end_block(after.members, height)
         jobs: dict[bytes, Job] = dict(after.jobs.jobs)
+        audits = follow(after.audits, members)
         for item in closed:
-            jobs[item.job] = self.jobs.close_round(jobs[item.job], members, height, item.outcome)
+            audits = self.audits.close_round(audits, jobs[item.job], members, height, item)
+            suspended = audits.suspended(item.job)
+            jobs[item.job] = self.jobs.close_round(jobs[item.job], members, height, item.outcome, suspended)
         started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
         for key in started:  # other transactions of this block may have changed who votes and trains
             jobs[key] = self.jobs.open_round(jobs[key], members, height, None)
-        jobs = self.jobs.renew_rounds(jobs, members, height)
+        jobs = self.jobs.renew_rounds(jobs, members, height, {key: audits.suspended(key) for key in jobs})
         jobs = bounded(abandoned(jobs, members, height))
-        changed = {"members": _unless_equal(state.members, members), "jobs": _unless_equal(state.jobs, JobsState(jobs))}
+        changed = {
+            "members": _unless_equal(state.members, members),
+            "jobs": _unless_equal(state.jobs, JobsState(jobs)),
+            "audits": _unless_equal(state.audits, self.audits.end_block(audits, jobs, started, members, height)),
+        }
         return Transition(replace(after, height=height).with_modules(**changed), started, tuple(closed))
 
 

@@ -398,6 +398,10 @@ class Store:
         rows = self._sealed("rounds", "ORDER BY height DESC, job DESC LIMIT ?", last)
         return [self._decoded(StoredRound, closed) for *_, closed in reversed(rows)]
 
+    def round(self, job: bytes, number: int) -> StoredRound | None:
+        rows = self._sealed("rounds", "WHERE job = ? AND round = ?", job, number)
+        return self._decoded(StoredRound, rows[0][3]) if rows else None
+
     def state(self) -> bytes | None:
         encoded: bytes | None = self._get("state")
         return encoded

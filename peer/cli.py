@@ -14,11 +14,15 @@ from typing import Any
 
 from peer.arguments import Parser, whole_number
 from peer.config import ROLES, ROLES_LATER, Config, Settings, load, show
-from peer.grammar import COMMANDS, add_arguments, parse, parse_words
+from peer.grammar import COMMANDS, add_arguments, add_preset_argument, add_set_argument, parse, parse_words
 from protocol.errors import UserError
 
 VERSION = "0.1.0"
-ATTACKS = ("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate")
+ATTACKS = (
+    *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
+    *("wrong-steps", "withhold-states", "false-pass", "false-challenge"),
+)
+AUDITS = ("full", "sampled")  # of `training.spec`, which is imported only where it is used
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -157,6 +161,9 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
 def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     audit = command("audit", "replay an export from its genesis and check every certificate and root, offline", _hook("audit"))
     audit.add_argument("directory", metavar="DIR", help="what `peer export` wrote")
+    about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
+    shards = command("shards", about, _hook("shards"), "`train --data DIR` then trains on them.")
+    shards.add_argument("directory", metavar="DIR", help="*.bin of 16-bit little-endian token ids, and their tokenizer.json")
     config = command("config", "show the settings and where each one comes from", _config)
     config.add_argument("what", choices=["show"], metavar="show", help="print every setting as TOML")
     _add_place(config)
@@ -170,6 +177,9 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--peers", type=peers, default=4, metavar="N", help="how many, 4 to 10 (default 4); all of them vote")
     demo.add_argument("--malicious", type=whole_number(0), default=1, metavar="K", help="how many of them lie (default 1)")
     demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
+    demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
+    add_preset_argument(demo)
+    add_set_argument(demo)
     demo.add_argument("--rounds", type=whole_number(1), metavar="R", help="default 60, which takes a minute or two")
     demo.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the initialisation and the data order")
     demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")

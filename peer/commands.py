@@ -194,3 +194,10 @@ def audit(options: argparse.Namespace) -> int:
     print(f"certified state root {found.state_root} reproduced")
     print("the export is sound: every certificate verified, every block replayed, nothing missing, changed or added")
     return 0
+
+
+def shards(options: argparse.Namespace) -> int:
+    from training.shards import describe
+
+    print(describe(Path(options.directory)))
+    return 0

@@ -50,6 +50,15 @@ async def _rounds(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
     show(views.rounds(rounds) if rounds else "no round is closed yet")
 
 
+async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    view = await api.audits(options.last)
+    if not view.standings:
+        show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
+        return
+    show(views.audits(view.log))
+    show(views.standings(view.standings))
+
+
 async def _log(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     for event in await api.events(-options.last, 0.0):
         show(views.event(event))
@@ -168,6 +177,7 @@ ACTIONS: dict[str, Action] = {
     "test": _test,
     "jobs": _jobs,
     "rounds": _rounds,
+    "audits": _audits,
     "log": _log,
     "invite": _invite,
     "cancel": _cancel,

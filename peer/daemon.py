@@ -23,6 +23,7 @@ from ledger.blobs import Blobs
 from ledger.genesis import Genesis
 from ledger.store import Store
 from peer import addressbook, control
+from peer.auditing import Auditing
 from peer.author import Author
 from peer.config import Config
 from peer.datadir import DataDirectory
@@ -111,6 +112,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
                     async with trio.open_nursery() as agreeing:
                         await agreeing.start(driver.run)
                         agreeing.start_soon(membership.run)
+                        agreeing.start_soon(Auditing(driver, author).run)
                         agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
                         async with trio.open_nursery() as talking:
                             await talking.start(control.serve, service, directory.path, config.control_socket)

@@ -27,17 +27,20 @@ from peer.control import ControlClient
 from peer.datadir import DataDirectory
 from peer.demo_display import Display
 from peer.demo_report import Disk, Report, make_report, write_files
+from peer.grammar import preset_overrides, set_overrides
 from protocol import codec
-from protocol.api import JobView, RoundView, StatsView, TrainRequest
+from protocol.api import PARTS, JobView, RoundView, StatsView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id, short_id
-from training import data
+from training import data, shards
 from training.spec import JobSpec
 
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
 POLL_SECONDS = 0.5
 STALL_SECONDS_MAX = 180.0  # without any decided round the demo gives up and says so
 CERTIFY_SECONDS_MAX = 20.0  # after the last round: the closing block, and the slowest peer's apply
+QUIET_SECONDS = 5.0  # without a decision: those who have something to say have said it
+AUDITS_SECONDS_MAX = 90.0  # after the last round: what is withheld then is told after half a minute, and judged as long again
 STOP_SECONDS_MAX = 10.0
 ROUNDS_MAX = 10_000  # asked for at once
 MEASURE_SECONDS = 5.0  # between looks at every peer's memory and traffic
@@ -88,7 +91,21 @@ class Demo:
     def is_default(self) -> bool:
         """Whether the promise on the loss of `peer demo` without flags applies."""
         options = self.options
-        return not options.data and options.rounds in (None, DEFAULT_ROUNDS) and (options.peers, options.malicious) == (4, 1)
+        settings = (options.peers, options.malicious, options.preset, options.audit, options.set)
+        return not options.data and options.rounds in (None, DEFAULT_ROUNDS) and settings == (4, 1, None, None, [])
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Fields of the job, as a person would type them: what stands further behind counts."""
+        options = self.options
+        overrides = {"seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
+        overrides |= preset_overrides(options.preset)
+        return overrides | ({"audit": options.audit} if options.audit else {}) | set_overrides(options.set)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether lies are found after the vote, by sampled audits."""
+        return self.overrides.get("audit") == "sampled"
 
     @property
     def watched(self) -> DemoPeer:
@@ -100,8 +117,7 @@ def main(options: argparse.Namespace) -> int:
     """The exit status: 0 only if everything that the demo promises was seen."""
     if options.data:
         options.data = str(Path(options.data).expanduser().absolute())
-        size = sum(map(len, data.read_text(Path(options.data))))  # text that cannot be used is told before anything starts
-        data.require_enough(JobSpec(name="demo"), size, options.data)
+        _require_usable(Path(options.data))
     folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--report {folder} is not empty: name a new folder")
@@ -120,6 +136,14 @@ def main(options: argparse.Namespace) -> int:
         stop(demo)
 
 
+def _require_usable(path: Path) -> None:
+    """What cannot be trained on is told before anything starts."""
+    if shards.is_token_folder(path):
+        shards.open_folder(path)
+    else:
+        data.require_enough(JobSpec(name="demo"), sum(map(len, data.read_text(path))), str(path))
+
+
 def _is_interrupt(error: BaseException) -> bool:
     """Ctrl-C comes out of whatever was running, perhaps of several things at once."""
     group = isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None
@@ -136,9 +160,13 @@ def end_like_ctrl_c() -> None:
 
 
 def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """All vote; n − f train and re-execute, which is at least the 2f + 1 that audits need; the last trainers lie."""
+    """All vote; n − f train and re-execute, which is at least the 2f + 1 that audits need; the last trainers lie.
+
+    Against a false challenge f + 1 honest ones must judge, beside the accused and the liars.
+    """
     count, liars = options.peers, options.malicious
-    trainers = max(count - (count - 1) // 3, min(count, liars + 1))
+    faults = (count - 1) // 3
+    trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0)
     peers = []
     for number in range(count):
         trains = number < trainers
@@ -260,10 +288,7 @@ async def begin_job(demo: Demo) -> str:
     for peer in demo.peers:
         await measure(peer)
         peer.traffic_before = sent(peer)
-    overrides = {"seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
-    return await demo.watched.client.train(
-        TrainRequest("demo", options.data or "", options.rounds or DEFAULT_ROUNDS, 0, overrides)
-    )
+    return await demo.watched.client.train(TrainRequest("demo", options.data or "", options.rounds or 0, 0, demo.overrides))
 
 
 async def watch(demo: Demo, job: str, display: Display) -> tuple[tuple[RoundView, ...], bool]:
@@ -309,12 +334,13 @@ async def measure(peer: DemoPeer) -> None:
 
 def sent(peer: DemoPeer) -> int:
     stats = peer.stats
-    return 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind != "blobs")
+    return 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in PARTS)
 
 
 async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished: bool, display: Display) -> Report:
     display.say("waiting for the closing block, then reading every peer's disk")
-    with trio.move_on_after(CERTIFY_SECONDS_MAX if finished else 1.0):
+    patience = AUDITS_SECONDS_MAX if demo.is_sampled else CERTIFY_SECONDS_MAX
+    with trio.move_on_after(patience if finished else 1.0):
         await _settled(demo, job)
     await measure_all(demo)
     if finished:
@@ -337,13 +363,20 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
 
 
 async def _settled(demo: Demo, job: str) -> None:
-    """The last model is measured, and all honest peers stand at one height whose root is certified by an empty block."""
+    """The last model is measured, and all honest peers stand at one height whose root is certified by an empty block.
+
+    Audits end too, unless a liar has to say something: then nothing is decided any more.
+    """
+    height, since = 0, trio.current_time()
     while True:
         states = [await peer.client.status() for peer in demo.honest]
         jobs = [item for peer in demo.honest for item in await peer.client.jobs() if item.job == job]
         views = await demo.watched.client.rounds(1)
         same = len({(state.height, state.state_root) for state in states}) == 1
-        closed = all(view.state == "finished" for view in jobs) and states[0].height > views[-1].height
+        if states[0].height != height:
+            height, since = states[0].height, trio.current_time()
+        audited = not any(view.audits_open for view in jobs) or trio.current_time() - since > QUIET_SECONDS
+        closed = all(view.state == "finished" for view in jobs) and states[0].height > views[-1].height and audited
         if same and closed and views[-1].held_out_bits_per_byte is not None:
             return
         await trio.sleep(0.1)

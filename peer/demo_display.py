@@ -19,7 +19,7 @@ from rich.text import Text
 
 from consensus.quorum import quorum
 from peer.views import milliseconds, seconds
-from protocol.api import JobView, RoundView
+from protocol.api import PARTS, JobView, RoundView
 from protocol.identity import peer_id
 from protocol.reasons import MEANINGS
 
@@ -41,6 +41,7 @@ class Display:
         self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
         self._printed = 0
         self._expelled: set[str] = set()
+        self._suspended: dict[str, int] = {}
         self._last: tuple[JobView, tuple[RoundView, ...]] | None = None
 
     def __enter__(self) -> Display:
@@ -65,8 +66,17 @@ class Display:
             self._expelled.add(key)
             self.say(f"{self._names[key]} is expelled: every peer holds two messages of it that exclude each other")
 
+    def _say_who_is_suspended(self, job: JobView) -> None:
+        for key, until in job.suspended.items():
+            if self._suspended.get(key) != until:
+                self.say(
+                    f"{self._names[key]} is suspended until round {until}: an audit of its steps found them false or withheld"
+                )
+        self._suspended = dict(job.suspended)
+
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
         self._last = job, rounds
+        self._say_who_is_suspended(job)
         if self._live:
             self._live.update(self._picture(job, rounds))
         while not self._live and self._printed < len(rounds) and self._is_measured(rounds):
@@ -129,9 +139,9 @@ class Display:
         for peer in self._demo.peers:
             key = peer_id(peer.identity.public)
             reasons = ", ".join(f"{reason} {count}" for reason, count in job.rejected.get(key, {}).items())
-            reasons += ", expelled" * (key in expelled)
+            reasons += ", expelled" * (key in expelled) + ", suspended" * (key in job.suspended)
             stats = peer.stats
-            total = 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind != "blobs")
+            total = 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in PARTS)
             sent = f"{total / 1e6:.1f} MB"
             table.add_row(
                 Text(peer.name, "red" if peer.lies else ""),
@@ -166,6 +176,10 @@ class Display:
             table.add_row(
                 name, Text(f"expelled at height {height}: the chain holds two messages of it that exclude each other", "red")
             )
+        for name, count in report.suspensions.items():
+            table.add_row(name, Text(f"suspended {_times(count)}: an audit of its steps found them false or withheld", "red"))
+        for name, count in report.false_challenges.items():
+            table.add_row(name, Text(f"challenged honest work {_times(count)}", "red"))
         heights = sorted(set(report.heights.values()))
         left = report.voters - len(report.expelled)
         now = f", {quorum(left)} of {left} at the end" if report.expelled else ""
@@ -181,7 +195,8 @@ class Display:
             table.add_row(f"state root of {name}", f"{root[:48]}…" if root else "cannot be read")
         first = f"{report.seconds_to_first_decision:.1f} s" if report.seconds_to_first_decision is not None else "never"
         table.add_row("time", f"{report.seconds_total:.1f} s, first decision after {first}")
-        verdict = Text("all honest roots are equal, no lie was accepted, the loss fell", "bold green")
+        lies = "every liar was found out" if report.audit == "sampled" else "no lie was accepted"
+        verdict = Text(f"all honest roots are equal, {lies}, the loss fell", "bold green")
         if not report.passed:
             verdict = Text("FAILED: " + "; ".join(report.failures), "bold red")
         return Panel(Group(table, Text(), verdict), title="summary", border_style="green" if report.passed else "red")
@@ -194,6 +209,10 @@ def picture(file: Path, *parts: RenderableType) -> None:
         console.print(part)
     without_fonts = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace("Fira Code", "monospace")
     console.save_svg(str(file), title="peer demo", code_format=without_fonts)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def curve(values: list[float]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from consensus.quorum import faults_tolerated, quorum
+from ledger.audits import Standing
 from ledger.genesis import Genesis
 from ledger.jobs import Job
 from ledger.state import Rules, State
@@ -93,11 +94,16 @@ class Report:
     decision_ms_p50: float | None
     decision_ms_p99: float | None
     bytes_sent_per_peer_per_round: float | None  # mean over the honest peers: every copy, vote and retry, and audit reveals
-    bytes_sent: dict[str, dict[str, int]]  # by kind; "blobs" is the part of "bulk" that payloads, buffers and text make
+    bytes_sent: dict[
+        str, dict[str, int]
+    ]  # by kind; "blobs" is the part of "bulk" that is served by digest, "reveals" of that what audits ask for
     pss_mb_per_peer: dict[str, float]  # the most seen: daemon and worker
     refused: dict[str, dict[str, int]]
     evidence: dict[str, list[str]]
     expelled: dict[str, int]  # by decided evidence; at which height
+    audit: str
+    suspensions: dict[str, int]  # after sampled audits; of those that had any, as the next
+    false_challenges: dict[str, int]
     seconds_total: float
     seconds_to_first_decision: float | None
 
@@ -118,7 +124,8 @@ def make_report(
     watching = stats.get(demo.watched.name)
     members = watched.state.members.members
     expelled = {names[peer_id(key)]: member.expelled for key, member in members.items() if member.expelled is not None}
-    failures = find_failures(demo, equal, finished, accepted, rejected, expelled, held_out)
+    standings = {names[peer_id(key)]: standing for key, standing in watched.state.audits.standings.items()}
+    failures = find_failures(demo, equal, finished, accepted, rejected, expelled, standings, held_out)
     report = Report(
         passed=not failures,
         failures=failures,
@@ -148,6 +155,9 @@ def make_report(
         refused={name: dict(item.refused) for name, item in stats.items()},
         evidence={name: [names.get(key, key) for key in item.evidence] for name, item in stats.items()},
         expelled=expelled,
+        audit=watched.spec(job).audit.value,
+        suspensions={name: standing.suspensions for name, standing in standings.items() if standing.suspensions},
+        false_challenges={name: standing.refuted for name, standing in standings.items() if standing.refuted},
         seconds_total=round(seconds, 2),
         seconds_to_first_decision=_first_decision(demo),
     )
@@ -180,6 +190,7 @@ def find_failures(
     accepted: dict[str, int],
     rejected: dict[str, dict[str, int]],
     expelled: Container[str],
+    standings: Mapping[str, Standing],
     held_out: dict[int, float],
 ) -> list[str]:
     options, failures = demo.options, []
@@ -193,10 +204,17 @@ def find_failures(
     if not equal:
         failures.append("honest peers hold different roots")
     for peer in demo.peers:
-        if peer.lies and accepted.get(peer.name):
+        standing = standings.get(peer.name, Standing())
+        if peer.lies and demo.is_sampled:
+            failures += _unpunished(peer.name, options.attack, standing, accepted, rejected)
+        elif peer.lies and accepted.get(peer.name):
             failures.append(f"{accepted[peer.name]} proposals of {peer.name} were accepted")
-        if peer.lies and not rejected.get(peer.name):
+        elif peer.lies and not rejected.get(peer.name):
             failures.append(f"{peer.name} was never named")
+        if not peer.lies and standing.suspensions:
+            failures.append(f"{peer.name} is honest and was suspended")
+        if not peer.lies and standing.refuted:
+            failures.append(f"{peer.name} is honest and its challenge was found false")
         if peer.lies and options.attack == "silent" and not rejected.get(peer.name, {}).get("absent"):
             failures.append(f"{peer.name} was not named absent")
         if peer.lies and options.attack == "equivocate" and peer.name not in expelled:
@@ -205,6 +223,17 @@ def find_failures(
             failures.append(f"{peer.name} is honest and was expelled")
     failures += _loss_failures(demo, held_out)
     return failures
+
+
+def _unpunished(
+    name: str, attack: str, standing: Standing, accepted: dict[str, int], rejected: dict[str, dict[str, int]]
+) -> list[str]:
+    """Sampled audits come after the vote: a lie may be accepted, but then it must be found out."""
+    if attack == "false-challenge":
+        return [] if standing.refuted else [f"no challenge of {name} was found false"]
+    if standing.suspensions or (rejected.get(name) and not accepted.get(name)):
+        return []
+    return [f"{name} was not suspended, {accepted.get(name, 0)} of its proposals were accepted"]
 
 
 def _loss_failures(demo: Demo, held_out: dict[int, float]) -> list[str]:

@@ -35,9 +35,11 @@ from peer.transfer import Snapshots, first_disproved, is_about_snapshots
 from peer.witness import Witness
 from peer.workshop import Workshop
 from protocol import codec
+from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier, Signer, short_id
 from protocol.messages import GetRound, Link, Proposal
-from training.host import ModelHost
+from protocol.reasons import Verdict
+from training.host import JudgedRound, ModelHost
 from training.spec import JobSpec
 from transport.network import Connected, Disconnected, Network, Priority, Received
 
@@ -146,6 +148,7 @@ class Driver:
     # Tasks
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await trio.to_thread.run_sync(self._recover_models)
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._listen)
             await self._nursery.start(self.workshop.run)
@@ -287,6 +290,14 @@ class Driver:
             roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read)
         return roots
 
+    def _recover_models(self) -> None:
+        """If the machine stopped, the last models may not have reached the disk."""
+        for name, job in self.state.jobs.jobs.items():
+            judged = partial(_judged_round, self.store, name)
+            computed = self.host.recover(name, job.round, job.model_root, judged, self.blobs.read)
+            if computed:
+                self.events.add("warning", f"computed {computed} rounds of {job.name} again that were not on the disk", job=name)
+
     # Snapshots
 
     async def restore(self, restored: Restored, links: tuple[Link, ...]) -> None:
@@ -346,6 +357,19 @@ class Driver:
             self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
         if job.phase is Phase.FINISHED:
             self.workshop.finish((closed.job, job.round), job)
+
+
+def _judged_round(store: Store, job: bytes, number: int) -> JudgedRound:
+    """What a round's model step needs, from what `_stored_round` has kept and the block that closed it."""
+    stored = store.round(job, number)
+    decided = store.decision(stored.height) if stored else None
+    if stored is None or decided is None:
+        raise StorageError(f"the block that closed round {number} of job {job.hex()[:8]} is not here: restore a snapshot")
+    closings = decode_body(decided.decode().body).closings
+    (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))
+    reasons = {verdict.label: verdict for verdict in Verdict if verdict is not Verdict.ACCEPT}
+    rejected = {trainer: reasons[label] for trainer, label in stored.verdicts.items() if label in reasons}
+    return JudgedRound(job, number, proposals, rejected)
 
 
 def _stored_round(closed: ClosedRound, state: State) -> StoredRound:

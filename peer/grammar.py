@@ -12,17 +12,19 @@ from peer.config import nearest
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 
-LINES_SHOWN = 20  # of rounds and log, unless told otherwise
+PRESETS = ("local", "sparse", "per-step")  # of `training.spec`, which is imported only where they are used
+LINES_SHOWN = 20  # of rounds, audits and log, unless told otherwise
 
 COMMANDS = {
     "stats": "decisions, traffic, refusals, memory",
     "status": "who and where this peer is",
     "peers": "who takes part, and the links to them",
-    "train": "start a job: --rounds N --data PATH --name NAME --vocabulary N --set FIELD=VALUE",
+    "train": "start a job: --preset NAME --rounds N --data PATH --name NAME --vocabulary N --set FIELD=VALUE",
     "test": "a scratch round on the live network, phase by phase",
     "cancel": "end a job: cancel JOB (its author alone, voters by a quorum)",
     "jobs": "what is and was trained",
     "rounds": "the last closed rounds: verdicts, loss, time",
+    "audits": "sampled audits: who, by whom, what came out, and everybody's standing",
     "log": "what happened last",
     "invite": "a string that lets somebody join as a member",
     "approve": "let a member vote: approve PEER",
@@ -45,7 +47,7 @@ def parser() -> Parser:
 
 def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
     """The arguments of one command of the prompt."""
-    if name in ("rounds", "log"):
+    if name in ("rounds", "audits", "log"):
         command.add_argument("last", nargs="?", type=whole_number(1), default=LINES_SHOWN, metavar="N", help="how many")
     elif name == "cancel":
         command.add_argument("job", metavar="JOB", help="a running job's id; its first characters are enough")
@@ -65,11 +67,28 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
 
 
 def _add_train_arguments(command: argparse.ArgumentParser) -> None:
+    add_preset_argument(command)
     command.add_argument("--rounds", type=whole_number(1), default=0, metavar="N", help="how many rounds to train")
     command.add_argument("--data", default="", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
     command.add_argument("--name", default="", metavar="NAME", help="what people call the job")
     command.add_argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 256: train a BPE")
+    add_set_argument(command)
+
+
+def add_set_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the job")
+
+
+def add_preset_argument(command: argparse.ArgumentParser) -> None:
+    about = "settings that go together (default: those of `local`)"
+    command.add_argument("--preset", choices=PRESETS, metavar="NAME", help=f"{', '.join(PRESETS)}: {about}")
+
+
+def preset_overrides(preset: str | None) -> dict[str, str]:
+    """A preset's fields as a person would type them."""
+    from training.spec import PRESETS
+
+    return {name: str(value) for name, value in PRESETS[preset].items()} if preset else {}
 
 
 def parse(line: str) -> argparse.Namespace | None:
@@ -90,16 +109,22 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
 
 
 def train_request(options: argparse.Namespace) -> TrainRequest:
-    overrides = {}
-    for item in options.set:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
-        overrides[name] = value
+    overrides = preset_overrides(options.preset) | set_overrides(options.set)
     data = options.data
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
     return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides)
+
+
+def set_overrides(items: Sequence[str]) -> dict[str, str]:
+    """What `--set` says, by field. Raises `UserError`."""
+    overrides = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
+        overrides[name] = value
+    return overrides
 
 
 def option_names(command: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from consensus.turn import RoundVoted
 from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.early import Early, RoundKey, RoundMessage
+from peer.nonces import Nonces
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
@@ -20,6 +21,9 @@ from protocol.reasons import Verdict
 
 REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
 REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer, or slower than before
+CHECK_SECONDS = (
+    1.0  # the cheap checks of one proposal, where nothing is re-executed before the ballot: a large payload, a busy machine
+)
 MEASURED_MAX = 16  # of the last such times
 REPLAYS_SECONDS_MIN = 1.0  # shortest T2 − T1: an idle machine re-executes a small model in no time, a busy one does not
 SEEK_SECONDS = 3.0  # a round that cannot be closed asks some others for what they hold, this often
@@ -58,6 +62,7 @@ class Rounds:
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
         self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
         self._to_publish: dict[RoundKey, Proposal] = {}
+        self._nonces = Nonces(signer, chain_id)
 
     # Opening and closing
 
@@ -74,6 +79,7 @@ class Rounds:
         for key, _ in before - now | renewed:
             self._sought.pop(key, None)
         self._finished = state.jobs.jobs.keys() - running.keys()
+        self._nonces.follow(state)
         self._paces = {key: paces for key, paces in self._paces.items() if key in running}
         self._early.follow(state)
         self.muted &= now
@@ -119,7 +125,9 @@ class Rounds:
                 self.mute((book.terms.job, book.terms.round))
 
     def _replays_seconds(self, terms: RoundTerms) -> float:
-        """How long re-executing every proposal takes. Who re-executes nothing knows it from the ballots of those who do."""
+        """How long judging every proposal takes. Who re-executes nothing knows it from the ballots of those who do."""
+        if not terms.audited:
+            return len(terms.trainers) * CHECK_SECONDS
         if self._audits and self._signer.public not in terms.auditors:
             return max(self._audits)
         return len(terms.trainers) * (median(self._replays) if self._replays else REPLAY_SECONDS_START)
@@ -216,9 +224,12 @@ class Rounds:
             if self._is_mute(book):
                 continue
             outcome.add(self._publish(book, now))
-            for message in (book.ballot_due(now), book.cut_off_due(now)):
-                if message is not None:
-                    outcome.add(self._say(book, message, now))
+            ballot = book.ballot_due(now)
+            if ballot is not None:
+                outcome.add(self._say(book, self._nonces.added_to(ballot), now))
+            cut_off = book.cut_off_due(now)
+            if cut_off is not None:
+                outcome.add(self._say(book, cut_off, now))
         return outcome
 
     def _say(self, book: RoundBook, message: RoundMessage, now: float) -> Outcome:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import trio
 
 from consensus.chain_proof import Anchor
 from consensus.voters import VoterSet
+from ledger.audits import Entry, JobAudits, Standing
 from ledger.genesis import TRAINER, Genesis
 from ledger.jobs import Job, Phase, Start, Stop, job_id
-from ledger.members import Approve, Leave, Member, warning_for_removal
+from ledger.members import Approve, Leave, Member, MembersState, warning_for_removal
+from peer.auditing import suspension
 from peer.author import Author
 from peer.config import Config
 from peer.driver import Driver
@@ -26,15 +29,29 @@ from peer.memory import process_memory_mb
 from peer.roles.trainer import Trainer
 from peer.witness import why_halted, why_waiting
 from peer.worker import Worker
-from protocol.api import EventView, ExportView, JobView, LinkView, PeerView, RoundView, StatsView, StatusView, TrainRequest
+from protocol.api import (
+    AuditsView,
+    AuditView,
+    EventView,
+    ExportView,
+    JobView,
+    LinkView,
+    PeerView,
+    RoundView,
+    StandingView,
+    StatsView,
+    StatusView,
+    TrainRequest,
+)
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
-from training import data, default_text, tasks, tokenizer
+from training import data, default_text, shards, tasks, tokenizer
 from training.spec import Audit, JobSpec, ModelSpec, Objective
 from transport.network import LinkInfo, Network, Priority
 
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
+NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name"})  # they follow from what else was said
 ROUNDS_SHOWN_MAX = 10_000
 
 
@@ -80,6 +97,7 @@ class Service:
             halted=why_halted(driver.replica, driver.state.members.members.get(driver.signer.public)),
             uptime_seconds=time.monotonic() - self.started,
             waiting=why_waiting(driver.node, self.network.connected()),
+            suspended=suspension(driver.signer.public, driver.state),
         )
 
     def _name(self) -> str:
@@ -94,6 +112,7 @@ class Service:
         for reason, count in driver.node.refused.items():
             refused[reason] = refused.get(reason, 0) + count
         evidence = await trio.to_thread.run_sync(driver.store.evidence)
+        known = driver.state.audits.standings
         processes = [os.getpid(), self.worker.pid if self.worker else None]
         return StatsView(
             status=await self.status(),
@@ -101,14 +120,15 @@ class Service:
             decision_ms_p50=_percentile(tuple(driver.witness.decision_seconds), 50),
             decision_ms_p99=_percentile(tuple(driver.witness.decision_seconds), 99),
             seconds_to_first_decision=None if first is None else first - driver.witness.started_at,
-            bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent),
-            bytes_received=_by_kind(traffic.received, traffic.blobs_received),
+            bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent, traffic.reveals_sent),
+            bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.reveals_received),
             refused=refused,
             evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
             transactions_pending=len(driver.ledger.pool),
             worker=_worker_state(self.worker),
             memory_mb=sum(process_memory_mb(process) for process in processes if process is not None),
             expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
+            standing=_standing(driver.signer.public, known[driver.signer.public]) if driver.signer.public in known else None,
         )
 
     async def peers(self) -> tuple[PeerView, ...]:
@@ -144,7 +164,8 @@ class Service:
 
     async def jobs(self) -> tuple[JobView, ...]:
         jobs = sorted(self.driver.state.jobs.jobs.items(), key=lambda item: item[1].started)
-        return tuple(_job(key, job) for key, job in jobs)
+        audits = self.driver.state.audits.jobs
+        return tuple(_job(key, job, audits.get(key, JobAudits())) for key, job in jobs)
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         store = self.driver.store
@@ -170,6 +191,12 @@ class Service:
             )
         return tuple(views)
 
+    async def audits(self, last: int) -> AuditsView:
+        state = self.driver.state
+        log = state.audits.log[-max(1, last) :]
+        standings = tuple(_standing(key, standing) for key, standing in sorted(state.audits.standings.items()))
+        return AuditsView(standings, tuple(_audit(entry, state.members) for entry in log))
+
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         return await self.driver.events.after(after, min(wait_seconds, 60.0))
 
@@ -193,6 +220,8 @@ class Service:
                 raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
             return replace(spec, data=None, audit=Audit.OFF).checked()
         keep = self.driver.blobs.add
+        if request.data and shards.is_token_folder(Path(request.data).expanduser()):
+            return _job_on_tokens(spec, request, keep)
         pieces = _pieces(request.data)
         if request.vocabulary > 256:
             made = tokenizer.train_bpe(pieces(), request.vocabulary)
@@ -309,18 +338,40 @@ def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:
     for name, text in texts.items():
         owner, target, field = (ModelSpec, model, name[6:]) if name.startswith("model.") else (JobSpec, overrides, name)
         kinds = get_type_hints(owner)
-        if field not in kinds or field in ("data", "tokenizer", "model", "objective", "audit", "name"):
-            free = sorted(
-                k for k in get_type_hints(JobSpec) if k not in ("data", "tokenizer", "model", "objective", "audit", "name")
-            )
+        if field not in kinds or field in NOT_SET_BY_NAME:
+            free = sorted(set(get_type_hints(JobSpec)) - NOT_SET_BY_NAME)
             raise UserError(f"{name!r} is not a job field; there are {', '.join(free)} and model.width, model.layers, …")
-        try:
-            target[field] = kinds[field](text)
-        except ValueError:
-            raise UserError(f"{name} = {text!r} is not a number") from None
+        target[field] = _typed(kinds[field], name, text)
     if model:
         overrides["model"] = replace(ModelSpec(), **model)
     return overrides
+
+
+def _typed(kind: Any, name: str, text: str) -> Any:
+    if type(None) in get_args(kind):
+        if text == "none":
+            return None
+        kind = get_args(kind)[0]
+    try:
+        return kind(text)
+    except ValueError:
+        if issubclass(kind, enum.Enum):
+            raise UserError(f"{name} = {text!r} is none of {', '.join(kind)}") from None
+        raise UserError(f"{name} = {text!r} is not a number") from None
+
+
+def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes]) -> JobSpec:
+    """A job whose text is tokenized already, with that tokenizer and its vocabulary."""
+    if request.vocabulary:
+        raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
+    folder = shards.open_folder(Path(request.data).expanduser())
+    made = None if folder.tokenizer is None else keep(folder.tokenizer)
+    spec = replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=folder.vocabulary)).checked()
+    if folder.tokens < data.bytes_needed(spec):
+        few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
+        raise UserError(f"{few} needs at least {data.bytes_needed(spec)}; give more")
+    manifest = data.split(folder.pieces(), keep, tokenized=True)
+    return replace(spec, data=keep(manifest.encode())).checked()
 
 
 def _pieces(source: str) -> Callable[[], Any]:
@@ -333,7 +384,25 @@ def _spec(job: Job) -> JobSpec:
     return JobSpec.decode(job.spec)
 
 
-def _job(key: bytes, job: Job) -> JobView:
+def _standing(key: bytes, standing: Standing) -> StandingView:
+    return StandingView(peer_id(key), **asdict(standing))
+
+
+def _audit(entry: Entry, members: MembersState) -> AuditView:
+    return AuditView(
+        height=entry.height,
+        job=entry.job.hex(),
+        round=entry.round,
+        trainer=peer_id(members.current(entry.trainer)),
+        auditor=peer_id(members.current(entry.auditor)),
+        step=entry.step,
+        result=entry.result.value,
+        finding="" if entry.finding is None else entry.finding.label,
+        relative_error=None if entry.relative_error_ppm is None else entry.relative_error_ppm / 1e6,
+    )
+
+
+def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
     spec = _spec(job)
     return JobView(
         job=key.hex(),
@@ -348,7 +417,14 @@ def _job(key: bytes, job: Job) -> JobView:
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
         rejected={peer_id(trainer): dict(reasons) for trainer, reasons in job.rejected.items()},
         started_height=job.started,
+        suspended={peer_id(trainer): until for trainer, until in audits.suspended.items() if until > job.round},
+        audits_open=_open_audits(audits),
     )
+
+
+def _open_audits(audits: JobAudits) -> int:
+    reports = [drawn for of in audits.rounds.values() for drawn in of.drawn.values()]
+    return sum(len(drawn.steps) for drawn in reports) + len(audits.disputes)
 
 
 def _worker_state(worker: Worker | None) -> str:
@@ -378,8 +454,8 @@ def _link(link: LinkInfo) -> LinkView:
     )
 
 
-def _by_kind(counts: tuple[int, int, int], blobs: int) -> dict[str, int]:
-    return {priority.name.lower(): counts[priority] for priority in Priority} | {"blobs": blobs}
+def _by_kind(counts: tuple[int, int, int], blobs: int, reveals: int) -> dict[str, int]:
+    return {priority.name.lower(): counts[priority] for priority in Priority} | {"blobs": blobs, "reveals": reveals}
 
 
 def _percentile(seconds: Sequence[float], percent: int) -> float | None:

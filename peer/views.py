@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from protocol.api import EventView, JobView, PeerView, RoundView, StatsView, StatusView
+from protocol.api import AuditView, EventView, JobView, PeerView, RoundView, StandingView, StatsView, StatusView
 
 SHORT = 8  # characters of an id or root that people see
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
@@ -75,7 +75,7 @@ def status(view: StatusView) -> Table:
 
 
 def _state(view: StatusView) -> str:
-    return view.halted or view.waiting or "working"
+    return view.halted or view.waiting or view.suspended or "working"
 
 
 def _duration(seconds: float) -> str:
@@ -97,12 +97,43 @@ def stats(view: StatsView) -> Table:
             "refused": _counts(view.refused),
             "evidence": "; ".join(view.evidence) or "none",
             "expelled": "; ".join(view.expelled) or "nobody",
+            "audits": _standing(view.standing) if view.standing else "none of this peer, and none by it",
             "pending": f"{view.transactions_pending} transactions",
             "worker": view.worker or "none",
             "memory": f"{view.memory_mb:.0f} MB",
             "state": _state(view.status),
         }
     )
+
+
+def _standing(view: StandingView) -> str:
+    trained = f"{view.rewards} rewards, {view.lost} lost, {view.suspensions} suspensions"
+    audited = f"{view.reports} reports, {view.lapsed} lapsed, {view.upheld} challenges upheld, {view.refuted} refuted"
+    return f"{trained}; {audited}"
+
+
+def standings(views: Iterable[StandingView]) -> Table:
+    table = _table("peer", "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted")
+    for view in views:
+        counts = (view.rewards, view.lost, view.suspensions, view.reports, view.lapsed, view.upheld, view.refuted)
+        table.add_row(short(view.peer), *map(str, counts))
+    return table
+
+
+def audits(views: Iterable[AuditView]) -> Table:
+    table = _table("round", "height", "trainer", "step", "auditor", "result", "finding", "relative error")
+    for view in views:
+        table.add_row(
+            f"{view.round} {short(view.job)}",
+            str(view.height),
+            short(view.trainer),
+            str(view.step),
+            short(view.auditor),
+            view.result,
+            view.finding or "–",
+            _optional(view.relative_error, ".1e"),
+        )
+    return table
 
 
 def peers(views: Iterable[PeerView]) -> Table:
@@ -126,7 +157,9 @@ def peers(views: Iterable[PeerView]) -> Table:
 
 
 def jobs(views: Iterable[JobView]) -> Table:
-    table = _table("job", "name", "state", "round", "audit", "data", "accepted", "rejected", "not judged", "model root")
+    table = _table(
+        "job", "name", "state", "round", "audit", "data", "accepted", "rejected", "not judged", "suspended", "model root"
+    )
     for view in views:
         table.add_row(
             short(view.job),
@@ -138,6 +171,7 @@ def jobs(views: Iterable[JobView]) -> Table:
             " ".join(f"{short(peer)}:{count}" for peer, count in view.accepted.items()) or "–",
             _by_trainer(view.rejected, lambda reason: reason not in NOT_JUDGED),
             _by_trainer(view.rejected, lambda reason: reason in NOT_JUDGED),
+            " ".join(f"{short(peer)} until {number}" for peer, number in view.suspended.items()) or "–",
             short(view.model_root),
         )
     return table

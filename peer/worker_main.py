@@ -24,6 +24,7 @@ from protocol.errors import FolkmootError
 from training import proposals, tasks
 from training.compute.engine import Engine, is_out_of_memory
 from training.data import open_tokens
+from training.inner_state import InnerState
 from training.replicated.layout import Float32Array
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
@@ -98,6 +99,8 @@ class Jobs:
                 return proposals.propose(request, self._update(request.job))
             case tasks.Audit():
                 return proposals.audit(request, self._update(request.job))
+            case tasks.Replay():
+                return proposals.replay(request, self._inner_step(request.job))
             case tasks.Evaluate():
                 return self._evaluate(request)
             case tasks.Generate():
@@ -108,7 +111,7 @@ class Jobs:
     def _open(self, request: tasks.OpenJob) -> tasks.Opened:
         spec = JobSpec.decode(request.spec)
         tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None)
-        tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat)
+        tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized)
         engine = Engine(spec, tokens, tokenizer)
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine
@@ -125,11 +128,28 @@ class Jobs:
     def _update(self, job: bytes) -> proposals.Update:
         engine = self._engine(job)
 
-        def update(parameters: Float32Array, job: bytes, round: int, trainer: bytes) -> tuple[Float32Array, float]:
-            delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat)
+        def update(
+            parameters: Float32Array,
+            job: bytes,
+            round: int,
+            trainer: bytes,
+            inner: InnerState | None,
+            on_state: proposals.OnState,
+        ) -> tuple[Float32Array, float]:
+            delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state)
             return delta, metrics.loss
 
         return update
+
+    def _inner_step(self, job: bytes) -> proposals.InnerStep:
+        engine = self._engine(job)
+
+        def inner_step(
+            parameters: Float32Array, inner: InnerState, job: bytes, round: int, trainer: bytes, step: int
+        ) -> tuple[Float32Array, InnerState]:
+            return engine.inner_step(parameters, inner, job, round, trainer, step, self._beat)
+
+        return inner_step
 
     def _evaluate(self, request: tasks.Evaluate) -> tasks.Evaluated:
         started = time.perf_counter()
@@ -185,7 +205,7 @@ def _end() -> None:
     os._exit(0)
 
 
-def main() -> None:
+def main(make_jobs: Callable[[Callable[[], None], int], Jobs] = Jobs) -> None:
     parser = argparse.ArgumentParser(prog="peer.worker_main", description="computes for one peer; started by its daemon")
     parser.add_argument("--threads", type=int, help="of torch; default: what torch chooses")
     parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")
@@ -197,7 +217,7 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     pipes.send(tasks.Ready(f"torch {torch.__version__}", torch.get_num_threads()))
     pipes.start()
-    serve(pipes, Jobs(pipes.beat, arguments.micro_batch_max))
+    serve(pipes, make_jobs(pipes.beat, arguments.micro_batch_max))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,6 @@ class Workshop:
 
     async def _work_on(self, key: RoundKey, opened: OpenRound, spoken: bool) -> None:
         """Everything this peer's role does in one round, which may be closed, or given to others, before this starts."""
-        await trio.to_thread.run_sync(self._tidy, key)
         if self._open.get(key) is not opened:
             return
         self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
@@ -113,6 +112,7 @@ class Workshop:
             self.judge_new_proposals()
             if opened.me in opened.terms.trainers and not spoken:
                 self._working[key].start_soon(self._guarded, "training", self.role.propose, opened)
+            await trio.to_thread.run_sync(self._tidy, key, opened.spec)  # beside the work: nobody waits for it
             await trio.sleep_forever()
 
     async def _guarded(self, what: str, work: Callable[[OpenRound], Awaitable[None]], opened: OpenRound) -> None:
@@ -126,15 +126,23 @@ class Workshop:
             text = f"{what} in round {opened.number} failed: {error}"
             self._events.add("warning", text, job=opened.job, round=opened.number)
 
-    def _tidy(self, key: RoundKey) -> None:
-        """Deletes what nobody needs any more: old models, and error-feedback buffers behind the last accepted ones."""
+    def _tidy(self, key: RoundKey, spec: JobSpec) -> None:
+        """Deletes what nobody needs any more: old models, states, and what trainers go on from behind the last accepted."""
         self._host.prune(*key)
         self._store.forget_round_votes(*key)
-        keep = {record.buffer for opened in list(self._open.values()) for record in opened.model.records.values()}
+        self.delete_passed()
+
+    def delete_passed(self) -> None:
+        """It may run in a thread."""
+        keep: set[bytes | None] = set()
+        for opened in list(self._open.values()):
+            for record in opened.model.records.values():
+                keep |= {record.buffer, record.inner}
         for book in list(self._rounds.books.values()):
             for signed in list(book.proposals.values()):
-                keep.add(codec.decode_message(signed.body, (Proposal,)).buffer)
-        self._blobs.delete_passed(keep)
+                proposal = codec.decode_message(signed.body, (Proposal,))
+                keep |= {proposal.buffer, proposal.inner}
+        self._blobs.delete_passed({digest for digest in keep if digest is not None})
 
     def judge_new_proposals(self) -> None:
         for job, book in self._rounds.books.items():

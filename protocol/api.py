@@ -6,8 +6,13 @@ full as text (`peer_id` or hex); a display shortens them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+PARTS = (
+    "blobs",
+    "reveals",
+)  # kinds of traffic that are part of `bulk`: what is served by digest, and of that what audits ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class StatusView:
     halted: str  # why this peer signs nothing, or nothing for a while; empty when it works
     uptime_seconds: float
     waiting: str = ""  # for whom this peer waits before anything can be decided; empty when for nobody
+    suspended: str = ""  # until when and why this peer does not train; empty when it may
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class StatsView:
     decision_ms_p50: float | None
     decision_ms_p99: float | None
     seconds_to_first_decision: float | None
-    bytes_sent: dict[str, int]  # by kind: vote, control, bulk
+    bytes_sent: dict[str, int]  # by kind: vote, control, bulk; and `PARTS`
     bytes_received: dict[str, int]
     refused: dict[str, int]  # reason -> count of what peers sent and we did not take
     evidence: tuple[str, ...]
@@ -77,6 +83,7 @@ class StatsView:
     worker: str  # state of the worker process; empty without one
     memory_mb: float  # PSS of the daemon and its worker
     expelled: tuple[str, ...] = ()  # peer ids
+    standing: StandingView | None = None  # this peer's own; None: no sampled audit has been about it or by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,8 @@ class JobView:
     accepted: dict[str, int]  # trainer -> proposals accepted
     rejected: dict[str, dict[str, int]]  # trainer -> reason -> count
     started_height: int
+    suspended: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
+    audits_open: int = 0  # audits not reported yet, and disputes not settled yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,41 @@ class RoundView:
     training_nats: float | None  # this trainer's own loss
     seconds: float | None  # since the round opened here; like the next, None where the round was only replayed
     decision_ms: float | None  # from the closing block's first sight here to its certificate
+
+
+@dataclass(frozen=True, slots=True)
+class StandingView:
+    """What sampled audits have shown of one member, in all jobs."""
+
+    peer: str
+    rewards: int  # accepted proposals that nobody found false in time
+    lost: int  # rewards that a suspension cost
+    suspensions: int
+    reports: int  # as a drawn auditor
+    lapsed: int  # audits it did not report on
+    upheld: int  # its challenges that ended in a suspension
+    refuted: int  # its challenges that were found false
+
+
+@dataclass(frozen=True, slots=True)
+class AuditView:
+    """One decided result of a sampled audit."""
+
+    height: int
+    job: str
+    round: int
+    trainer: str  # peer id; so is the next
+    auditor: str
+    step: int
+    result: str  # passed, challenged, lapsed, suspended, refuted, dropped
+    finding: str  # what the auditor says it found; empty where it said nothing
+    relative_error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditsView:
+    standings: tuple[StandingView, ...]
+    log: tuple[AuditView, ...]  # the oldest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +200,10 @@ class PeerApi(Protocol):
     async def jobs(self) -> tuple[JobView, ...]: ...
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]: ...
+
+    async def audits(self, last: int) -> AuditsView:
+        """The last results of sampled audits, and the standing of everybody whom they were about."""
+        ...
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         """Events numbered above `after` (negative: the last ones); waits up to `wait_seconds` for the first."""

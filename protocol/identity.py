@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -88,6 +89,14 @@ def preimage(domain: str, chain_id: bytes, body: bytes) -> bytes:
 def sign(signer: Signer, chain_id: Digest, message: Any) -> Signed:
     body = codec.encode(message)
     return Signed(body, signer.public, signer.sign(preimage(message.TAG, chain_id, body)))
+
+
+def secret(signer: Signer, domain: str, chain_id: Digest, body: bytes) -> bytes:
+    """32 bytes that only this signer can find, and finds again: the hash of a signature that is never shown to anybody.
+
+    Ed25519 signatures are deterministic (RFC 8032), so nothing has to be stored. No message has `domain` as its tag.
+    """
+    return hashlib.sha256(signer.sign(preimage(domain, chain_id, body))).digest()
 
 
 def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tuple[type[M], ...]) -> M:

@@ -7,6 +7,7 @@ from typing import Final
 VOTERS_MAX: Final = 200  # quorum rules are tested for n = 1..200; certificates grow linearly with n
 MEMBERS_MAX: Final = 10_000  # the member table is hashed into every state root
 TRAINERS_MAX: Final = 200  # a ballot names each trainer once
+AUDITORS_MAX: Final = 8  # re-executors drawn for one proposal: more of them cost more than re-executing everything
 
 MESSAGE_BYTES_MAX: Final = 8 << 20  # one wire message; the largest is a Decision: a block and its certificate
 BLOCK_BYTES_MAX: Final = 4 << 20  # leaves room in a message for certificates of VOTERS_MAX signatures
@@ -24,18 +25,19 @@ EVIDENCE_PER_BLOCK_MAX: Final = 16  # two ballots of TRAINERS_MAX verdicts are 3
 CLOCK_AHEAD_SECONDS: Final = 2.0  # how far a block's time may lie before the clock of the voter that prepares it
 
 BLOB_BYTES_MAX: Final = 512 << 20  # committed buffers of a 100M-parameter model are 400 MB
-BLOB_CHUNK_BYTES: Final = 48 << 10  # fits one frame with its header, so a vote waits for at most one frame
+BLOB_CHUNK_BYTES: Final = (64 << 10) - 128  # fills one frame together with its header: no fragments, and a vote waits for one
 PART_BYTES_MAX: Final = 1 << 20  # of a snapshot: the unit that is asked for, checked, and asked of another if it is wrong or late
 LINKS_MAX: Final = 4_096  # changes of the voter set proven in one message; a longer proof comes in several
 DATA_SHARD_BYTES: Final = 1 << 20  # training text travels in shards of this size: resumable, from several holders
 DATA_BYTES_MAX: Final = 64 << 30  # all shards of a job; the manifest then stays under MESSAGE_BYTES_MAX
 
 FRAME_BYTES_MAX: Final = 64 << 10  # Noise messages are at most 65535 bytes
+NONCE_BYTES: Final = 16  # nobody finds a second nonce for a commitment, nor guesses one: 2^128 tries
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers
 ADDRESSES_MAX: Final = 64  # one peer-exchange message
 
 assert BLOCK_BYTES_MAX + VOTERS_MAX * 200 < MESSAGE_BYTES_MAX
 assert TRANSACTION_BYTES_MAX < BLOCK_BYTES_MAX
-assert BLOB_CHUNK_BYTES + 1_024 < FRAME_BYTES_MAX
+assert BLOB_CHUNK_BYTES + 128 <= FRAME_BYTES_MAX
 assert PART_BYTES_MAX + HEADER_BYTES_MAX < MESSAGE_BYTES_MAX
 assert DATA_BYTES_MAX // DATA_SHARD_BYTES * 40 < BLOCK_BYTES_MAX

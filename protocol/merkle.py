@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Sequence
 
 EMPTY = hashlib.sha256(b"").digest()
+LEAF_PREFIX = b"\x00"
 
 
 def leaf_hash(data: bytes) -> bytes:
-    return hashlib.sha256(b"\x00" + data).digest()
+    return hashlib.sha256(LEAF_PREFIX + data).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:

@@ -22,6 +22,7 @@ from protocol.limits import (
     HEARD_MAX,
     LINKS_MAX,
     NAME_CHARACTERS_MAX,
+    NONCE_BYTES,
     NOTICED_MAX,
     PART_BYTES_MAX,
     TRAINERS_MAX,
@@ -35,6 +36,7 @@ NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certi
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, 256)]  # "host:port"
 View = Annotated[int, Between(NO_VIEW, 2**53 - 1)]
+Nonce = Annotated[bytes, Length(NONCE_BYTES, NONCE_BYTES)]  # of a voter, for the drawing of audits
 
 
 # Agreement: signed by voters -----------------------------------------------------------------------------------------
@@ -212,6 +214,9 @@ class Proposal:
     payload_bytes: Annotated[int, Between(0, BLOB_BYTES_MAX)]
     buffer: Digest  # of m = decay·e + Δ, float32 little-endian
     feedback: Digest | None  # the `buffer` of my last accepted proposal, from which e comes; None: e is zero
+    trace: Digest | None = None  # of the list of the states after each inner step; where audits are sampled and there are several
+    inner: Digest | None = None  # of the inner optimizer's state after the last step, where a job keeps it
+    inner_from: Digest | None = None  # the `inner` of my last accepted proposal, from which the first step goes on; None: fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +235,8 @@ class Ballot:
     round: Count
     model_root: Digest
     judgements: Annotated[tuple[Judgement, ...], Length(0, TRAINERS_MAX)]  # ascending by trainer, each once
+    reveal: Nonce | None = None  # what my ballot of an earlier round committed to; where audits are sampled, as the next
+    commitment: Digest | None = None  # SHA-256 of the nonce of this round, which my next decided ballot of the job reveals
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Verdicts: what a voter says of one trainer's proposal, and why."""
+"""Verdicts and findings: what a voter says of one trainer's proposal, and what re-executing one step of it later found."""
 
 from __future__ import annotations
 
@@ -30,3 +30,16 @@ MEANINGS = {  # for people, by label; `absent` is no verdict: no ballot named a 
     "equivocation": "two different proposals for one round",
     "absent": "no proposal came",
 }
+
+
+class Finding(enum.IntEnum):
+    MATCH = 0  # the step leads from the committed state to the committed next one; all else that was looked at fits
+    MISMATCH = 1  # the step gives another state
+    START = 2  # the first state is not the model's, or its inner state not the one that it must go on from
+    PAYLOAD = 3  # buffer or payload do not follow from the last state
+    MALFORMED = 4  # the trace or a state is not what a proposal of this job commits to
+    WITHHELD = 5  # what the proposal commits to could not be got
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()

@@ -8,7 +8,7 @@ from statistics import median
 import trio
 
 from consensus.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN
-from consensus.pacemaker import DECISIONS_MEASURED, TAIL_FACTOR, VIEW_SECONDS_MIN
+from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
 from peer.demo import DemoPeer
 from protocol.api import RoundView
 from protocol.identity import peer_id
@@ -47,8 +47,8 @@ def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
 
 
 def view_timer(views: list[RoundView]) -> float:
-    """The first view's timer of `consensus.pacemaker`."""
-    slowest = max(view.decision_ms or 0.0 for view in views[-DECISIONS_MEASURED:])
+    """The first view's timer of `consensus.pacemaker`, or more: the slowest of all."""
+    slowest = max(view.decision_ms or 0.0 for view in views)
     return max(VIEW_SECONDS_MIN, TAIL_FACTOR * slowest / 1000)
 
 

@@ -112,7 +112,9 @@ async def conduct(
     failures += [] if trials else ["nothing was tried"]
     seconds = trio.current_time() - started
     title = f"{title}, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all; seconds"
-    return report(options, title, *_rows(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds})
+    return report(
+        options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
+    )
 
 
 async def _try(peers: Network, attempt: Attempt, trial: Trial) -> bool:
@@ -129,7 +131,7 @@ async def _try(peers: Network, attempt: Attempt, trial: Trial) -> bool:
     return False
 
 
-def _rows(trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
+def table_of(trials: Sequence[Trial]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows; figures of many kinds of trials share one column."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.figures))
     rows = []

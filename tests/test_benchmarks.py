@@ -1,9 +1,27 @@
 from __future__ import annotations
 
-import pytest
+import importlib
+import os
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import attacks_digits, attacks_gpt, codec, digits, training
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.attack_suite import ATTACKS, PAYLOADS, VECTORS, Knowledge, Said
+from benchmarks.rivals.sockets import Traffic
+from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
+from peer.service import parse_overrides
+from protocol.errors import RemoteProtocolError
+from training.replicated import codec as payloads
+from training.spec import Audit, JobSpec, ModelSpec, Rule
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
 LINE_BITS = 100e6
@@ -35,3 +53,180 @@ def test_a_proposal_names_what_the_others_hold() -> None:
     network.begin()
     height = network.round(0)
     assert 3 * height.proposal_bytes < height.block_bytes
+
+
+# Commands ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_says_what_it_takes(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"benchmarks.{name}").main()
+    assert ended.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+# Training beside others ----------------------------------------------------------------------------------------------
+
+TINY = ModelSpec(width=16, layers=1, heads=2, kv_heads=1, hidden=16, context=16)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return text_file(None, tmp_path)
+
+
+def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
+    for settings in ({}, training.SPARSE_H15, training.DENSE_H15, {"audit": "full"}):
+        spec = training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings)
+        asked = replace(JobSpec(name=spec.name, data=spec.data, rounds=spec.rounds), **parse_overrides(training.overrides(spec)))
+        assert asked == spec
+
+
+def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> None:
+    task = training.Task(text, 3, 0, 1e-3, 60.0, TINY)
+    row = training.gloo(task)
+    assert (row.distinct_roots, row.updates, row.samples) == (1, 1, training.GLOBAL_BATCH)
+    ring = 2 * 4 * TINY.parameters * (training.PEERS - 1) / training.PEERS
+    assert row.bytes_per_peer_per_update is not None
+    assert 0.9 * ring <= row.bytes_per_peer_per_update <= 2 * ring  # what is still queued when a process looks is not sent yet
+
+
+def test_the_kernel_counts_what_a_connection_sends() -> None:
+    traffic = Traffic(os.getpid())
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        before = traffic.sent()
+        sender.sendall(bytes(100_000))
+        with receiver:
+            received = 0
+            while received < 100_000:
+                received += len(receiver.recv(1 << 16))
+            assert traffic.sent() - before == 100_000
+    traffic.close()
+
+
+# Bytes and loss ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", codec.METHODS, ids=lambda method: f"{method.name} {method.local_steps}")
+def test_every_method_trains_on_its_budget(method: codec.Method, text: Path) -> None:
+    torch.set_num_threads(1)
+    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+    row = codec.measure(method, budget, [0], tuned=False)
+    assert 0 < row.heldout_nats < np.log(256) + 0.5
+    assert row.bytes_per_parameter <= 4
+
+
+def test_the_rival_sparse_format_says_four_values_of_the_largest() -> None:
+    spec = JobSpec(name="format", data=bytes(32), model=TINY)
+    buffer = np.random.default_rng(0).standard_normal(TINY.parameters).astype(np.float32)
+    said = codec.sparseloco(buffer, spec)
+    start, length = 0, 4_096
+    kept = np.flatnonzero(said[start : start + length])
+    assert len(kept) == codec.SPARSELOCO_KEEP
+    assert set(kept) == set(np.argsort(-np.abs(buffer[:length]))[: codec.SPARSELOCO_KEEP])
+    assert len(np.unique(np.abs(said[kept]))) <= 2
+    assert np.array_equal(np.sign(said[kept]), np.sign(buffer[kept]))
+
+
+# Attacks -------------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_the_digits_are_those_of_their_loss() -> None:
+    data, generator = digits.load(0), np.random.default_rng(0)
+    parameters = digits.initial(generator)
+    x, y = data.train[None, :8], data.train_labels[None, :8]
+    (gradient,) = digits.gradients(parameters, x, y)
+    direction = generator.standard_normal(len(parameters)).astype(np.float32)
+    direction /= np.linalg.norm(direction)
+
+    def loss(at: np.ndarray) -> float:
+        views = digits.layout().view(at)
+        hidden = np.maximum(x[0] @ views["hidden.weight"].T + views["hidden.bias"], 0)
+        logits = (hidden @ views["output.weight"].T + views["output.bias"]).astype(np.float64)
+        return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(8), y[0]]))
+
+    step = np.float32(1e-2)
+    measured = (loss(parameters + step * direction) - loss(parameters - step * direction)) / (2 * step)
+    assert measured == pytest.approx(float(gradient @ direction), rel=0.02, abs=1e-3)
+
+
+def test_dirichlet_shares_give_every_image_to_one_trainer() -> None:
+    data = digits.load(0)
+    owned = digits.dirichlet(data, 13, 0.1, np.random.default_rng(0))
+    everything = np.concatenate([mine for mine in owned if len(mine) > 1])
+    assert len(set(everything)) == len(everything) >= len(data.train) - 13
+
+
+@pytest.mark.parametrize("attack", attacks_digits.ATTACKS)
+def test_digits_learn_something_in_a_few_rounds(attack: str) -> None:
+    column = attacks_digits.COLUMNS[3]
+    outcome = attacks_digits.run(column, Rule.ARC_NNM_TRIM, attack, 0, rounds=3)
+    assert 0 < outcome.accuracy <= 100
+    assert outcome.bits_per_parameter <= 0.3
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_attacks_on_vectors_need_nothing_but_what_is_known(name: str) -> None:
+    generator = np.random.default_rng(0)
+    honest = list(generator.standard_normal((3, 50), dtype=np.float32))
+    seen: list[float] = []
+
+    def damage(vector: np.ndarray) -> float:
+        seen.append(float(np.linalg.norm(vector)))
+        return seen[-1]
+
+    known = Knowledge(honest, lambda: honest[1], lambda: honest[2], lambda: honest[0], None, damage, generator)
+    lie = VECTORS[name](known)
+    assert lie.shape == (50,) and lie.dtype == np.float32 and np.isfinite(lie).all()
+    assert not seen or np.linalg.norm(lie) == max(seen)
+
+
+def world(text: Path) -> attacks_gpt.World:
+    torch.set_num_threads(1)
+    spec = JobSpec(name="liars", data=bytes(32), model=TINY, rounds=4, local_steps=2, batch=2, micro_batch=2, liars=1)
+    return attacks_gpt.World(replace(spec, suspension_rounds=2), text, 4, 1)
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_forged_bytes_are_refused_or_say_something_else(name: str) -> None:
+    layout = digits.layout()
+    header = payloads.Header(bytes(range(32)), 3, bytes(range(1, 33)), bytes(range(2, 34)), 1, 2, attacks_digits.SMALL)
+    m = np.random.default_rng(0).standard_normal(layout.size).astype(np.float32)
+    honest = payloads.encode(header, m, layout)
+    forged = PAYLOADS[name](Said(honest, None, layout, np.random.default_rng(0)))
+    assert forged != honest
+    if name in ("forged-scales", "forged-exponent"):
+        assert payloads.decode(forged, header, layout).norm_squared() > payloads.decode(honest, header, layout).norm_squared()
+    else:
+        with pytest.raises(RemoteProtocolError):
+            payloads.decode(forged, header, layout)
+
+
+def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
+    some = world(text)
+    clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, Audit.OFF)
+    for attack in ATTACKS:
+        outcome = attacks_gpt.attacked(some, attack, Audit.FULL)
+        assert outcome.accepted == 0 and sum(outcome.rejected.values()) == some.spec.rounds, attack
+        assert outcome.heldout_nats == clean.heldout_nats, attack
+
+
+def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
+    some = world(text)
+    clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, Audit.OFF)
+    outcome = attacks_gpt.attacked(some, "foe", Audit.OFF)
+    assert outcome.accepted == some.spec.rounds
+    assert outcome.heldout_nats > clean.heldout_nats
+
+
+def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path) -> None:
+    some = world(text)
+    some.spec = replace(some.spec, rounds=12, audit_rate=1.0)
+    outcome = attacks_gpt.attacked(some, "sign-flip", Audit.SAMPLED)
+    # It lies in three rounds until the dispute is decided, is out for two, lies in three more, and is out for four.
+    assert (outcome.suspended_by_round, outcome.accepted) == (2, 6)

@@ -25,7 +25,8 @@ from consensus.block import Block, Header, block_digest, encode_block, encode_he
 from consensus.chain_proof import Anchor
 from consensus.evidence import Evidence
 from consensus.voters import VoterSet
-from ledger import jobs, members
+from ledger import audits, draws, jobs, members
+from ledger.docket import AuditsModule
 from ledger.genesis import Founder, Genesis
 from ledger.jobs import JobsState
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
@@ -33,18 +34,18 @@ from ledger.pool import signed_digest, transaction_digest
 from ledger.short import ShortBody, ShortClosing, WholeBody, condense
 from ledger.state import EMPTY_BODY, Body
 from peer.invitation import InvitationString
-from protocol import limits, merkle, messages, reasons
+from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
 from protocol.identity import Identity, Signed, peer_id, preimage, sign
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, Transaction
-from protocol.reasons import Verdict
+from protocol.reasons import Finding, Verdict
 from training.data import Manifest, batch_offsets
 from training.replicated import codec, outer, stream
 from training.replicated.feedback import Record, accumulate, buffer_digest
 from training.replicated.files import Saved
 from training.replicated.layout import of_shapes
 from training.replicated.state import State
-from training.spec import JobSpec, ModelSpec
+from training.spec import Compression, JobSpec, ModelSpec
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -52,7 +53,7 @@ PROTOCOL = DOCS / "protocol.md"
 DECISIONS = DOCS / "decisions"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
 PACKAGES = ("protocol", "consensus", "ledger", "transport", "training", "peer")
-TRANSACTIONS: dict[str, type] = {**members.KINDS, "job/start": jobs.Start, "job/stop": jobs.Stop}
+TRANSACTIONS: dict[str, type] = {**members.KINDS, "job/start": jobs.Start, "job/stop": jobs.Stop, **audits.KINDS}
 RECORDS: tuple[type, ...] = (
     Signed,
     Block,
@@ -72,6 +73,14 @@ RECORDS: tuple[type, ...] = (
     Member,
     JobsState,
     jobs.Job,
+    audits.AuditsState,
+    audits.JobAudits,
+    draws.Commitment,
+    audits.RoundAudits,
+    audits.Drawn,
+    audits.Dispute,
+    audits.Standing,
+    audits.Entry,
     JobSpec,
     ModelSpec,
     State,
@@ -131,8 +140,13 @@ def limit_rows() -> list[str]:
 
 
 def verdict_rows() -> list[str]:
-    rows = re.findall(r"^    ([A-Z]+) = (\d+)(?:  # (.+))?$", inspect.getsource(reasons), re.MULTILINE)
+    rows = re.findall(r"^    ([A-Z]+) = (\d+)(?:  # (.+))?$", inspect.getsource(Verdict), re.MULTILINE)
     return [f"| {code} | `{name.lower()}` | {reason or 'the proposal is good'} |" for name, code, reason in rows]
+
+
+def finding_rows() -> list[str]:
+    rows = re.findall(r"^    ([A-Z]+) = (\d+)  # (.+)$", inspect.getsource(Finding), re.MULTILINE)
+    return [f"| {code} | `{name.lower()}`: {reason} |" for name, code, reason in rows]
 
 
 def sections() -> Iterable[tuple[str, list[str]]]:
@@ -195,25 +209,27 @@ def of_ledger() -> dict[str, str]:
         "signed transaction": encode(signed).hex(),
         "digest in notices": transaction_digest(signed).hex(),
         "digest in short bodies": signed_digest(signed).hex(),
+        "ticket": draws.ticket(b"j" * 32, 3, bytes(16), b"k" * 32, b"t" * 32).hex(),
         "rotation signature": SECOND.sign(rotation_preimage(CHAIN, SIGNER.public)).hex(),
     }
 
 
 def of_training() -> dict[str, str]:
     layout = of_shapes([("a", (3, 3)), ("b", (5,))])
-    header = codec.Header(hashlib.sha256(b"job").digest(), 2, SIGNER.public, hashlib.sha256(b"root").digest(), 10, 8)
+    job, root = hashlib.sha256(b"job").digest(), hashlib.sha256(b"root").digest()
+    header = codec.Header(job, 2, SIGNER.public, root, 10, 8, codec.Mode(Compression.DENSE, 1, 4096))
     m = accumulate(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) * np.float32(1 / 8), 0.95)
     payload = codec.encode(header, m, layout)
     e = m - codec.decode(payload, header, layout).dense()
     parameters, momentum, gradient = (np.array([value], np.float32) for value in (1.0, 0.25, 0.125))
-    stepped, momentum = outer.step(parameters, momentum, gradient, 0.7, 0.5)
+    outer.Nesterov(0.7, 0.5).step(parameters, [momentum], gradient, decayed=True)
     drawn = batch_offsets(header.job, 2, SIGNER.public, 0, batch=2, tokens=1_000, context=128, seed=0)
     return {
         "m": m.astype("<f4").tobytes().hex(),
         "buffer digest": buffer_digest(m).hex(),
         "payload": payload.hex(),
         "next e": e.astype("<f4").tobytes().hex(),
-        "outer step": (stepped.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hex(),
+        "outer step": (parameters.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hex(),
         "stream": stream.stream(16, "initial", 0, "embedding.weight", 0).hex(),
         "batch": " ".join(map(str, drawn)),
     }
@@ -256,7 +272,7 @@ def test_every_message_record_and_transaction_is_documented_field_by_field(proto
 
 
 def test_every_kind_of_transaction_is_among_those_documented() -> None:
-    assert members.MembersModule.kinds | jobs.JobsModule.kinds == TRANSACTIONS.keys()
+    assert members.MembersModule.kinds | jobs.JobsModule.kinds | AuditsModule.kinds == TRANSACTIONS.keys()
 
 
 def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> None:
@@ -266,9 +282,9 @@ def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> N
     assert not [row for row in rows if row not in protocol.splitlines()]
 
 
-def test_every_verdict_is_documented(protocol: str) -> None:
-    rows = verdict_rows()
-    assert len(rows) == len(Verdict)
+def test_every_verdict_and_finding_is_documented(protocol: str) -> None:
+    rows = [*verdict_rows(), *finding_rows()]
+    assert len(rows) == len(Verdict) + len(Finding)
     assert not [row for row in rows if row not in protocol.splitlines()]
 
 

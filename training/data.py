@@ -2,6 +2,8 @@
 
     files --read_text--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
 
+Token shards of `training.shards` travel alike, and need no tokenizing in the end.
+
 Everything streams: a peer holds a few shards of text in memory at a time, whatever the size of the whole.
 """
 
@@ -24,6 +26,7 @@ from protocol import codec
 from protocol.codec import Between, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import DATA_BYTES_MAX, DATA_SHARD_BYTES
+from training.shards import require_known_tokens
 from training.spec import JobSpec
 from training.tokenizer import Tokenizer
 
@@ -32,6 +35,8 @@ READ_BYTES = 256 << 10  # one read of a text file: large enough that 50 MB cost 
 TOKENIZE_BYTES = 128 << 10  # tokenized at once: the package needs a hundred times the text's memory meanwhile
 LINE_BYTES_MAX = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
+
+TokenArray = npt.NDArray[np.unsignedinteger]
 
 
 # From people's files to bytes ----------------------------------------------------------------------------------------
@@ -146,11 +151,12 @@ def require_enough(spec: JobSpec, size: int, source: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Names a text by hash; its own digest is what a job carries as `data`."""
+    """Names a text, or tokens, by hash; its own digest is what a job carries as `data`."""
 
-    size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole text
-    text: Digest  # SHA-256 of the whole text
+    size: Annotated[int, Between(1, DATA_BYTES_MAX)]  # bytes of the whole
+    text: Digest  # SHA-256 of the whole
     shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order, DATA_SHARD_BYTES each, the last one shorter
+    tokenized: bool = False  # 16-bit little-endian token ids instead of text
 
     def encode(self) -> bytes:
         return codec.encode(self)
@@ -161,6 +167,8 @@ class Manifest:
         manifest = codec.decode(cls, data)
         if len(manifest.shards) != -(-manifest.size // DATA_SHARD_BYTES):
             raise RemoteProtocolError("bad-manifest", f"{len(manifest.shards)} shards for {manifest.size} bytes")
+        if manifest.tokenized and manifest.size % 2:
+            raise RemoteProtocolError("bad-manifest", f"{manifest.size} bytes of 16-bit tokens")
         return manifest
 
     @property
@@ -168,8 +176,8 @@ class Manifest:
         return hashlib.sha256(self.encode()).digest()
 
 
-def split(pieces: Iterable[bytes], keep: Callable[[bytes], object]) -> Manifest:
-    """Cuts a text into shards, hands each to `keep` as soon as it is whole, and returns the manifest that names them."""
+def split(pieces: Iterable[bytes], keep: Callable[[bytes], object], tokenized: bool = False) -> Manifest:
+    """Cuts a text, or tokens, into shards, hands each to `keep` once it is whole, and returns the manifest that names them."""
     whole, size, shards, pending = hashlib.sha256(), 0, [], bytearray()
 
     def put(shard: bytes) -> None:
@@ -189,7 +197,7 @@ def split(pieces: Iterable[bytes], keep: Callable[[bytes], object]) -> Manifest:
         put(bytes(pending))
     if not size:
         raise UserError("the text is empty: give a file or folder with at least a few kB of text")
-    return Manifest(size, whole.digest(), tuple(shards))
+    return Manifest(size, whole.digest(), tuple(shards), tokenized)
 
 
 def assemble(manifest: Manifest, read: Callable[[bytes], bytes], path: Path) -> None:
@@ -213,38 +221,56 @@ def assemble(manifest: Manifest, read: Callable[[bytes], bytes], path: Path) -> 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A job's text as token ids, memory-mapped: uint8 for bytes, uint16 for a BPE."""
+    """A job's text as token ids, memory-mapped: uint8 for the bytes of a text, uint16 otherwise."""
 
-    train: npt.NDArray[np.unsignedinteger]
-    held_out: npt.NDArray[np.unsignedinteger]  # never trained on
+    train: TokenArray
+    held_out: TokenArray  # never trained on
     token_bytes: npt.NDArray[np.int64]  # how many bytes of text each token id stands for
 
 
-def open_tokens(spec: JobSpec, text: Path, tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None) -> Tokens:
+def open_tokens(
+    spec: JobSpec, text: Path, tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None, tokenized: bool = False
+) -> Tokens:
     """Maps the tokens of `text`; a BPE's are made once and kept beside it. `UserError` if there are too few for the job.
 
     The text is cut before it is tokenized, so that the held-out bytes are the same for every tokenizer. `on_block` is called
-    between blocks, since a BPE takes about half a second for a megabyte.
+    between blocks, since a BPE takes about half a second for a megabyte. What is `tokenized` already is mapped as it is, once all
+    of it has been found in the vocabulary.
     """
     if tokenizer.vocabulary != spec.model.vocabulary:
         raise UserError(
             f"the tokenizer has {tokenizer.vocabulary} tokens, but the job's model has vocabulary {spec.model.vocabulary}"
         )
-    size = text.stat().st_size
-    require_enough(spec, size, str(text))
-    held_out_from = _held_out_start(text, size, spec.held_out_permille)
-    if tokenizer.is_bytes:
-        mapped = np.memmap(text, dtype=np.uint8, mode="r")
-        train, held_out = mapped[:held_out_from], mapped[held_out_from:]
+    if tokenized:
+        train, held_out = _mapped_tokens(spec, text, on_block)
     else:
-        train = _tokenized(text, 0, held_out_from, tokenizer, on_block)
-        held_out = _tokenized(text, held_out_from, size, tokenizer, on_block)
+        train, held_out = _tokens_of_text(spec, text, tokenizer, on_block)
     for name, part in (("training", train), ("held-out", held_out)):
         if len(part) <= spec.model.context and (name == "training" or spec.held_out_permille):
             raise UserError(
                 f"{text}: the {name} part is {len(part)} tokens, context {spec.model.context} needs one more than that"
             )
     return Tokens(train, held_out, tokenizer.token_bytes)
+
+
+def _tokens_of_text(
+    spec: JobSpec, text: Path, tokenizer: Tokenizer, on_block: Callable[[], None]
+) -> tuple[TokenArray, TokenArray]:
+    size = text.stat().st_size
+    require_enough(spec, size, str(text))
+    held_out_from = _held_out_start(text, size, spec.held_out_permille)
+    if tokenizer.is_bytes:
+        mapped = np.memmap(text, dtype=np.uint8, mode="r")
+        return mapped[:held_out_from], mapped[held_out_from:]
+    train = _tokenized(text, 0, held_out_from, tokenizer, on_block)
+    return train, _tokenized(text, held_out_from, size, tokenizer, on_block)
+
+
+def _mapped_tokens(spec: JobSpec, path: Path, on_block: Callable[[], None]) -> tuple[TokenArray, TokenArray]:
+    require_known_tokens(path, spec.model.vocabulary, on_block)
+    mapped = np.memmap(path, dtype="<u2", mode="r")
+    held_out_from = len(mapped) * (1000 - spec.held_out_permille) // 1000
+    return mapped[:held_out_from], mapped[held_out_from:]
 
 
 def _held_out_start(text: Path, size: int, permille: int) -> int:
@@ -258,9 +284,7 @@ def _held_out_start(text: Path, size: int, permille: int) -> int:
     return start
 
 
-def _tokenized(
-    text: Path, start: int, stop: int, tokenizer: Tokenizer, on_block: Callable[[], None]
-) -> npt.NDArray[np.unsignedinteger]:
+def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer, on_block: Callable[[], None]) -> TokenArray:
     path = text.with_name(f"{text.name}.{tokenizer.digest.hex()[:16]}.{start}-{stop}.tokens")
     if not path.exists():
         with durable.writing(path) as stream:

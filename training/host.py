@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ledger.jobs import ClosedRound, JobTerms
+from ledger.jobs import AuditTerms, ClosedRound, JobTerms
 from protocol import codec
 from protocol.errors import StorageError
+from protocol.identity import Signed
 from protocol.messages import Proposal
+from protocol.reasons import Verdict
 from training.replicated import files
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import Audit, JobSpec, Objective
 
-ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read
+ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
+# From one durable model to the next: the disk may take longer to make one durable than a whole round of single steps takes, and
+# a machine that stopped computes fifteen rounds anew in seconds.
+DURABLE_ROUNDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRound:
+    """What a step needs of a closed round."""
+
+    job: bytes
+    number: int
+    accepted: tuple[Signed, ...]  # proposals
+    rejected: Mapping[bytes, Verdict]  # by trainer
 
 
 class ModelHost:
@@ -37,6 +53,7 @@ class ModelHost:
             audited=job.audit is Audit.FULL,
             needs_worker=job.objective is not Objective.SCRATCH,
             proposal_seconds=job.proposal_seconds,
+            audits=_audit_terms(job) if job.audit is Audit.SAMPLED else None,
         )
 
     def directory(self, job: bytes, number: int) -> Path:
@@ -50,16 +67,71 @@ class ModelHost:
             model = self._models[job] = ReplicatedModel.open(self.directory(job, number))
         return model
 
+    def opened(self, job: bytes, number: int) -> ReplicatedModel:
+        """As `model`, of a round that may be over. It may run in another thread."""
+        return ReplicatedModel.open(self.directory(job, number))
+
     def create(self, job: bytes, spec: bytes) -> bytes:
         return self._save(ReplicatedModel.initial(job, JobSpec.decode(spec)))
 
     def step(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
         """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""
+        return self._step(JudgedRound(closed.job, closed.round, closed.proposals, closed.outcome.rejected), payload)
+
+    def _step(self, judged: JudgedRound, payload: Callable[[bytes], bytes]) -> bytes:
         accepted = []
-        for signed in closed.proposals:
+        for signed in judged.accepted:
             proposal = codec.decode_message(signed.body, (Proposal,))
             accepted.append(Accepted(signed.signer, proposal, payload(proposal.payload)))
-        return self._save(self.model(closed.job, closed.round).apply(accepted, closed.outcome.rejected))
+        before, number = self.model(judged.job, judged.number), judged.number + 1
+        durable = number % DURABLE_ROUNDS == 0 or number == before.spec.rounds
+        directory = self.directory(judged.job, number)
+        self._models[judged.job] = model = before.apply_into(directory, accepted, judged.rejected, durable)
+        return model.root
+
+    # After a restart -------------------------------------------------------------------------------------------------
+
+    def recover(
+        self, job: bytes, number: int, root: bytes, judged: Callable[[int], JudgedRound], payload: Callable[[bytes], bytes]
+    ) -> int:
+        """Makes sure that the model of round `number` is there as `root` says. Returns how many rounds were computed anew.
+
+        If the machine stopped, what was not durable may be damaged or gone: it is made again from the last durable model, the
+        rounds that `judged` gives by their numbers, and their payloads. `StorageError` if they do not lead to `root`.
+        """
+        self._forget(job)
+        whole = self._is_whole(job, number, root)
+        for of, directory in self._directories(job):
+            if not files.is_durable(directory) and (of > number or not whole):
+                files.remove(directory)
+        if whole:
+            return 0
+        base = self._last_durable(job, number)
+        if base is None:
+            raise StorageError(f"{self.directory(job, number)} is damaged, and no older model is there: restore a snapshot")
+        for before in range(base, number):
+            reached = self._step(judged(before), payload)
+        if reached != root:
+            raise StorageError(f"{self.directory(job, base)} does not lead to the model of round {number}: restore a snapshot")
+        return number - base
+
+    def _is_whole(self, job: bytes, number: int, root: bytes) -> bool:
+        directory = self.directory(job, number)
+        if files.is_durable(directory):
+            return True  # what is wrong with it is not that the machine stopped: whoever reads it says so
+        return self.holds(job, number, root)
+
+    def _last_durable(self, job: bytes, number: int) -> int | None:
+        """The round, up to `number`, of the model from which the others can be computed."""
+        durable = [of for of, path in self._directories(job) if path == self.directory(job, of) and files.is_durable(path)]
+        return max((of for of in durable if of <= number), default=None)
+
+    def _directories(self, job: bytes) -> Iterator[tuple[int, Path]]:
+        """The job's models and what a crash left beside them, with the number of the round."""
+        for directory in sorted(self.directory(job, 0).parent.glob("*")):
+            of = directory.name.removeprefix(".").partition(".")[0]
+            if of.isdigit():
+                yield int(of), directory
 
     # Snapshots: implements `ledger.snapshot.Models` ------------------------------------------------------------------
 
@@ -99,8 +171,18 @@ class ModelHost:
         return model.root
 
     def prune(self, job: bytes, number: int) -> None:
-        """Deletes models older than what round `number` needs, but for pinned ones, and what a crash left of them."""
-        for directory in self.directory(job, number).parent.glob("*"):
-            of = directory.name.removeprefix(".").partition(".")[0]
-            if of.isdigit() and int(of) <= number - ROUNDS_KEPT and (job, int(of)) not in self._pinned:
+        """Deletes models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.
+
+        The last durable one stays: from it the others can be computed anew.
+        """
+        kept = max(ROUNDS_KEPT, self.model(job, number).spec.rounds_audited + 1)
+        base = self._last_durable(job, number)
+        needed = {self.directory(job, of) for of in (base, *(of for name, of in self._pinned if name == job)) if of is not None}
+        for of, directory in list(self._directories(job)):
+            if of <= number - kept and directory not in needed:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _audit_terms(job: JobSpec) -> AuditTerms:
+    steps = 1 if job.objective is Objective.SCRATCH else job.local_steps  # a known update has no steps
+    return AuditTerms(job.audit_rate, job.auditors, job.audit_window, steps, job.suspension_rounds)

@@ -6,89 +6,183 @@ The worker computes updates with torch; for scratch jobs the daemon does it all 
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from ledger import durable
-from protocol.errors import LocalProtocolError
-from protocol.reasons import Verdict
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.reasons import Finding, Verdict
+from training import trace
+from training.inner_state import InnerState, float32_bytes
 from training.replicated import codec, feedback
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.replicated.scratch import known_update
 from training.spec import JobSpec
-from training.tasks import Audit, Audited, Propose, Proposed
+from training.tasks import Audit, Audited, Propose, Proposed, Replay, Replayed
+from training.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
 
-RELATIVE_ERROR_MAX = 1e9  # what is reported for anything larger, and for values that are not numbers
-
-Update = Callable[[Float32Array, bytes, int, bytes], tuple[Float32Array, float]]
-"""(parameters, job, round, trainer) → (Δ, mean training loss)"""
+OnState = Callable[[Float32Array, InnerState], None]
+Update = Callable[[Float32Array, bytes, int, bytes, InnerState | None, OnState], tuple[Float32Array, float]]
+"""(parameters, job, round, trainer, inner state or None for a fresh one, what to tell each state) → (Δ, mean training loss)"""
+InnerStep = Callable[[Float32Array, InnerState, bytes, int, bytes, int], tuple[Float32Array, InnerState]]
+"""(parameters, inner state, job, round, trainer, step) → the state after it"""
 
 
 def propose(request: Propose, update: Update) -> Proposed:
-    """Computes the update, adds what earlier payloads left unsaid, writes m, and encodes it."""
+    """Computes the update, adds what earlier payloads left unsaid, writes m and the states of the job, and encodes it."""
     started = time.perf_counter()
     model = _open(request)
-    e = _feedback(request, model)
-    delta, loss = update(np.array(model.parameters), request.job, request.round, request.trainer)
+    e, states = _feedback(request, model), _states_out(request, model)
+    inner = _previous_inner(request, model.spec)
+    take = states.take if states else _forget
+    delta, loss = update(model.parameters, request.job, request.round, request.trainer, inner, take)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay)
     payload = codec.encode(model.header(request.trainer), m, model.layout)
-    with durable.writing(Path(request.buffer_out)) as stream:
-        stream.write(np.ascontiguousarray(m, dtype="<f4").tobytes())
-    digest = hashlib.sha256(payload).digest()
-    return Proposed(payload, digest, feedback.buffer_digest(m), loss, time.perf_counter() - started)
+    buffer = float32_bytes(m)
+    Path(request.buffer_out).write_bytes(buffer)
+    digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
+    committed = states.finish() if states else (None, None)
+    return Proposed(payload, *digests, loss, time.perf_counter() - started, *committed)
 
 
 def audit(request: Audit, update: Update) -> Audited:
-    """Re-executes the update and judges the proposal's payload and buffer by it."""
+    """Re-executes the update and judges the proposal's payload, buffer and inner state by it."""
     started = time.perf_counter()
-    model = _open(request)
-    committed, payload = Path(request.buffer).read_bytes(), Path(request.payload).read_bytes()
-    if len(committed) != 4 * model.layout.size:
-        return Audited(Verdict.REPLAY, RELATIVE_ERROR_MAX, time.perf_counter() - started)
-    m, e = _float32(committed), _feedback(request, model)
-    delta, _ = update(np.array(model.parameters), request.job, request.round, request.trainer)
-    decay = model.spec.feedback_decay
-    verdict = feedback.judge_replay(m, e, delta, payload, model.header(request.trainer), model.layout, decay)
-    error = relative_error(m, feedback.accumulate(e, delta, decay), delta)
+    verdict, error = _judge(request, _open(request), update)
     return Audited(verdict, error, time.perf_counter() - started)
+
+
+def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verdict, float]:
+    spec, trainer, last = model.spec, request.trainer, _Last()
+    try:
+        m = _buffer(Path(request.buffer), model)
+        inner = InnerState.load(Path(request.inner), spec) if request.inner else None
+    except RemoteProtocolError:
+        return Verdict.REPLAY, RELATIVE_ERROR_MAX
+    e, payload = _feedback(request, model), Path(request.payload).read_bytes()
+    previous = _previous_inner(request, spec)
+    take = last.take if inner else _forget
+    delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take)
+    decay, tolerance = spec.feedback_decay, spec.replay_tolerance
+    verdict = feedback.judge_replay(m, e, delta, payload, model.header(trainer), model.layout, decay, tolerance)
+    error = relative_error(m, feedback.accumulate(e, delta, decay), delta)
+    if inner and last.inner and verdict is Verdict.ACCEPT:
+        error = max(error, trace.inner_error(inner, last.inner, spec))
+        verdict = Verdict.ACCEPT if error <= tolerance else Verdict.REPLAY
+    return verdict, error
 
 
 def scratch_update(spec: JobSpec) -> Update:
     layout = layout_of(spec)
-    return lambda parameters, job, round, trainer: (known_update(job, round, trainer, layout), 0.0)
+    return lambda parameters, job, round, trainer, inner, on_state: (known_update(job, round, trainer, layout), 0.0)
 
 
 def relative_error(m: Float32Array, expected: Float32Array, delta: Float32Array) -> float:
     """‖m − expected‖ / ‖Δ‖ in float64, kept finite so that it can be reported."""
-    with np.errstate(all="ignore"):
-        error = float(np.linalg.norm(m.astype(np.float64) - expected))
-        norm = float(np.linalg.norm(delta.astype(np.float64)))
-    ratio = error / norm if norm else math.inf
-    return min(ratio, RELATIVE_ERROR_MAX) if ratio == ratio else RELATIVE_ERROR_MAX
+    return trace.ratio(trace.distance(m, expected), trace.distance(delta, np.float32(0)))
 
 
-def _open(request: Propose | Audit) -> ReplicatedModel:
+# One step of a trace -------------------------------------------------------------------------------------------------
+
+
+def replay(request: Replay, inner_step: InnerStep) -> Replayed:
+    """Replays the step, after the cheap checks that tie the trace to model, buffer and payload.
+
+    All of that together costs one inner step and a few passes over the vectors, wherever in the round the step is.
+    """
+    started = time.perf_counter()
+    model = _open(request)
+    try:
+        finding, error = _find(request, model, inner_step)
+    except RemoteProtocolError:
+        finding, error = Finding.MALFORMED, 0.0
+    return Replayed(finding, error, time.perf_counter() - started)
+
+
+def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep) -> tuple[Finding, float]:
+    spec, step = model.spec, request.step
+    listed = Trace.decode(Path(request.trace).read_bytes(), spec)
+    states = States(listed, spec, lambda digest: Path(request.states[digest]), model.parameters)
+    if not _starts(request, model, listed.states[0]):
+        return Finding.START, 0.0
+    if request.inner is not None and listed.states[-1].inner != request.inner:
+        return Finding.MALFORMED, 0.0
+    if not _ends(request, model, states):
+        return Finding.PAYLOAD, 0.0
+    before, committed = states[step], states[step + 1]
+    replayed = inner_step(*before, request.job, request.round, request.trainer, step)
+    error = trace.step_error(before, committed, replayed, spec)
+    return Finding.MATCH if error <= spec.replay_tolerance else Finding.MISMATCH, error
+
+
+def _starts(request: Replay, model: ReplicatedModel, first: StateDigests) -> bool:
+    """Whether state 0 is the model, with fresh inner state or the one that was committed to before."""
+    inner = request.inner_from or trace.fresh_digest(model.spec)
+    return first.inner == inner and first.parameters == trace.parameters_digest(model.parameters)
+
+
+def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
+    """Whether m = decay·e + (θ_0 − θ_H), exactly, and the payload encodes m."""
+    m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
+    delta = model.parameters - states.parameters(model.spec.local_steps)
+    if not np.array_equal(m, feedback.accumulate(e, delta, model.spec.feedback_decay)):
+        return False
+    return feedback.encodes(m, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
+
+
+# What requests name --------------------------------------------------------------------------------------------------
+
+
+class _Last:
+    """The inner state after the last step."""
+
+    inner: InnerState | None = None
+
+    def take(self, parameters: Float32Array, inner: InnerState) -> None:
+        self.inner = inner
+
+
+def _forget(parameters: Float32Array, inner: InnerState) -> None:
+    pass
+
+
+def _open(request: Propose | Audit | Replay) -> ReplicatedModel:
     model = ReplicatedModel.open(Path(request.model_directory))
     if (model.job, model.round) != (request.job, request.round):
         raise LocalProtocolError(f"{request.model_directory} holds round {model.round}, round {request.round} was asked for")
     return model
 
 
-def _feedback(request: Propose | Audit, model: ReplicatedModel) -> Float32Array:
+def _states_out(request: Propose, model: ReplicatedModel) -> StateWriter | None:
+    spec = model.spec
+    if not (spec.traces_states or spec.keeps_inner_state):
+        return None
+    if request.states_out is None:
+        raise LocalProtocolError("the job commits to states, but no folder was named for them")
+    record = model.records.get(request.trainer) if request.previous_inner else None
+    return StateWriter(Path(request.states_out), spec, model.parameters, record.inner if record else None)
+
+
+def _previous_inner(request: Propose | Audit, spec: JobSpec) -> InnerState | None:
+    return InnerState.load(Path(request.previous_inner), spec) if request.previous_inner else None
+
+
+def _feedback(request: Propose | Audit | Replay, model: ReplicatedModel) -> Float32Array:
     """The e that the trainer continues from; zero where the request names no previous buffer."""
     if request.previous_buffer is None or request.previous_payload is None:
         return feedback.feedback_after(None, None, None, model.layout)
     record = model.records.get(request.trainer)
     if record is None:
         raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
-    previous = _float32(Path(request.previous_buffer).read_bytes())
+    previous = np.fromfile(request.previous_buffer, dtype="<f4").astype(np.float32, copy=False)
     return feedback.feedback_after(record, previous, Path(request.previous_payload).read_bytes(), model.layout)
 
 
-def _float32(data: bytes) -> Float32Array:
-    return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+def _buffer(path: Path, model: ReplicatedModel) -> Float32Array:
+    """A committed m; `RemoteProtocolError` if its size is not the model's."""
+    if path.stat().st_size != 4 * model.layout.size:
+        raise RemoteProtocolError("bad-buffer", f"{path.stat().st_size} bytes for {model.layout.size} elements")
+    return np.fromfile(path, dtype="<f4").astype(np.float32, copy=False)

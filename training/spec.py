@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from protocol import codec
 from protocol.codec import Between, Count, Digest
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import BLOB_BYTES_MAX
+from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX
 from protocol.messages import Name
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
 BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
+BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
+KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
+KEEP_MAX: Final = 4_096  # all of them
+AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
+STATE_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
+SUSPENSION_ROUNDS_MAX: Final = 100_000
+TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of the work less than that
 
 Positive = Annotated[int, Between(1, 2**31)]
 
@@ -32,6 +40,7 @@ FLOATS_MAX: Final = {
     "clip": 1e6,
     "norm_start": NORM_START_MAX,
     "proposal_seconds": 86_400.0,
+    "replay_tolerance": TOLERANCE_MAX,
 }
 
 
@@ -42,7 +51,46 @@ class Objective(enum.StrEnum):
 
 class Audit(enum.StrEnum):
     FULL = "full"  # every voter with a worker re-executes every proposal before its ballot
-    OFF = "off"  # data is local to each trainer, so nobody can re-execute
+    SAMPLED = "sampled"  # some proposals are drawn after the round, and one step of each is replayed from committed states
+    OFF = "off"  # nobody re-executes: the aggregation rule alone stands against liars
+
+
+class Compression(enum.StrEnum):
+    DENSE = "dense"  # a payload says something of every element
+    SPARSE = "sparse"  # of the `keep` largest of each chunk
+
+
+class Outer(enum.StrEnum):
+    """How the aggregated update moves the model."""
+
+    NESTEROV = "nesterov"  # SGD with Nesterov momentum (DiLoCo)
+    SGD = "sgd"
+    SIGN = "sign"  # by the sign of the momentum
+    ADAMW = "adamw"  # on aggregated gradients: one step per round, and no inner optimizer
+
+
+class Inner(enum.StrEnum):
+    """What a trainer's own steps are made with."""
+
+    ADAMW = "adamw"
+    MUON = "muon"  # for matrices; AdamW for the embedding and the norms
+
+
+class InnerState(enum.StrEnum):
+    RESET = "reset"  # moments start from zero in every round
+    KEEP = "keep"  # they go on from the trainer's last accepted proposal, which commits to them
+
+
+class Rule(enum.StrEnum):
+    """How a round's accepted updates become one."""
+
+    ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, nearest-neighbour mixing, trimmed sum
+    CENTERED_CLIPPING = "centered-clipping"
+    MEAN = "mean"  # this one and those below only for comparison: one liar moves it anywhere
+    MEDIAN = "median"
+    TRIMMED_MEAN = "trimmed-mean"
+    KRUM = "krum"
+    GEOMETRIC_MEDIAN = "geometric-median"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,29 +139,64 @@ class JobSpec:
     micro_batch: Annotated[int, Between(1, BATCH_MAX)] = (
         8  # sequences per forward pass: bounds memory, not the result beyond rounding
     )
-    inner_rate: float = 3e-3  # peak learning rate of the inner AdamW
-    inner_rate_floor: float = 0.1  # fraction of the peak at the last round; linear decay
+    inner: Inner = Inner.ADAMW
+    inner_state: InnerState = InnerState.RESET
+    inner_rate: float = 3e-3  # peak learning rate of the inner optimizer, or of an outer AdamW
+    inner_rate_floor: float = 0.1  # fraction of the peak at the last round
     warmup_rounds: Annotated[int, Between(0, 2**31)] = 2
-    beta1: float = 0.6  # the inner state starts anew each round, so it must not average over more than a few steps
+    decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # the last ones, linearly; None: all after the warm-up
+    beta1: float = 0.6  # an inner state that starts anew each round must not average over more than a few steps
     beta2: float = 0.95
     weight_decay: float = 0.1
     clip: float = 1.0  # largest gradient norm of an inner step
-    outer_rate: float = 0.7
-    outer_momentum: float = 0.5  # Nesterov
+    compression: Compression = Compression.DENSE
+    bits: Annotated[int, Between(1, 8)] = 1  # of each element that a payload says
+    keep: Annotated[int, Between(KEEP_MIN, KEEP_MAX)] = 64  # elements of each full chunk that a sparse payload says
+    outer: Outer = Outer.NESTEROV
+    outer_rate: float = 0.7  # not of AdamW, which follows `inner_rate`
+    outer_momentum: float = 0.5  # of nesterov and sign
     feedback_decay: float = 0.95  # of the error-feedback buffer e
     liars: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
+    rule: Rule = Rule.ARC_NNM_TRIM
     accepted_min: Positive = 1  # fewer accepted proposals: the round takes no step
     audit: Audit = Audit.FULL
+    audit_rate: float = 1.0  # sampled: probability with which each of them replays a step
+    auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2  # sampled: re-executors drawn for each accepted proposal
+    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that states are kept for, and a challenge may come in
+    replay_tolerance: float = 1e-3  # of ‖Δ‖: honest float32 replays differ by 5e-6, wrong data by about 1
+    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # for a first proven lie; then doubled
     norm_start: float = 32.0  # stands for the median accepted norm until a round has been accepted
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
 
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether the update is a clipped gradient, and not what inner steps have changed."""
+        return self.outer is Outer.ADAMW
+
+    @property
+    def traces_states(self) -> bool:
+        """Whether a proposal commits to the states between its inner steps. A single step is replayed whole."""
+        return self.audit is Audit.SAMPLED and self.local_steps > 1 and self.objective is not Objective.SCRATCH
+
+    @property
+    def rounds_audited(self) -> int:
+        """For how many rounds after its own a proposal may still be replayed: a challenge comes, and then its dispute ends."""
+        return 2 * self.audit_window if self.audit is Audit.SAMPLED else 0
+
+    @property
+    def keeps_inner_state(self) -> bool:
+        return self.inner_state is InnerState.KEEP and self.objective is not Objective.SCRATCH
+
     def problem(self) -> str | None:
         """What is wrong with it, naming the value; None if nothing is."""
-        positive = ("inner_rate", "clip", "outer_rate", "norm_start", "proposal_seconds")
+        return self._number_problem() or self._combination_problem() or self.model.problem()
+
+    def _number_problem(self) -> str | None:
+        positive = ("inner_rate", "clip", "outer_rate", "norm_start", "proposal_seconds", "replay_tolerance")
         for name, value in FLOATS_MAX.items():
             if not getattr(self, name) <= value:  # also if it is not a number
                 return f"{name} must be at most {value:g}, is {getattr(self, name)}"
-        fractions = ("inner_rate_floor", "outer_momentum", "feedback_decay")
+        fractions = ("inner_rate_floor", "outer_momentum", "feedback_decay", "audit_rate")
         for name in positive:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
@@ -125,9 +208,39 @@ class JobSpec:
                 return f"{name} must be at least 0 and below 1, is {getattr(self, name)}"
         if not self.weight_decay >= 0:
             return f"weight_decay must not be negative, is {self.weight_decay}"
-        if self.objective is Objective.LANGUAGE and (self.data is None) != (self.audit is Audit.OFF):
-            return "audit 'full' needs shared data, and local data needs audit 'off'"
-        return self.model.problem()
+        return None
+
+    def _combination_problem(self) -> str | None:
+        if self.bits not in BITS:
+            return f"bits must be 1, 2, 4 or 8, not {self.bits}"
+        if self.decay_rounds is not None and self.warmup_rounds + self.decay_rounds > self.rounds:
+            both = f"warmup_rounds {self.warmup_rounds} and decay_rounds {self.decay_rounds}"
+            return f"{both} do not fit into {self.rounds} rounds: shorten one of them"
+        if self.sends_gradients:
+            return self._gradient_problem() or self._audit_problem()
+        return self._audit_problem()
+
+    def _gradient_problem(self) -> str | None:
+        if self.local_steps != 1:
+            return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: take outer 'nesterov' for more"
+        if self.inner is not Inner.ADAMW:
+            return f"inner {self.inner.value!r} would do nothing: outer 'adamw' sends gradients; take outer 'nesterov'"
+        if self.inner_state is InnerState.KEEP:
+            return "inner_state 'keep' would keep nothing: outer 'adamw' sends gradients; take inner_state 'reset'"
+        return None
+
+    def _audit_problem(self) -> str | None:
+        if self.objective is Objective.LANGUAGE and self.data is None and self.audit is not Audit.OFF:
+            return f"audit {self.audit.value!r} needs shared data: name a text, or take audit 'off' for local data"
+        if self.traces_states and self._state_bytes_kept > STATE_BYTES_MAX:
+            kept = f"audit 'sampled' would keep {self._state_bytes_kept / 2**30:.0f} GiB of states on each trainer's disk"
+            return f"{kept}, more than {STATE_BYTES_MAX >> 30}: take fewer local_steps or a shorter audit_window"
+        return None
+
+    @property
+    def _state_bytes_kept(self) -> int:
+        """Parameters and two moments of every step, in every round that may be audited."""
+        return 12 * self.model.parameters * (self.local_steps + 1) * (self.rounds_audited + 1)
 
     def encode(self) -> bytes:
         return codec.encode(self)
@@ -146,4 +259,51 @@ class JobSpec:
         problem = self.problem()
         if problem:
             raise UserError(f"job {self.name!r}: {problem}")
-        return self
+        try:
+            return self.decode(self.encode())
+        except RemoteProtocolError as error:
+            told = re.sub(r"JobSpec: | at byte \d+", "", error.detail)  # where on the wire means nothing to a person
+            raise UserError(f"job {self.name!r}: {told}") from None
+
+
+# Settings that go together. What a person sets beside one comes after it.
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    # Few bytes for runs of minutes: one bit of everything, after ten steps of one's own.
+    "local": {
+        "local_steps": 10,
+        "compression": Compression.DENSE,
+        "bits": 1,
+        "outer": Outer.NESTEROV,
+        "outer_rate": 0.7,
+        "outer_momentum": 0.5,
+        "inner_state": InnerState.RESET,
+        "beta1": 0.6,
+    },
+    # Fewest bytes, for long runs: what a payload leaves out takes many rounds to be said, and kept moments bridge them.
+    "sparse": {
+        "local_steps": 30,
+        "compression": Compression.SPARSE,
+        "bits": 1,
+        "keep": 64,
+        "outer": Outer.NESTEROV,
+        "outer_rate": 0.7,
+        "outer_momentum": 0.5,
+        "inner_state": InnerState.KEEP,
+        "beta1": 0.9,
+    },
+    # Most progress per sample: every gradient of every trainer counts at once. Re-executing all of them would halve the speed.
+    "per-step": {
+        "local_steps": 1,
+        "rounds": 600,
+        "warmup_rounds": 30,
+        "compression": Compression.DENSE,
+        "bits": 4,
+        "outer": Outer.ADAMW,
+        "inner_state": InnerState.RESET,
+        "beta1": 0.9,
+        "norm_start": 1.0,  # no gradient is longer than `clip`
+        "audit": Audit.SAMPLED,
+        "audit_rate": 0.1,
+        "auditors": 2,
+    },
+}

@@ -15,9 +15,10 @@ from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import TRANSACTION_BYTES_MAX
-from protocol.reasons import Verdict
+from protocol.reasons import Finding, Verdict
 
 FRAME_BYTES_MAX = 128 << 20  # the largest is a Proposed: one bit per parameter of a model with 10^9 of them
+STATES_MAX = 8  # files of states that a replay reads: two states of two files, and the last parameters
 TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
 ERROR_CHARACTERS_MAX = 500  # one line for a person
 
@@ -47,6 +48,8 @@ class Proposed:
     buffer_digest: Digest
     loss: float  # mean training loss over the local steps, nats per token
     seconds: float
+    trace: Digest | None = None  # as the job commits to them, see `Propose.states_out`
+    inner: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,14 @@ class Audited:
     TAG: ClassVar[str] = "audited"
     verdict: Verdict
     relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    TAG: ClassVar[str] = "replayed"
+    finding: Finding
+    relative_error: float  # see `training.trace.step_error`; zero where the step was not replayed
     seconds: float
 
 
@@ -103,6 +114,7 @@ class OpenJob(Request[Opened]):
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]  # encoded JobSpec
     text: Path  # the training text as one file; a BPE's token files are made beside it
     tokenizer: Path | None  # JSON of a byte-level BPE; None: bytes
+    tokenized: bool = False  # `text` holds 16-bit token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +129,9 @@ class Propose(Request[Proposed]):
     model_directory: Path  # as `ReplicatedModel.save` wrote it, after the round before
     previous_buffer: Path | None  # m of the trainer's last accepted proposal, and its payload: both or none
     previous_payload: Path | None
-    buffer_out: Path  # where the new m goes, durably, before the reply
+    buffer_out: Path  # where the new m goes; who takes the file over makes it durable, with all else that is sent
+    previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
+    states_out: Path | None = None  # folder that is made anew for the files of `training.trace`, where the job commits to any
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,29 @@ class Audit(Request[Audited]):
     buffer: Path
     previous_buffer: Path | None
     previous_payload: Path | None
+    inner: Path | None = None  # where the job keeps it: the inner state that the proposal commits to
+    previous_inner: Path | None = None  # as the proposal's `inner_from` says
+
+
+@dataclass(frozen=True, slots=True)
+class Replay(Request[Replayed]):
+    """Replay one inner step of `trainer`'s traced proposal, after checking what ties the trace to it → Replayed."""
+
+    TAG: ClassVar[str] = "replay"
+    PRIORITY: ClassVar[int] = 2
+    job: Digest
+    round: Count
+    trainer: Key
+    step: Count
+    model_directory: Path  # of that round
+    payload: Path
+    buffer: Path
+    previous_buffer: Path | None
+    previous_payload: Path | None
+    trace: Path
+    states: Annotated[dict[Digest, Path], Length(0, STATES_MAX)]  # the files that `training.trace.needed` names
+    inner: Digest | None  # of the proposal, as the next
+    inner_from: Digest | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +231,9 @@ class Cancel:
     TAG: ClassVar[str] = "cancel"
 
 
-Reply = Opened | Proposed | Audited | Evaluated | Generated | Pong | Failed
-TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Audit, Evaluate, Generate, Ping, Cancel)
-FROM_WORKER: tuple[type[Any], ...] = (Ready, Beat, Opened, Proposed, Audited, Evaluated, Generated, Pong, Failed)
+Reply = Opened | Proposed | Audited | Replayed | Evaluated | Generated | Pong | Failed
+TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Audit, Replay, Evaluate, Generate, Ping, Cancel)
+FROM_WORKER: tuple[type[Any], ...] = (Ready, Beat, Opened, Proposed, Audited, Replayed, Evaluated, Generated, Pong, Failed)
 
 
 # Framing -------------------------------------------------------------------------------------------------------------

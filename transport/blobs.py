@@ -20,6 +20,9 @@ class BlobStore(Protocol):
     def size(self, digest: bytes) -> int | None:
         """Bytes of a blob that is held and verified; None if it is not."""
 
+    def is_reveal(self, digest: bytes) -> bool:
+        """Whether it serves audits alone: what is sent of such blobs is counted apart."""
+
     def read(self, digest: bytes, offset: int, length: int) -> bytes: ...
 
     def begin(self, digest: bytes, total: int) -> BlobWriter: ...

@@ -188,7 +188,9 @@ class Hub:
         links = self._links.values()
         sent = _total(self._past_sent, (link.outbox.sent for link in links))
         received = _total(self._past_received, (link.inbox.received for link in links))
-        return Traffic(sent, received, self._exchange.bytes_sent, self._exchange.bytes_received)
+        exchange = self._exchange
+        blobs, reveals = (exchange.bytes_sent, exchange.bytes_received), (exchange.reveals_sent, exchange.reveals_received)
+        return Traffic(sent, received, *blobs, *reveals)
 
     def refused(self) -> Mapping[str, int]:
         return dict(self._refused)

@@ -66,6 +66,8 @@ class Traffic:
     received: ByPriority
     blobs_sent: int  # payload bytes served by digest; part of `sent[BULK]`
     blobs_received: int
+    reveals_sent: int  # bytes of blobs that serve audits alone; part of the blobs'
+    reveals_received: int
 
 
 class Network(Protocol):

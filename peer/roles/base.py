@@ -14,30 +14,37 @@ from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
+from training.tasks import Audit, Replay, Replayed
 
 
 @dataclass(frozen=True, slots=True)
-class OpenRound:
-    """One open round of one job. Whatever awaits here is cancelled when the round closes."""
+class Round:
+    """One round of one job, which may be over: what computing for it needs."""
 
     me: bytes
-    terms: RoundTerms
     spec: JobSpec
     model: ReplicatedModel  # what the round starts from
     model_directory: Path
     blobs: Blobs
     fetch: Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, who may have it)
-    publish: Callable[[Proposal], Awaitable[None]]  # our proposal: durable, then sent
-    delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
-    measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people
 
     @property
     def job(self) -> bytes:
-        return self.terms.job
+        return self.model.job
 
     @property
     def number(self) -> int:
-        return self.terms.round
+        return self.model.round
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound(Round):
+    """An open one. Whatever awaits here is cancelled when the round closes."""
+
+    terms: RoundTerms
+    publish: Callable[[Proposal], Awaitable[None]]  # our proposal: durable, then sent
+    delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
+    measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,9 @@ class Role(Protocol):
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         """Called once for each proposal of the round; the payload is not here yet. What takes long comes after `delivered`."""
+
+    async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
+        """Called for each sampled audit of this peer, one at a time; what the request names is here."""
 
     async def observe(self, round: OpenRound) -> None:
         """Called once for each round, beside everything else."""

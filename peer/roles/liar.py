@@ -9,22 +9,33 @@ import hashlib
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import trio
 
-from peer.roles.base import Judged, OpenRound
+from ledger.blobs import JOB_BYTES
+from peer.roles.base import Judged, OpenRound, Round
 from peer.roles.trainer import Trainer
-from peer.roles.voter import propose_request, publish
+from peer.roles.voter import keep, proposal_of, propose_request, publish
 from protocol.identity import Signed
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.reasons import Finding, Verdict
+from training import proposals
+from training.inner_state import InnerState
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
 from training.replicated.layout import Float32Array
-from training.tasks import Propose, Proposed
+from training.spec import Audit as AuditMode
+from training.spec import JobSpec
+from training.tasks import Audit, Propose, Proposed, Replay, Replayed
+from training.trace import States, Trace, TrainingState
 
-ATTACKS = ("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate")
+# What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
+AUDIT_ATTACKS = ("wrong-steps", "withhold-states", "false-pass", "false-challenge")
+ATTACKS = ("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate", *AUDIT_ATTACKS)
+WRONG_SHARE = 0.4  # of the steps of a round: few enough that a single replay misses them more often than not
 SCALE = np.float32(1e6)
 
 SendPair = Callable[[Proposal, Proposal], Awaitable[None]]
@@ -44,37 +55,74 @@ class Liar(Trainer):
         if self.attack == "copy" and self._copied != (round.job, round.number):
             self._copied = (round.job, round.number)
             await self._copy(round, signed.signer, proposal)
+        if self.attack in AUDIT_ATTACKS and round.spec.audit is AuditMode.SAMPLED:
+            return await super().judge(round, signed, proposal)  # it lies where nobody looks before the vote
         return Judged(Verdict.REPLAY)
+
+    async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
+        """Of accomplices nothing is found; who challenges falsely finds something wrong with everybody else."""
+        if request.trainer in self.accomplices or self.attack == "false-pass":
+            return Replayed(Finding.MATCH, 0.0, 0.0)
+        if self.attack == "false-challenge":
+            return Replayed(Finding.MISMATCH, 1.0, 0.0)
+        return await super().replay(round, request)
 
     async def propose(self, round: OpenRound) -> None:
         if self.attack in ("silent", "copy"):
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         if self.attack == "free-rider":
-            request, done = _from_zero(request), _encoded(round, request, self._noise(round))
+            request = _from_zero(request)
+            done = await trio.to_thread.run_sync(proposals.propose, request, partial(self._invent, round))
         else:
             done = await self.ask(round, request)
-            request, done = self._corrupt(round, request, done)
+            request, done = await trio.to_thread.run_sync(self._corrupt, round, request, done)
         if self.attack == "equivocate" and self.equivocate is not None:
             await self._equivocate(round, request, done)
         else:
             await publish(round, request, done)
+        if self.attack == "withhold-states":
+            await trio.to_thread.run_sync(round.blobs.delete_rounds, [(round.job[:JOB_BYTES], round.number)])
 
     def _corrupt(self, round: OpenRound, request: Propose, done: Proposed) -> tuple[Propose, Proposed]:
         m = np.fromfile(request.buffer_out, dtype="<f4")
         match self.attack:
-            case "sign-flip":
-                return request, _encoded(round, request, -m)
+            case "wrong-steps" | "false-pass" if done.trace is not None:
+                honest = _states(request, done.trace, round)
+                request = _from_zero(request)
+                return request, proposals.propose(request, partial(_turn_back, round.spec, honest))
+            case "withhold-states" if done.trace is not None:
+                return request, done
+            case "sign-flip" | "wrong-steps" | "false-pass" | "withhold-states":
+                return request, _encoded(round, request, done, -m)
             case "scale":
-                return request, _encoded(round, request, m * SCALE)
+                return request, _encoded(round, request, done, m * SCALE)
             case "stale":
                 old, self._stale = self._stale, m
-                return _from_zero(request), _encoded(round, request, m[::-1].copy() if old is None else old)
+                return _from_zero(request), _encoded(round, request, done, m[::-1].copy() if old is None else old)
             case "nan":
                 return request, _poisoned(round, request, done, m)
             case "garbage":
                 return request, _forged(done, _noise_bytes(round, len(done.payload)))
         return request, done
+
+    def _invent(
+        self,
+        round: OpenRound,
+        parameters: Float32Array,
+        job: bytes,
+        number: int,
+        trainer: bytes,
+        inner: InnerState | None,
+        on_state: proposals.OnState,
+    ) -> tuple[Float32Array, float]:
+        """An update without any training, with states on the straight way to it: only replaying a step shows the lie."""
+        spec, noise = round.spec, self._noise(round)
+        state, now = inner or InnerState.fresh(spec), parameters
+        for step in range(1, spec.local_steps + 1):
+            now = parameters - noise * np.float32(step / spec.local_steps)
+            on_state(now, InnerState(state.steps + step, state.moments))
+        return parameters - now, 0.0
 
     def _noise(self, round: OpenRound) -> Float32Array:
         """An update of a credible norm that cost nothing."""
@@ -87,34 +135,58 @@ class Liar(Trainer):
         size = 4 * round.model.layout.size
         round.blobs.expect_to_pass(proposal.buffer, (round.job, round.number))
         await round.fetch(proposal.buffer, size, (trainer,))
-        request = _from_zero(propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer"))
+        request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
+        request = replace(_from_zero(request), states_out=None)  # their states stay theirs
+        done = Proposed(b"-", proposal.payload, proposal.buffer, 0.0, 0.0, proposal.trace, proposal.inner)
         m = np.fromfile(round.blobs.path(proposal.buffer), dtype="<f4")
         m[0] += np.float32(1e-6)  # another buffer, so that nobody sees the copy by its digest
-        await publish(round, request, _encoded(round, request, m))
+        await publish(round, request, _encoded(round, request, done, m))
 
     async def _equivocate(self, round: OpenRound, request: Propose, done: Proposed) -> None:
         assert self.equivocate is not None
-        round.blobs.add(done.payload)
-        record = round.model.records.get(round.me)
-        feedback = record.buffer if record and request.previous_buffer else None
-        first = Proposal(
-            round.job, round.number, round.model.root, done.payload_digest, len(done.payload), done.buffer_digest, feedback
-        )
+        first = proposal_of(round, request, done)
         second = replace(first, buffer=hashlib.sha256(first.buffer).digest())
-        round.blobs.expect_to_pass(done.buffer_digest, (round.job, round.number))
-        round.blobs.adopt(Path(request.buffer_out), done.buffer_digest)
+        await trio.to_thread.run_sync(keep, round, request, done, first)
         await self.equivocate(first, second)
+
+
+def _states(request: Propose, trace: bytes, round: OpenRound) -> list[TrainingState]:
+    """What the worker has computed, in memory: the folder is about to be written anew."""
+    made = Path(request.states_out or "")
+    listed = Trace.decode((made / trace.hex()).read_bytes(), round.spec)
+    states = States(listed, round.spec, lambda digest: made / digest.hex(), round.model.parameters)
+    start = round.model.parameters, InnerState.fresh(round.spec)  # of which only the parameters are used
+    return [start, *(((np.array(states.parameters(k))), states.inner(k)) for k in range(1, round.spec.local_steps + 1))]
+
+
+def _turn_back(
+    spec: JobSpec,
+    honest: list[TrainingState],
+    parameters: Float32Array,
+    job: bytes,
+    number: int,
+    trainer: bytes,
+    inner: InnerState | None,
+    on_state: proposals.OnState,
+) -> tuple[Float32Array, float]:
+    """The last steps of a round go backwards. All else is true, and everything fits together."""
+    now, wrong = parameters, max(1, int(WRONG_SHARE * spec.local_steps + 0.5))
+    for step in range(spec.local_steps):
+        moved = honest[step + 1][0] - honest[step][0]
+        now = now - moved if step >= spec.local_steps - wrong else honest[step + 1][0]
+        on_state(now, honest[step + 1][1])
+    return parameters - now, 0.0
 
 
 def _from_zero(request: Propose) -> Propose:
     return replace(request, previous_buffer=None, previous_payload=None)
 
 
-def _encoded(round: OpenRound, request: Propose, m: Float32Array) -> Proposed:
-    """A well-formed proposal for whatever m is."""
+def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
+    """A well-formed proposal for whatever m is, with the states of what was done."""
     m.astype("<f4").tofile(request.buffer_out)
     payload = codec.encode(round.model.header(round.me), m, round.model.layout)
-    return Proposed(payload, hashlib.sha256(payload).digest(), buffer_digest(m), 0.0, 0.0)
+    return replace(_forged(done, payload), buffer_digest=buffer_digest(m))
 
 
 def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
@@ -122,7 +194,7 @@ def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Arra
     m[:] = np.nan
     m.tofile(request.buffer_out)
     honest = codec.read(done.payload, round.model.layout)
-    forged = replace(honest, exponent=codec.EXPONENT_MAX, mantissas=np.full_like(honest.mantissas, 0xFFFF))
+    forged = replace(honest, exponent=codec.EXPONENT_MAX, codes=np.where(honest.codes > 0, 255, 0).astype(np.uint8))
     return replace(_forged(done, forged.encode()), buffer_digest=buffer_digest(m))
 
 

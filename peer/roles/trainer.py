@@ -12,8 +12,8 @@ import trio
 
 from ledger import durable
 from ledger.genesis import TRAINER
-from peer.roles.base import Judged, OpenRound
-from peer.roles.voter import Voter, audit_request, propose_request, publish
+from peer.roles.base import Judged, OpenRound, Round
+from peer.roles.voter import Voter, audit_request, propose_request, publish, replayed
 from peer.worker import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
 from protocol.identity import Signed
@@ -58,11 +58,11 @@ class Trainer(Voter):
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         done = await self.ask(round, request)
-        await round.measured("training_nats", done.loss)
         await publish(round, request, done)
+        await round.measured("training_nats", done.loss)
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        if round.spec.objective is Objective.SCRATCH or round.spec.audit is Audit.OFF:
+        if round.spec.objective is Objective.SCRATCH or round.spec.audit is not Audit.FULL:
             return await super().judge(round, signed, proposal)
         verdict = await self.check(round, signed, proposal)
         if verdict is not Verdict.ACCEPT or signed.signer == round.me:
@@ -71,6 +71,13 @@ class Trainer(Voter):
         await round.delivered(signed.signer)
         audited = await self.ask(round, request)
         return Judged(audited.verdict, audited.seconds)
+
+    async def replay(self, round: Round, request: tasks.Audit | tasks.Replay) -> tasks.Replayed:
+        if round.spec.objective is Objective.SCRATCH:
+            return await super().replay(round, request)
+        if isinstance(request, tasks.Replay):
+            return await self.ask(round, request)
+        return replayed(await self.ask(round, request))
 
     async def observe(self, round: OpenRound) -> None:
         """Opens the job, however many rounds close meanwhile, and measures the newest model; those in between are skipped."""
@@ -100,26 +107,30 @@ class Trainer(Voter):
         if done.bits_per_byte is not None:
             await round.measured("held_out_bits_per_byte", done.bits_per_byte)
 
-    async def ask(self, round: OpenRound, request: tasks.Request[R]) -> R:
+    async def ask(self, round: Round, request: tasks.Request[R]) -> R:
         """The worker's reply. Cancelled with the round. Raises `WorkerFailed`."""
         await self._open(round)
         return await self._until_alive(request)
 
-    def _job(self, round: OpenRound) -> _Job:
+    def _job(self, round: Round) -> _Job:
         return self._jobs.setdefault(round.job, _Job())
 
-    async def _open(self, round: OpenRound) -> None:
+    async def _open(self, round: Round) -> None:
         """Gets a job's text once and hands it to the worker; the others that come meanwhile wait."""
         job = self._job(round)
         async with job.opening:
             if job.opened:
                 return
-            text = await self._local_text() if round.spec.data is None else await self._shared_text(round, round.spec.data)
+            tokenized = False
+            if round.spec.data is None:
+                text = await self._local_text()
+            else:
+                text, tokenized = await self._shared_text(round, round.spec.data)
             tokenizer = None
             if round.spec.tokenizer is not None:
                 await _fetch(round, round.spec.tokenizer, TOKENIZER_BYTES_MAX)
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
-            await self._until_alive(tasks.OpenJob(round.job, round.spec.encode(), str(text), tokenizer))
+            await self._until_alive(tasks.OpenJob(round.job, round.spec.encode(), str(text), tokenizer, tokenized))
             job.opened = True
 
     async def _until_alive(self, request: tasks.Request[R]) -> R:
@@ -136,18 +147,19 @@ class Trainer(Voter):
         await trio.to_thread.run_sync(_copy_text, self.local_data, path)
         return path
 
-    async def _shared_text(self, round: OpenRound, digest: bytes) -> Path:
+    async def _shared_text(self, round: Round, digest: bytes) -> tuple[Path, bool]:
+        """The file of a job's text or tokens, and whether it is tokens."""
         await _fetch(round, digest, MESSAGE_BYTES_MAX)
         manifest = data.Manifest.decode(round.blobs.read(digest))
-        path = self.texts / f"{manifest.text.hex()[:32]}.txt"
+        path = self.texts / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
         if not path.exists():
             for shard in manifest.shards:
                 await _fetch(round, shard, DATA_SHARD_BYTES)
             await trio.to_thread.run_sync(data.assemble, manifest, round.blobs.read, path)
-        return path
+        return path, manifest.tokenized
 
 
-async def _fetch(round: OpenRound, digest: bytes, size_max: int) -> None:
+async def _fetch(round: Round, digest: bytes, size_max: int) -> None:
     """A blob that stays, whatever a liar names it as."""
     await round.fetch(digest, size_max, ())
     round.blobs.keep(digest)

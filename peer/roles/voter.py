@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import trio
 
-from ledger.blobs import Blobs
-from peer.roles.base import Judged, OpenRound
+from peer.roles.base import Judged, OpenRound, Round
+from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.reasons import Finding, Verdict
 from training import proposals
-from training.replicated.codec import payload_bytes_max
+from training.inner_state import inner_bytes
+from training.replicated.codec import Mode, payload_bytes_max
+from training.spec import Audit as AuditMode
 from training.spec import Objective
-from training.tasks import Audit, Propose, Proposed
+from training.tasks import Audit, Audited, Propose, Proposed, Replay, Replayed
+from training.trace import Trace, needed, trace_bytes_max
 
 
 class Voter:
@@ -32,7 +36,7 @@ class Voter:
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         verdict = await self.check(round, signed, proposal)
-        if verdict is Verdict.ACCEPT and round.spec.objective is Objective.SCRATCH:
+        if verdict is Verdict.ACCEPT and (round.spec.objective, round.spec.audit) == (Objective.SCRATCH, AuditMode.FULL):
             request = await audit_request(round, signed.signer, proposal)
             audited = await trio.to_thread.run_sync(proposals.audit, request, proposals.scratch_update(round.spec))
             return Judged(audited.verdict)
@@ -40,20 +44,27 @@ class Voter:
 
     async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
         """The cheap, exact checks that every voter makes alike."""
-        if proposal.payload_bytes > payload_bytes_max(round.model.layout):
+        if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec)):
             return Verdict.MALFORMED
         await round.fetch(proposal.payload, proposal.payload_bytes, (signed.signer,))
         payload = round.blobs.read(proposal.payload)
         return await trio.to_thread.run_sync(round.model.check, signed.signer, proposal, payload)
+
+    async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
+        """Only scratch rounds, which are re-executed whole."""
+        assert isinstance(request, Audit) and round.spec.objective is Objective.SCRATCH, "only who has a worker is drawn"
+        return replayed(await trio.to_thread.run_sync(proposals.audit, request, proposals.scratch_update(round.spec)))
 
     async def observe(self, round: OpenRound) -> None:
         """Nothing to measure without an engine."""
 
 
 def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
-    """Continues from our last accepted proposal if its buffer is still here; starting again from zero is always allowed."""
+    """Continues from our last accepted proposal where what it left is still here; starting again is always allowed."""
     record = round.model.records.get(round.me)
     here = record is not None and None not in (round.blobs.size(record.buffer), round.blobs.size(record.payload))
+    inner = record.inner if record and record.inner and round.blobs.size(record.inner) is not None else None
+    commits = round.spec.traces_states or round.spec.keeps_inner_state
     return Propose(
         job=round.job,
         round=round.number,
@@ -62,14 +73,21 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
         previous_buffer=str(round.blobs.path(record.buffer)) if record and here else None,
         previous_payload=str(round.blobs.path(record.payload)) if record and here else None,
         buffer_out=str(buffer_out),
+        previous_inner=str(round.blobs.path(inner)) if inner else None,
+        states_out=f"{buffer_out}.states" if commits else None,
     )
 
 
 async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
-    """Payload and buffer become durable before the signed proposal does, and that before it is sent."""
-    await trio.to_thread.run_sync(_keep, round.blobs, round, request, done)
+    """Payload, buffer and kept inner state become durable before the signed proposal does, and that before it is sent."""
+    proposal = proposal_of(round, request, done)
+    await trio.to_thread.run_sync(keep, round, request, done, proposal)
+    await round.publish(proposal)
+
+
+def proposal_of(round: OpenRound, request: Propose, done: Proposed) -> Proposal:
     record = round.model.records.get(round.me)
-    proposal = Proposal(
+    return Proposal(
         job=round.job,
         round=round.number,
         model_root=round.model.root,
@@ -77,33 +95,93 @@ async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
         payload_bytes=len(done.payload),
         buffer=done.buffer_digest,
         feedback=record.buffer if record and request.previous_buffer else None,
+        trace=done.trace,
+        inner=done.inner,
+        inner_from=record.inner if record and request.previous_inner else None,
     )
-    await round.publish(proposal)
 
 
-def _keep(blobs: Blobs, round: OpenRound, request: Propose, done: Proposed) -> None:
+def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal) -> None:
+    """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
+    blobs, owner = round.blobs, (round.job, round.number)
     blobs.add(done.payload)
-    blobs.expect_to_pass(done.buffer_digest, (round.job, round.number))
-    blobs.adopt(Path(request.buffer_out), done.buffer_digest)
+    blobs.expect_to_pass(proposal.buffer, owner)
+    blobs.adopt(Path(request.buffer_out), proposal.buffer)
+    made = Path(request.states_out) if request.states_out else None
+    if made and proposal.inner:
+        blobs.expect_to_pass(proposal.inner, owner)
+        blobs.adopt_link(made / proposal.inner.hex(), proposal.inner)
+    if round.spec.audit is AuditMode.SAMPLED:
+        named = (proposal.buffer, proposal.feedback, proposal.inner_from)
+        blobs.keep_together(*owner, made, [digest for digest in named if digest])
+    elif made:
+        shutil.rmtree(made)
 
 
-async def audit_request(round: OpenRound, trainer: bytes, proposal: Proposal) -> Audit:
-    """What re-execution needs, fetched: the committed buffer, and what the trainer's error feedback continues from."""
-    size = 4 * round.model.layout.size
-    previous = round.model.records.get(trainer) if proposal.feedback is not None else None
-    for buffer in (proposal.buffer, previous.buffer if previous else None):
-        if buffer is not None:
-            round.blobs.expect_to_pass(buffer, (round.job, round.number))
-            await round.fetch(buffer, size, (trainer,))
-    if previous:
-        await round.fetch(previous.payload, payload_bytes_max(round.model.layout), (trainer,))
+def replayed(audited: Audited) -> Replayed:
+    """What re-executing a whole round says of its one step."""
+    finding = Finding.MATCH if audited.verdict is Verdict.ACCEPT else Finding.MISMATCH
+    return Replayed(finding, audited.relative_error, audited.seconds)
+
+
+async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Audit:
+    """What re-executing a proposal needs, fetched."""
+    work = await _fetch_work(round, trainer, proposal)
+    for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
+        if digest is not None:
+            await _fetch_reveal(round, digest, inner_bytes(round.spec), trainer)
     return Audit(
-        job=round.job,
-        round=round.number,
-        trainer=trainer,
-        model_directory=str(round.model_directory),
-        payload=str(round.blobs.path(proposal.payload)),
-        buffer=str(round.blobs.path(proposal.buffer)),
-        previous_buffer=str(round.blobs.path(previous.buffer)) if previous else None,
-        previous_payload=str(round.blobs.path(previous.payload)) if previous else None,
+        **work,
+        inner=str(round.blobs.path(proposal.inner)) if proposal.inner else None,
+        previous_inner=str(round.blobs.path(proposal.inner_from)) if proposal.inner_from else None,
     )
+
+
+async def replay_request(round: Round, trainer: bytes, proposal: Proposal, step: int) -> Audit | Replay:
+    """What replaying a step of a proposal needs, fetched. `RemoteProtocolError` if its trace is none.
+
+    Where nothing lies between the first state and the last one, all of it is re-executed.
+    """
+    if not round.spec.traces_states:
+        return await audit_request(round, trainer, proposal)
+    if proposal.trace is None:
+        raise RemoteProtocolError("bad-trace", "the proposal names none")
+    work, blobs = await _fetch_work(round, trainer, proposal), round.blobs
+    await _fetch_reveal(round, proposal.trace, trace_bytes_max(round.spec), trainer)
+    states = needed(Trace.decode(blobs.read(proposal.trace), round.spec), step, round.spec)
+    for digest, size in states.items():
+        await _fetch_reveal(round, digest, size, trainer)
+    return Replay(
+        **work,
+        step=step,
+        trace=str(blobs.path(proposal.trace)),
+        states={digest: str(blobs.path(digest)) for digest in states},
+        inner=proposal.inner,
+        inner_from=proposal.inner_from,
+    )
+
+
+async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[str, Any]:
+    """What was committed to, and what the trainer's work continues from: the fields that both requests have."""
+    size, blobs = 4 * round.model.layout.size, round.blobs
+    previous = round.model.records.get(trainer) if proposal.feedback is not None else None
+    await _fetch_reveal(round, proposal.buffer, size, trainer)
+    if previous:
+        await _fetch_reveal(round, previous.buffer, size, trainer)
+        await round.fetch(previous.payload, payload_bytes_max(round.model.layout, Mode.of(round.spec)), (trainer,))
+    return {
+        "job": round.job,
+        "round": round.number,
+        "trainer": trainer,
+        "model_directory": str(round.model_directory),
+        "payload": str(blobs.path(proposal.payload)),
+        "buffer": str(blobs.path(proposal.buffer)),
+        "previous_buffer": str(blobs.path(previous.buffer)) if previous else None,
+        "previous_payload": str(blobs.path(previous.payload)) if previous else None,
+    }
+
+
+async def _fetch_reveal(round: Round, digest: bytes, size_max: int, trainer: bytes) -> None:
+    """A blob that is needed until this round's judging or auditing is over."""
+    round.blobs.expect_to_pass(digest, (round.job, round.number))
+    await round.fetch(digest, size_max, (trainer,))

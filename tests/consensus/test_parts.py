@@ -157,8 +157,36 @@ def test_view_timers_grow_up_to_the_cap_and_follow_slow_decisions() -> None:
     assert pacemaker.view_seconds() == VIEW_SECONDS_MAX
     pacemaker.enter_view(0)
     pacemaker.run(True, 100.0)
-    pacemaker.decided(102.0)
+    pacemaker.decided(b"a" * 32, VoterSet.of([b"a" * 32]), 102.0)
     assert pacemaker.view_seconds() == pytest.approx(6.0)
+
+
+def test_leaders_that_are_slow_on_purpose_do_not_make_the_views_longer() -> None:
+    voters = VoterSet.of(bytes([number]) * 32 for number in range(7))
+
+    def after(slow: int) -> float:
+        pacemaker = Pacemaker()
+        for height in range(100):
+            pacemaker.enter_view(0)
+            pacemaker.run(True, 0.0)
+            leader = height % 7
+            pacemaker.decided(voters.keys[leader], voters, 0.99 * pacemaker.view_seconds() if leader < slow else 0.1)
+        return pacemaker.view_seconds()
+
+    assert after(voters.faults_tolerated) == VIEW_SECONDS_MIN
+    assert after(voters.faults_tolerated + 1) == VIEW_SECONDS_MAX, "more than can lie: they are just slow"
+
+
+def test_a_leader_that_no_longer_votes_is_no_longer_measured() -> None:
+    pacemaker = Pacemaker()
+    keys = [bytes([number]) * 32 for number in range(3)]
+    for key, seconds in zip(keys, (5.0, 2.0, 0.1), strict=True):
+        pacemaker.enter_view(0)
+        pacemaker.run(True, 0.0)
+        pacemaker.decided(key, VoterSet.of(keys), seconds)
+    assert pacemaker.view_seconds() == 15.0
+    pacemaker.decided(keys[1], VoterSet.of(keys[1:]), 0.0)
+    assert pacemaker.view_seconds() == 6.0
 
 
 def test_a_leader_whose_link_broke_is_waited_for_less_long_but_longer_with_every_view() -> None:
@@ -264,6 +292,19 @@ async def test_the_twin_for_threads_does_the_same() -> None:
 
     await execute_in_thread(a_turn(), order, order, run_in_thread)
     assert order.log == ["append", "send"]
+
+
+async def test_a_turn_that_needs_no_disk_needs_no_thread() -> None:
+    order = Order()
+
+    async def run_in_thread(function: object, *arguments: object) -> object:
+        order.log.append("thread")
+        return function(*arguments)  # type: ignore[operator]
+
+    await execute_in_thread(Turn(sends=(Send((KEYS[0],), Status(1, 0)),)), order, order, run_in_thread)
+    assert order.log == ["send"]
+    await execute_in_thread(Turn(sends=(SendDecisions(KEYS[0], 1, 9),)), order, order, run_in_thread)
+    assert order.log == ["send", "thread"], "decisions are read from the disk"
 
 
 def test_nothing_is_sent_when_the_journal_fails() -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trio
 from hypothesis import strategies as st
 
-from ledger import jobs, members, wal
+from ledger import audits, jobs, members, wal
 from ledger.genesis import Founder, Genesis
 from ledger.state import EMPTY_BODY, decode_body
 from ledger.transactions import Refused
@@ -33,10 +35,12 @@ from tests.transport.helpers import ALICE, BOB, exchange_bytes, make_session
 from training import checkpoint, tasks
 from training.data import Manifest, read_text
 from training.replicated import codec as payloads
+from training.replicated import stream
 from training.replicated.init import initial_parameters
-from training.replicated.layout import layout_of
-from training.spec import JobSpec, ModelSpec, Objective
+from training.replicated.layout import CHUNK, Layout, layout_of, of_shapes
+from training.spec import BITS, Compression, JobSpec, ModelSpec, Objective
 from training.tokenizer import load_tokenizer
+from training.trace import StateDigests, Trace
 from transport.framing import Channel, Inbox, Outbox, Priority
 from transport.network import Received
 
@@ -108,10 +112,11 @@ def _special() -> list[Decoder]:
         _of_class(JobSpec, SPEC, SCRATCH),
         _of_class(Genesis, GENESIS),
         _of_class(Manifest, Manifest(3, bytes(32), (bytes(32),)), Manifest((1 << 20) + 1, bytes(32), (bytes(32),) * 2)),
+        _traces(),
         _signed(),
         _peer_ids(),
         _invitations(),
-        _payloads(),
+        *_payloads(),
         _checkpoints(),
         _tokenizers(),
         _frames(),
@@ -131,6 +136,12 @@ def _of_class(kind: Any, *examples: Any) -> Decoder:
     return Decoder(
         f"{kind.__name__}.decode", st.sampled_from(encoded), kind.decode, codec.encode, bytes_factor=STATE_BYTES_FACTOR
     )
+
+
+def _traces() -> Decoder:
+    states = tuple(StateDigests(bytes([number]) * 32, bytes(32)) for number in range(SPEC.local_steps + 1))
+    examples = st.sampled_from([codec.encode(Trace(states))])
+    return Decoder("Trace.decode", examples, lambda data: Trace.decode(data, SPEC), codec.encode, bytes_factor=STATE_BYTES_FACTOR)
 
 
 def _signed() -> Decoder:
@@ -161,18 +172,27 @@ def _invitations() -> Decoder:
     return Decoder("parse_invitation", st.just(text), decode, refuses=(UserError,), bytes_factor=64)
 
 
-def _payloads() -> Decoder:
-    layout = layout_of(SCRATCH)
-    header = payloads.Header.of(SCRATCH, bytes(32), 3, b"t" * 32, b"r" * 32)
-    buffers = [initial_parameters(SCRATCH) * scale for scale in (0, 1, 1e-6)]
-    examples = [payloads.encode(header, buffer, layout) for buffer in buffers]
+def _payloads() -> Iterator[Decoder]:
+    """In every mode: of one chunk, and of a layout with short chunks and several blocks."""
+    for compression, bits, keep in itertools.product(Compression, BITS, (4, 64, 1024, 4096)):
+        if compression is Compression.SPARSE or keep == CHUNK:
+            mode = payloads.Mode(compression, bits, keep)
+            yield _payload(mode, layout_of(SCRATCH), "one chunk")
+            yield _payload(mode, of_shapes([("a", (3, 7)), ("b", (5000,)), ("c", (1,))]), "short chunks")
+
+
+def _payload(mode: payloads.Mode, layout: Layout, what: str) -> Decoder:
+    header = payloads.Header(bytes(32), 3, b"t" * 32, b"r" * 32, 10, 8, mode)
+    m = stream.irwin_hall(layout.size, "fuzz").astype(np.float32)
+    examples = [payloads.encode(header, m * np.float32(scale), layout) for scale in (0, 1e-3, 1e-9)]
 
     def decode(data: bytes) -> payloads.Update:
         update = payloads.decode(data, header, layout)
         assert update.dense().shape == (layout.size,) and update.norm_squared() >= 0
         return update
 
-    return Decoder("payload", st.sampled_from(examples), decode, payloads.Update.encode, bytes_factor=STATE_BYTES_FACTOR)
+    name = f"payload {mode.compression.value} {mode.bits} {mode.keep}, {what}"
+    return Decoder(name, st.sampled_from(examples), decode, payloads.Update.encode, bytes_factor=STATE_BYTES_FACTOR)
 
 
 @functools.cache
@@ -266,7 +286,8 @@ def _pipe() -> Decoder:
     return Decoder("worker pipe", st.builds(tasks.frame, st.integers(0, 2**32 - 1), values), decode)
 
 
-CONTENTS: dict[str, Any] = {**members.KINDS, "job/start": jobs.Start, "job/stop": jobs.Stop}  # transaction kind -> its content
+# By kind of transaction.
+CONTENTS: dict[str, Any] = {**members.KINDS, "job/start": jobs.Start, "job/stop": jobs.Stop, **audits.KINDS}
 
 
 class _Anybody:

@@ -176,3 +176,59 @@ def test_a_blob_that_is_being_received_is_not_deleted_with_what_passed(blobs: Bl
     blobs.delete_passed(set())
     writer.finish()
     assert blobs.read(DIGEST) == DATA
+
+
+# Kept together --------------------------------------------------------------------------------------------------------
+
+JOB = hashlib.sha256(b"job").digest()
+
+
+def folder_of(tmp_path: Path, *contents: bytes) -> Path:
+    """As a worker leaves the states of a round: files named by digest."""
+    folder = tmp_path / "made"
+    folder.mkdir()
+    for content in contents:
+        (folder / hashlib.sha256(content).hexdigest()).write_bytes(content)
+    return folder
+
+
+def test_what_a_round_keeps_together_stays_over_restarts_until_the_round_is_long_past(blobs: Blobs, tmp_path: Path) -> None:
+    state = hashlib.sha256(b"state").digest()
+    blobs.expect_to_pass(DIGEST, "round 3")
+    blobs.add(DATA)
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, b"state"), [DIGEST])
+    blobs.release("round 3")
+    blobs.delete_passed(set())
+    for there in (blobs, Blobs(tmp_path / "kept", tmp_path / "passing")):
+        there.delete_together(JOB, 3)
+        assert (there.read(state), there.read(DIGEST)) == (b"state", DATA), "the buffer passed, but its round may be audited"
+    blobs.delete_together(bytes(32), 100)
+    assert blobs.size(state) == 5, "of another job"
+    blobs.delete_together(JOB, 4)
+    assert blobs.size(state) is None and blobs.size(DIGEST) is None and files(tmp_path) == []
+
+
+def test_what_two_rounds_keep_goes_with_the_later_one(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.expect_to_pass(DIGEST, "round 3")
+    blobs.add(DATA)
+    for number in (4, 3):
+        blobs.keep_together(JOB, number, None, [DIGEST])
+    blobs.release("round 3")
+    blobs.delete_passed(set())
+    blobs.delete_together(JOB, 4)
+    assert blobs.read(DIGEST) == DATA
+
+
+def test_a_round_that_is_done_again_after_a_crash_replaces_what_it_left(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, b"first"), [])
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, b"second"), [bytes(32)])
+    assert blobs.size(hashlib.sha256(b"second").digest()) == 6
+    assert blobs.size(hashlib.sha256(b"first").digest()) is None
+
+
+def test_a_file_that_is_adopted_by_a_link_stays_where_it_is_too(blobs: Blobs, tmp_path: Path) -> None:
+    made = folder_of(tmp_path, DATA)
+    blobs.expect_to_pass(DIGEST, "round 3")
+    blobs.adopt_link(made / DIGEST.hex(), DIGEST)
+    assert blobs.read(DIGEST) == (made / DIGEST.hex()).read_bytes() == DATA
+    assert [file.name for file in made.iterdir()] == [DIGEST.hex()]

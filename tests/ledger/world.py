@@ -8,8 +8,9 @@ from typing import Any
 
 from consensus.ballots import Closing, RoundBook, RoundTimers, signed_digest
 from consensus.evidence import Evidence
+from ledger.draws import commitment_to
 from ledger.genesis import TRAINER, Founder, Genesis
-from ledger.jobs import Job, JobTerms, Start, job_id
+from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
 from ledger.ledger import Ledger
 from ledger.members import Admit, Invitation, Rotate, rotation_preimage, token_preimage
 from ledger.state import Body, Rules, State, decode_body
@@ -22,31 +23,45 @@ from tests.sim.keys import FastSigner, FastVerifier
 
 PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
 BY_KEY = {person.public: person for person in PEOPLE}
-LANGUAGE, SCRATCH, UNAUDITED = b"language", b"scratch", b"unaudited"
+LANGUAGE, SCRATCH, UNAUDITED, SAMPLED = b"language", b"scratch", b"unaudited", b"sampled"
+AUDITS = AuditTerms(rate=1.0, auditors=2, window=3, steps=10, suspension_rounds=4)
 TOKEN = FastSigner("token")
 TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
+
+
+def nonce_of(voter: bytes, number: int) -> bytes:
+    return hashlib.sha256(b"nonce" + voter + bytes([number])).digest()[:16]
 
 
 class PlainJobs:
     """Specifications are `kind` or `kind:rounds`."""
 
+    def __init__(self, audits: AuditTerms = AUDITS) -> None:
+        self.audits = audits
+
     def terms(self, spec: bytes) -> JobTerms:
         kind, _, rounds = spec.partition(b":")
-        if kind not in (LANGUAGE, SCRATCH, UNAUDITED):
+        if kind not in (LANGUAGE, SCRATCH, UNAUDITED, SAMPLED):
             raise RemoteProtocolError("bad-job", repr(spec))
         name = kind.decode()
         return JobTerms(
-            name, name, int(rounds or 2), audited=kind != UNAUDITED, needs_worker=kind != SCRATCH, proposal_seconds=1.0
+            name,
+            name,
+            int(rounds or 2),
+            audited=kind in (LANGUAGE, SCRATCH),
+            needs_worker=kind != SCRATCH,
+            proposal_seconds=1.0,
+            audits=self.audits if kind == SAMPLED else None,
         )
 
 
 class World:
     """The first `voters` people are founders; the first `trainers` of them train."""
 
-    def __init__(self, voters: int = 4, trainers: int = 3) -> None:
+    def __init__(self, voters: int = 4, trainers: int = 3, audits: AuditTerms = AUDITS) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         self.genesis = Genesis("world", 1_000, bytes(16), founders)
-        self.rules = Rules(self.genesis, FastVerifier(), PlainJobs())
+        self.rules = Rules(self.genesis, FastVerifier(), PlainJobs(audits))
         self.chain = self.genesis.chain_id
         self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
 
@@ -139,7 +154,16 @@ class World:
     def ballot(self, key: bytes, voter: bytes, verdicts: Mapping[bytes, Verdict]) -> Signed:
         job = self.job(key)
         judged = tuple(Judgement(t, signed_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
-        return sign(BY_KEY[voter], self.chain, Ballot(key, job.round, job.model_root, judged))
+        return sign(BY_KEY[voter], self.chain, Ballot(key, job.round, job.model_root, judged, *self.nonces(key, voter)))
+
+    def nonces(self, key: bytes, voter: bytes) -> tuple[bytes | None, bytes | None]:
+        """What an honest voter reveals and commits to; nothing where audits are not sampled."""
+        audits = self.state.audits.jobs.get(key)
+        if audits is None:
+            return None, None
+        known = audits.commitments.get(voter)
+        reveal = nonce_of(voter, known.round) if known else None
+        return reveal, commitment_to(nonce_of(voter, self.job(key).round))
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes and all of `voters` (default: all) say the same: it is in the ledger's book."""

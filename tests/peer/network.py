@@ -13,6 +13,7 @@ from ledger.blobs import Blobs
 from ledger.genesis import Founder, Genesis
 from ledger.jobs import Phase, Start, job_id
 from ledger.store import Store
+from peer.auditing import Auditing
 from peer.author import Author
 from peer.driver import Driver
 from peer.eventlog import EventLog
@@ -32,8 +33,8 @@ def identities(count: int) -> list[Identity]:
     return sorted((Identity(bytes([n + 1]) * 32) for n in range(count)), key=lambda identity: identity.public)
 
 
-def genesis_of(founders: Sequence[Identity]) -> Genesis:
-    return Genesis("test", 1_000, bytes(16), {founder.public: Founder("founder", ()) for founder in founders})
+def genesis_of(founders: Sequence[Identity], roles: tuple[str, ...] = ()) -> Genesis:
+    return Genesis("test", 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders})
 
 
 async def poll(condition: Callable[[], bool]) -> None:
@@ -75,6 +76,7 @@ class Seat:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self.network.run)
                     await nursery.start(self.driver.run)
+                    nursery.start_soon(Auditing(self.driver, self.author).run)
                     task_status.started()
         except* StorageError as group:
             self.failure = _innermost(group)
@@ -115,9 +117,9 @@ def _innermost(group: BaseExceptionGroup[StorageError]) -> StorageError:
 
 
 class Network:
-    def __init__(self, folder: Path, founders: int, observers: int = 0) -> None:
+    def __init__(self, folder: Path, founders: int, observers: int = 0, roles: tuple[str, ...] = ()) -> None:
         keys = identities(founders + observers)
-        genesis = genesis_of(keys[:founders])
+        genesis = genesis_of(keys[:founders], roles)
         self.mesh = Mesh(seed=1)
         self.seats = [Seat(self.mesh, genesis, key, folder / str(number)) for number, key in enumerate(keys)]
         self._nursery: trio.Nursery
@@ -129,8 +131,10 @@ class Network:
 
 
 @asynccontextmanager
-async def network(folder: Path, founders: int, observers: int = 0, start: bool = True) -> AsyncIterator[Network]:
-    made = Network(folder, founders, observers)
+async def network(
+    folder: Path, founders: int, observers: int = 0, start: bool = True, roles: tuple[str, ...] = ()
+) -> AsyncIterator[Network]:
+    made = Network(folder, founders, observers, roles)
     async with trio.open_nursery() as made._nursery:
         if start:
             for seat in made.seats:

@@ -17,9 +17,11 @@ from prompt_toolkit.output import DummyOutput
 from peer import console, grammar
 from peer.grammar import COMMANDS, help_text, option_names, parse
 from peer.prompt import Prompt, Words
+from peer.service import parse_overrides
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from tests.peer.fake_api import ME, OTHER, FakeApi
+from training.spec import PRESETS
 
 
 def request(line: str) -> TrainRequest:
@@ -87,9 +89,21 @@ async def test_each_command_explains_itself(
         assert not api.asked, "and is not carried out"
 
 
+def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() -> None:
+    assert tuple(PRESETS) == grammar.PRESETS
+    for preset, fields in PRESETS.items():
+        overrides = request(f"train --preset {preset}").overrides
+        assert overrides.keys() == fields.keys() and parse_overrides(overrides) == fields
+    changed = request("train --set audit=full --preset per-step --set bits=8 --rounds 7")
+    assert (changed.overrides["audit"], changed.overrides["bits"], changed.overrides["outer"]) == ("full", "8", "adamw")
+    assert changed.rounds == 7
+    with pytest.raises(UserError, match="argument --preset: invalid choice: 'fast'"):
+        request("train --preset fast")
+
+
 def test_every_command_is_in_the_help() -> None:
     assert all(name in help_text() for name in COMMANDS)
-    assert option_names("train") == ("--rounds", "--data", "--name", "--vocabulary", "--set")
+    assert option_names("train") == ("--preset", "--rounds", "--data", "--name", "--vocabulary", "--set")
 
 
 async def said(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from consensus.events import Applied
 from consensus.replica import Replica
 from consensus.turn import restart_of
 from consensus.voters import VoterSet
+from ledger.jobs import Start, job_id
 from ledger.state import EMPTY_BODY
 from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from tests.peer.chain import Chain
-from tests.peer.network import SECONDS_MAX, network, one_root
+from tests.peer.network import SCRATCH, SECONDS_MAX, network, one_root
+from training.replicated import files
 
 
 @pytest.mark.parametrize("applied", [0, 1, 2])
@@ -46,6 +49,25 @@ async def test_a_peer_that_died_between_its_model_and_its_state_comes_back_to_th
         await others[2].stop()  # now the one that came back is needed for every quorum
         remaining = made.seats[:3]
         await one_root(remaining, await others[0].scratch())
+
+
+async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_reach_its_disk(tmp_path: Path) -> None:
+    """From the last durable model, the decided blocks and the payloads that it keeps."""
+    async with network(tmp_path, founders=4) as made:
+        victim, *others = made.seats
+        start = Start(replace(SCRATCH, rounds=60).encode())
+        with trio.fail_after(SECONDS_MAX):
+            job = job_id(others[0].public, await others[0].author.submit("job/start", start))
+        await victim.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= 3)
+        await victim.stop()
+        reached = victim.driver.state.jobs.jobs[job]
+        models = victim.driver.host.directory(job, 0).parent
+        for file in (file for model in models.iterdir() if not files.is_durable(model) for file in model.iterdir()):
+            file.write_bytes(bytes(file.stat().st_size))
+        again = await made.start(victim)
+        assert await again.event("warning", f"computed {reached.round} rounds")
+        assert again.driver.host.model(job, reached.round).root == reached.model_root
+        await again.until(lambda driver: driver.state.jobs.jobs[job].round >= reached.round + 2)
 
 
 def test_a_wrong_state_is_noticed_after_a_restart_too_however_many_decided_blocks_wait(tmp_path: Path) -> None:

@@ -11,16 +11,22 @@ import pytest
 from consensus.ballots import RoundTerms
 from ledger.blobs import Blobs
 from peer.roles.base import OpenRound
-from peer.roles.trainer import Trainer
-from peer.roles.voter import Voter
+from peer.roles.liar import Liar
+from peer.roles.trainer import Trainer, _Job
+from peer.roles.voter import Voter, audit_request
 from protocol.errors import UserError
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.reasons import Finding, Verdict
 from tests.peer.network import SCRATCH
+from training import proposals, tasks
 from training.host import ModelHost
-from training.replicated.codec import payload_bytes_max
-from training.spec import Audit, JobSpec
+from training.inner_state import InnerState
+from training.replicated.codec import Mode, payload_bytes_max
+from training.replicated.model import Accepted, ReplicatedModel
+from training.spec import Audit, JobSpec, ModelSpec
+from training.spec import InnerState as Kept
+from training.trace import Trace, needed
 
 JOB, ME = bytes(32), Identity(bytes([1]) * 32)
 
@@ -86,7 +92,9 @@ async def test_a_voter_proposes_the_known_update_of_a_scratch_round_and_accepts_
 
 
 async def test_a_payload_that_is_too_large_is_not_even_fetched(world: World) -> None:
-    large = replace(await world.proposed(), payload_bytes=payload_bytes_max(world.round.model.layout) + 1)
+    large = replace(
+        await world.proposed(), payload_bytes=payload_bytes_max(world.round.model.layout, Mode.of(world.round.spec)) + 1
+    )
     assert await world.verdict(large) is Verdict.MALFORMED
     assert world.fetched == []
 
@@ -120,3 +128,164 @@ async def test_a_trainer_without_local_text_says_how_to_name_it(world: World, tm
     local = replace(world.round, spec=JobSpec(name="own", audit=Audit.OFF))
     with pytest.raises(UserError, match="--local-data PATH"):
         await role.propose(local)
+
+
+# What a language job commits to beside payload and buffer ------------------------------------------------------------
+
+MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
+
+
+class Steps:
+    """A worker whose inner steps are sums: numpy only."""
+
+    def __init__(self) -> None:
+        self.requests: list[tasks.Propose] = []
+
+    async def ask(self, request: Any) -> Any:
+        if isinstance(request, tasks.OpenJob):
+            return None
+        self.requests.append(request)
+        return proposals.propose(request, self._update)
+
+    def _update(
+        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: proposals.OnState
+    ) -> tuple[Any, float]:
+        spec = ReplicatedModel.open(Path(self.requests[-1].model_directory)).spec
+        state, now = inner or InnerState.fresh(spec), parameters
+        for _ in range(spec.local_steps):
+            now, state = now + np.float32(1), InnerState(state.steps + 1, state.moments + np.float32(1))
+            on_state(now, state)
+        return parameters - now, 0.0
+
+
+def opened(world: World, tmp_path: Path, host: ModelHost, number: int) -> tuple[Trainer, Steps]:
+    spec = JobSpec.decode(host.model(JOB, number).spec.encode())
+    terms = replace(world.round.terms, round=number, model_root=host.model(JOB, number).root)
+    directory = host.directory(JOB, number)
+    world.round = replace(world.round, spec=spec, model=host.model(JOB, number), model_directory=directory, terms=terms)
+    steps = Steps()
+    (tmp_path / "texts").mkdir(exist_ok=True)
+    role = Trainer(steps, tmp_path / "texts", local_data=None)  # type: ignore[arg-type]
+    role._jobs[JOB] = _Job(opened=True)
+    return role, steps
+
+
+@pytest.mark.parametrize("audit", [Audit.SAMPLED, Audit.FULL])
+async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(world: World, tmp_path: Path, audit: Audit) -> None:
+    spec = JobSpec(
+        name="t", data=bytes(32), model=MODEL, local_steps=3, audit=audit, inner_state=Kept.KEEP, outer_rate=0.1, norm_start=1e6
+    )
+    host = ModelHost(tmp_path / "language")
+    host.create(JOB, spec.encode())
+    role, steps = opened(world, tmp_path, host, 0)
+    await role.propose(world.round)
+    first, blobs = world.published[-1], world.round.blobs
+    assert first.inner is not None and first.inner_from is None and (first.trace is not None) == (audit is Audit.SAMPLED)
+    assert world.round.model.check(ME.public, first, blobs.read(first.payload)) is Verdict.ACCEPT
+
+    accepted = Accepted(ME.public, first, blobs.read(first.payload))
+    following = world.round.model.apply([accepted], {})
+    following.save(host.directory(JOB, 1))
+    blobs.release((JOB, 0))
+    blobs.delete_passed({first.buffer, first.inner})  # as the workshop does when the next round opens
+    role, steps = opened(world, tmp_path, host, 1)
+    await role.propose(world.round)
+    second = world.published[-1]
+    assert (second.feedback, second.inner_from) == (first.buffer, first.inner)
+    assert InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
+    assert list((tmp_path / "texts").iterdir()) == [], "nothing is left where the worker wrote"
+
+    request = await audit_request(world.round, ME.public, second)
+    assert (request.inner, request.previous_inner) == (str(blobs.path(second.inner or b"")), str(blobs.path(first.inner)))
+    assert proposals.audit(request, steps._update).verdict is Verdict.ACCEPT
+
+    blobs.release((JOB, 1))
+    blobs.delete_passed(set())
+    if audit is Audit.SAMPLED and first.trace and second.trace:
+        listed = Trace.decode(blobs.read(second.trace), spec)
+        for step in range(3):
+            files = {digest: str(blobs.path(digest)) for digest in needed(listed, step, spec)}
+            assert all(Path(file).exists() for file in files.values())
+        assert None not in map(blobs.size, (second.buffer, first.buffer, first.inner)), "audits of round 1 may ask for them"
+        blobs.delete_together(JOB, 2)
+    assert blobs.size(second.buffer) is None and blobs.size(first.inner) is None
+    assert blobs.size(second.payload) is not None
+
+
+async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: World, tmp_path: Path) -> None:
+    host = ModelHost(tmp_path / "language")
+    host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=Audit.SAMPLED, norm_start=1e6).encode())
+    role, steps = opened(world, tmp_path, host, 0)
+    await role.propose(world.round)
+    world.fetched.clear()
+    world.round = replace(world.round, me=bytes(32))
+    judged = await role.judge(world.round, signed(world.published[-1]), world.published[-1])
+    assert judged.verdict is Verdict.ACCEPT and len(steps.requests) == 1
+    assert world.fetched == [world.published[-1].payload]
+
+
+@pytest.mark.parametrize("lies", [{"trace": None}, {"inner": None}, {"inner_from": bytes(32)}, {"trace": bytes(32)}])
+async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
+    world: World, tmp_path: Path, lies: dict[str, Any]
+) -> None:
+    host = ModelHost(tmp_path / "language")
+    audit = Audit.FULL if lies.get("trace") else Audit.SAMPLED
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=audit, inner_state=Kept.KEEP, norm_start=1e6)
+    host.create(JOB, spec.encode())
+    role, _ = opened(world, tmp_path, host, 0)
+    await role.propose(world.round)
+    honest = world.published[-1]
+    payload = world.round.blobs.read(honest.payload)
+    assert world.round.model.check(ME.public, honest, payload) is Verdict.ACCEPT
+    assert world.round.model.check(ME.public, replace(honest, **lies), payload) is Verdict.COMMITMENT
+
+
+def found(world: World, proposal: Proposal, step: int) -> Finding:
+    """What an auditor finds at one step, with the blobs that the trainer shows."""
+    blobs = world.round.blobs
+    assert proposal.trace is not None
+    listed = Trace.decode(blobs.read(proposal.trace), world.round.spec)
+    request = tasks.Replay(
+        job=JOB,
+        round=0,
+        trainer=ME.public,
+        step=step,
+        model_directory=str(world.round.model_directory),
+        payload=str(blobs.path(proposal.payload)),
+        buffer=str(blobs.path(proposal.buffer)),
+        previous_buffer=None,
+        previous_payload=None,
+        trace=str(blobs.path(proposal.trace)),
+        states={digest: str(blobs.path(digest)) for digest in needed(listed, step, world.round.spec)},
+        inner=proposal.inner,
+        inner_from=proposal.inner_from,
+    )
+
+    def inner_step(parameters: Any, inner: InnerState, *_: object) -> tuple[Any, InnerState]:
+        return parameters + np.float32(1), InnerState(inner.steps + 1, inner.moments + np.float32(1))
+
+    return proposals.replay(request, inner_step).finding
+
+
+@pytest.mark.parametrize(
+    ("attack", "finding"),
+    [
+        ("none", Finding.MATCH),
+        ("sign-flip", Finding.PAYLOAD),
+        ("scale", Finding.PAYLOAD),
+        ("stale", Finding.PAYLOAD),
+        ("free-rider", Finding.MISMATCH),
+    ],
+)
+async def test_what_passes_the_cheap_checks_is_found_at_whatever_step_is_drawn(
+    world: World, tmp_path: Path, attack: str, finding: Finding
+) -> None:
+    host = ModelHost(tmp_path / "language")
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=Audit.SAMPLED, norm_start=1e9)
+    host.create(JOB, spec.encode())
+    role, steps = opened(world, tmp_path, host, 0)
+    liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
+    await liar.propose(world.round)
+    proposal = world.published[-1]
+    assert world.round.model.check(ME.public, proposal, world.round.blobs.read(proposal.payload)) is Verdict.ACCEPT
+    assert [found(world, proposal, step) for step in range(3)] == [finding] * 3

@@ -85,6 +85,34 @@ async def test_a_file_of_three_kilobytes_trains(trainer: Daemon, tmp_path: Path)
     assert list((await finished(trainer)).accepted.values()) == [1]
 
 
+async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_path: Path) -> None:
+    for name, start in (("0.bin", 0), ("1.bin", 2_000)):
+        (tmp_path / name).write_bytes(b"".join((number % 256).to_bytes(2, "little") for number in range(start, start + 2_000)))
+    status, printed, _ = peer("shards", str(tmp_path))
+    assert status == 0
+    (tmp_path / "manifest.json").write_text(printed)
+    assert train(trainer, "--data", str(tmp_path), *TINY)[0] == 0
+    assert list((await finished(trainer)).accepted.values()) == [1]
+    (tmp_path / "1.bin").unlink()
+    status, out, error = train(trainer, "--data", str(tmp_path), *TINY)
+    assert (status, out) == (2, "") and "1.bin is missing" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "settings", [("per-step",), ("sparse", "audit=full", "inner=muon"), ("sparse", "audit=sampled")], ids=str
+)
+async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(trainer: Daemon, settings: tuple[str, ...]) -> None:
+    preset, *fields = settings
+    steps = "1" if preset == "per-step" else "2"
+    chosen = [word for field in (*fields, f"local_steps={steps}") for word in ("--set", field)]
+    status, _, error = train(trainer, "--preset", preset, "--rounds", "3", *TINY, *chosen)
+    assert (status, error) == (0, "")
+    job = await finished(trainer)
+    assert (job.rounds, list(job.accepted.values())) == (3, [3])
+    events = [event.text for event in await trainer.client.events(-1, 0) if event.kind == "warning"]
+    assert events == []
+
+
 def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)

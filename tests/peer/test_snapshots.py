@@ -105,7 +105,8 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
         await sick.until(reached(4))
         number = sick.driver.state.jobs.jobs[job].round
         model = sick.driver.host.model(job, number)
-        sick.driver.host._models[job] = replace(model, parameters=model.parameters + np.float32(1))  # as bad memory would
+        wrong = {**model.vectors, "parameters": model.parameters + np.float32(1)}  # as bad memory would make them
+        sick.driver.host._models[job] = replace(model, vectors=wrong)
         await sick.event("snapshot", "restored")
         for seat in made.seats:
             await seat.until(lambda driver: driver.state.jobs.jobs[job].round == ROUNDS)
@@ -114,7 +115,7 @@ async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goe
         content = json.loads((folder / "roots.json").read_text())
         height = content["height"]
         assert content["state_root"] != made.seats[0].store.roots()[height].hex()
-        assert content["models"].keys() == {job.hex()} and content["modules"].keys() == {"jobs", "members"}
+        assert content["models"].keys() == {job.hex()} and content["modules"].keys() == {"audits", "jobs", "members"}
         assert sick.driver.rules.decode_state((folder / "state.msgpack").read_bytes()).root.hex() == content["state_root"]
         own, others = sick.store.roots(), made.seats[0].store.roots()
         assert {height: root for height, root in own.items() if others.get(height, root) != root} == {}

@@ -121,6 +121,7 @@ class Invariants:
     _told: dict[bytes, int] = field(default_factory=dict)  # of those: the height whose state their node has been told
     _waiting: dict[bytes, tuple[int, Signed, int]] = field(default_factory=dict)  # author -> (nonce, transaction, height then)
     longest_wait: int = 0  # heights, of any transaction
+    _audits: Any = None  # the state of the audits that was looked at last
 
     def __post_init__(self) -> None:
         self.sets = dict.fromkeys((0, 1, 2), self.founders)
@@ -288,6 +289,18 @@ class Invariants:
         for key in expelled:
             if key in self.honest and key not in self.excused | self.heirs:
                 raise Violation("honest expelled", f"{short_id(key)} at height {height}")
+
+    def on_audits(self, audits: Any) -> None:
+        """After each block: no lie about an audit hurts who is honest."""
+        if audits is self._audits:
+            return
+        self._audits = audits
+        for job in audits.jobs.values():
+            for key in job.suspended.keys() & self.honest - self.heirs:
+                raise Violation("honest suspended", f"{short_id(key)} until round {job.suspended[key]}")
+        for key, standing in audits.standings.items():
+            if standing.refuted and key in self.honest - self.heirs:
+                raise Violation("honest refuted", f"{short_id(key)} challenged a false step, and is held for a liar")
 
     def _check_change(self, before: Keys, after: Keys, height: int) -> None:
         gone, new = set(before) - set(after), set(after) - set(before)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from consensus.block import Block, encode_block
 from ledger.genesis import TRAINER, Founder, Genesis
-from ledger.jobs import ClosedRound, JobTerms
+from ledger.jobs import AuditTerms, ClosedRound, JobTerms
 from ledger.ledger import Ledger
 from ledger.state import Rules, State, Transition
 from ledger.transactions import Context, Modules, Refused
@@ -22,6 +22,7 @@ from protocol.messages import Transaction
 CREATED_MS = 1_000_000
 PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
 ADDED_MAX = 1_000
+AUDITS = AuditTerms(rate=0.5, auditors=2, window=4, steps=8, suspension_rounds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,14 @@ class CounterModule:
 
 
 class CountingJobs:
-    """Specifications are `audited:rounds` or `plain:rounds`: re-executed before the ballot, or not."""
+    """Specifications are `audited:rounds`, `sampled:rounds` or `plain:rounds`: re-executed before the ballot, after, or not."""
 
     def terms(self, spec: bytes) -> JobTerms:
         kind, _, rounds = spec.partition(b":")
-        if kind not in (b"audited", b"plain") or not rounds.isdigit():
+        if kind not in (b"audited", b"sampled", b"plain") or not rounds.isdigit():
             raise RemoteProtocolError("bad-job", repr(spec))
-        return JobTerms("count", "scratch", int(rounds), kind == b"audited", True, PROPOSAL_SECONDS)
+        audits = AUDITS if kind == b"sampled" else None
+        return JobTerms("count", "scratch", int(rounds), kind == b"audited", True, PROPOSAL_SECONDS, audits)
 
 
 def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16)) -> Genesis:

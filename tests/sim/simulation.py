@@ -35,7 +35,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import AGREEMENT, ROUNDS, Commit, Prepare, Proposal, Vote
 from protocol.messages import Link as ChainLink
 from protocol.reasons import Verdict
-from tests.sim import keys, memory, workload
+from tests.sim import audits, keys, memory, workload
 from tests.sim.disk import Disk
 from tests.sim.invariants import Invariants, Violation
 from tests.sim.ledgers import SharedRules, finish, genesis_of, rules_of, with_wrong_bit
@@ -47,6 +47,7 @@ from tests.sim.wire import decoding_once
 from transport.network import Connected, Disconnected, Received
 
 START = 1_000_000.0  # virtual seconds since the epoch
+KINDS = ("audited", "sampled", "plain")  # of jobs, by seed
 ITEMS_PER_TURN_MAX = 64  # as in the daemon
 PULSE_SECONDS = 0.5  # an idle network gets something to decide this often
 THINK_SECONDS = (0.0, 0.8)  # between a block and the next transaction of a peer
@@ -62,7 +63,7 @@ NOTICED_AFTER_SECONDS = 0.02  # until the others see that a link broke
 RECOVERY_SECONDS = 90.0
 RECOVERY_HEIGHTS = 3
 HEIGHT_SECONDS_MAX = 25.0  # of a height after those, with f liars still lying
-# Where a clock that is far behind is one fault too many, nothing is promised but that it goes on: views grow by half until one
+# Where a clock that is far off is one fault too many, nothing is promised but that it goes on: views grow by half until one
 # lasts as long as that clock is behind (seed 330), and others, at their cap, are led by a liar to their last moment (seed 2418).
 BEYOND_SECONDS_MAX = RECOVERY_SECONDS
 VIEWS_AFTER_HEALING = 6  # no height is decided in a later view after those RECOVERY_HEIGHTS
@@ -116,8 +117,8 @@ class Peer:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether a quorum can count on it at once: nothing that others date rightly waits for its clock."""
-        return self.is_honest and not self.is_lost and self.offset >= START - CLOCK_AHEAD_SECONDS
+        """Whether a quorum can count on it at once: neither its blocks nor those of others wait for a clock."""
+        return self.is_honest and not self.is_lost and abs(self.offset - START) <= CLOCK_AHEAD_SECONDS
 
     @property
     def height(self) -> int:
@@ -151,6 +152,7 @@ class Peer:
         state, root = self._applied_state()
         ledger = Ledger(self.rules, state, root)
         self.node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken)
+        self.author.auditor.started(self.node)
         if self.is_honest:
             records = [*self.disk.undecided(), *self.disk.round_votes()]
             self.simulation.invariants.on_restart(self.key, self.disk.last, state.height, records)
@@ -205,6 +207,7 @@ class Peer:
         self.node = Node(
             self.signer, self.rules, ledger, restart_of(self.disk, state.height), self.simulation.verifier, self.disk.spoken
         )
+        self.author.auditor.started(self.node)
         self.judging, self.applying, self.waking, self.deadline = set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
         self.snapshots = Snapshots(self, state)
@@ -382,11 +385,16 @@ class Peer:
     def _open_round(self, opened: RoundOpened) -> None:
         job, number = opened.key
         if self.key in opened.job.trainers and not opened.spoken:
-            payload = _payload(job, number, self.key, opened.job.model_root)
+            payload = audits.payload_of(job, number, self.key, opened.job.model_root)
             if self.strategy is not None:
                 payload = self.strategy.payload(payload)
-            proposal = Proposal(job, number, opened.job.model_root, payload, 100, hashlib.sha256(payload).digest(), None)
+            trace = self.author.auditor.trace(payload) if self._is_sampled(job) else None
+            buffer = hashlib.sha256(payload).digest()
+            proposal = Proposal(job, number, opened.job.model_root, payload, 100, buffer, None, trace)
             self.after(self.simulation.draw(TRAIN_SECONDS), self._publish, proposal)
+
+    def _is_sampled(self, job: bytes) -> bool:
+        return self.node is not None and job in self.node.state.audits.jobs
 
     def _publish(self, proposal: Proposal) -> None:
         node = self.node
@@ -409,7 +417,9 @@ class Peer:
             return
         if proposal.model_root != job.model_root:
             verdict = Verdict.STALE
-        elif proposal.payload != _payload(*key, trainer, job.model_root):
+        elif self._is_sampled(key[0]):
+            verdict = Verdict.ACCEPT
+        elif proposal.payload != audits.payload_of(*key, trainer, job.model_root):
             verdict = Verdict.REPLAY
         else:
             verdict = self._borderline(proposal.payload)
@@ -432,10 +442,6 @@ class Peer:
         signed = self.author.next(self.node.state, self.simulation.chain_id)
         if signed is not None:
             workload.submit(self, signed)
-
-
-def _payload(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
-    return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
 
 
 class Simulation:
@@ -488,7 +494,7 @@ class Simulation:
             peer.author.invitation = workload.invitation(self.chain_id, signers[0], peer.key, f"joiner {peer.number}")
         if plan.jobs:
             for peer in self.honest[:1]:
-                peer.author.wishes.append(workload.start_job(plan.seed % 3 == 0, 1_000))
+                peer.author.wishes.append(workload.start_job(KINDS[plan.seed % len(KINDS)], 1_000))
         for peer in self.peers:
             if not peer.is_late:
                 self.after(0.0, peer.start, ())
@@ -502,6 +508,7 @@ class Simulation:
         for number, name in plan.liars.items():
             peer = self.peers[number]
             peer.strategy = self._strategies[name](self._liar(peer, founders, shared, colluders))
+            peer.author.auditor = audits.drawn(self.plan.seed, number, colluders)
 
     def _liar(self, peer: Peer, founders: tuple[bytes, ...], shared: dict[str, Any], colluders: tuple[bytes, ...]) -> Liar:
         return Liar(
@@ -682,6 +689,7 @@ class Simulation:
             self.invariants.on_wrong(peer.key, state.height)
             return
         self.invariants.on_applied(peer.key, state.height, state.root, sets, expelled)
+        self.invariants.on_audits(state.audits)
         node = peer.node
         if node is not None and node.replica.divergence is not None:
             raise Violation("roots", node.replica.divergence)

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ledger.audits import AuditReport, AuditVerdict, Due, due_for
 from ledger.genesis import TRAINER
 from ledger.jobs import Start
 from ledger.members import Admit, Approve, Invitation, Leave, Register, Rotate, Stand, rotation_preimage, token_preimage
@@ -18,6 +19,8 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
 from protocol.messages import Transaction
+from protocol.reasons import Finding
+from tests.sim.audits import Auditor
 from tests.sim.keys import FastSigner
 from tests.sim.ledgers import Add
 
@@ -37,6 +40,7 @@ class Author:
     work: float  # probability of a new number after each block
     invitation: Admit | None = None  # of a peer that is no founder
     wishes: deque[tuple[str, Any]] = field(default_factory=deque)
+    auditor: Auditor = field(default_factory=Auditor)
     outstanding: Signed | None = None
     submitted: int = 0
 
@@ -74,6 +78,10 @@ class Author:
                     return "member/approve", Approve(candidate)
         if self.wishes:
             return self.wishes.popleft()
+        for due in due_for(me, state):
+            finding = self.auditor.finding(due)
+            if finding is not None:
+                return said_of(due, finding)
         if self.random.random() < self.work:
             return "counter/add", Add(self.random.randrange(100))
         return None
@@ -89,8 +97,15 @@ def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Ad
     return Admit(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
 
 
-def start_job(audited: bool, rounds: int) -> tuple[str, Start]:
-    return "job/start", Start(b"%s:%d" % (b"audited" if audited else b"plain", rounds))
+def start_job(kind: str, rounds: int) -> tuple[str, Start]:
+    return "job/start", Start(f"{kind}:{rounds}".encode())
+
+
+def said_of(due: Due, finding: Finding) -> tuple[str, AuditReport | AuditVerdict]:
+    place = (due.job, due.round, due.trainer, due.step)
+    if due.is_dispute:
+        return "audit/verdict", AuditVerdict(*place, finding, 0)
+    return "audit/report", AuditReport(*place, finding, 0)
 
 
 def leave() -> tuple[str, Leave]:

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from consensus.ballots import Outcome
 from ledger.jobs import ClosedRound
+from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
-from training.host import ROUNDS_KEPT, ModelHost
+from protocol.identity import Signed
+from tests.training.replicated.support import round_of
+from training.host import DURABLE_ROUNDS, ROUNDS_KEPT, JudgedRound, ModelHost
+from training.replicated import files
 from training.spec import Audit, JobSpec, Objective
 
 JOB, TRAINER = bytes([7]) * 32, bytes([1]) * 32
-SPEC = JobSpec(name="test", objective=Objective.SCRATCH, rounds=9, liars=0).encode()
+SPEC = JobSpec(name="test", objective=Objective.SCRATCH, rounds=40, liars=0).encode()
 NOTHING = Outcome({}, {}, frozenset({TRAINER}), frozenset())
 
 
@@ -26,7 +32,7 @@ def closed(number: int) -> ClosedRound:
 def test_what_a_specification_says_to_the_ledger(tmp_path: Path) -> None:
     host = ModelHost(tmp_path)
     scratch = host.terms(SPEC)
-    assert (scratch.name, scratch.rounds, scratch.needs_worker, scratch.audited) == ("test", 9, False, True)
+    assert (scratch.name, scratch.rounds, scratch.needs_worker, scratch.audited) == ("test", 40, False, True)
     local = host.terms(JobSpec(name="own", audit=Audit.OFF).encode())
     assert (local.needs_worker, local.audited) == (True, False)
     with pytest.raises(RemoteProtocolError):
@@ -56,8 +62,11 @@ def test_pruning_keeps_what_a_late_re_execution_may_read(tmp_path: Path) -> None
     for number in range(4):
         host.step(closed(number), no_payload)
     host.prune(JOB, 4)
-    kept = sorted(int(folder.name) for folder in host.directory(JOB, 0).parent.iterdir())
-    assert kept == list(range(4 - ROUNDS_KEPT + 1, 5))
+    assert rounds_on_disk(host) == [0, *range(4 - ROUNDS_KEPT + 1, 5)]  # from the first the others can be computed anew
+
+
+def rounds_on_disk(host: ModelHost) -> list[int]:
+    return sorted(int(folder.name) for folder in host.directory(JOB, 0).parent.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
@@ -71,3 +80,118 @@ def test_a_damaged_model_is_a_storage_error(tmp_path: Path, damage: str) -> None
             file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(StorageError):
         ModelHost(tmp_path).model(JOB, 0)
+
+
+# The machine stops --------------------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """Rounds of two trainers on a scratch job, whose payloads are kept."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._payloads: dict[bytes, bytes] = {}
+        self._judged: list[JudgedRound] = []
+        self._host = host
+        self.roots = [host.create(JOB, SPEC)]
+
+    def play(self, count: int) -> Rounds:
+        for _ in range(count):
+            number = len(self._judged)
+            items = round_of(self._host.model(JOB, number), 2)
+            self._payloads |= {item.proposal.payload: item.payload for item in items}
+            signed = tuple(Signed(codec.encode(item.proposal), item.trainer, bytes(64)) for item in items)
+            self._judged.append(JudgedRound(JOB, number, signed, {}))
+            outcome = Outcome({}, {}, frozenset(), frozenset())
+            self.roots.append(self._host.step(ClosedRound(JOB, number, outcome, signed, ()), self._payloads.__getitem__))
+            self._host.prune(JOB, number + 1)
+        return self
+
+    def recovered(self, folder: Path) -> int:
+        """How many rounds a new process had to compute anew, to the same root."""
+        host, number = ModelHost(folder), len(self._judged)
+        computed = host.recover(JOB, number, self.roots[-1], self._judged.__getitem__, self._payloads.__getitem__)
+        model = host.model(JOB, number)
+        model.verify()
+        assert model.root == self.roots[-1]
+        return computed
+
+
+def power_cut(folder: Path, damage: str, only: str = "") -> None:
+    """What was written and not synced has not reached the disk, or only in part."""
+    models = [path for path in (folder / JOB.hex()[:32]).iterdir() if not (path / files.DURABLE).exists()]
+    for file in (file for model in models for file in model.iterdir() if only in file.name):
+        data = bytearray(file.read_bytes())
+        if damage == "gone":
+            shutil.rmtree(file.parent)
+            return
+        if damage == "bit":
+            data[len(data) // 2] ^= 1
+        file.write_bytes({"empty": b"", "zeros": bytes(len(data)), "cut": data[:-3], "bit": data}[damage])
+
+
+@pytest.mark.parametrize("damage", ["bit", "empty", "zeros", "cut", "gone"])
+@pytest.mark.parametrize("file", ["", "momentum", "state"])
+def test_a_model_that_did_not_reach_the_disk_is_computed_anew(tmp_path: Path, damage: str, file: str) -> None:
+    rounds = Rounds(ModelHost(tmp_path)).play(DURABLE_ROUNDS + 3)
+    power_cut(tmp_path, damage, file)
+    assert rounds.recovered(tmp_path) == 3
+    assert rounds.recovered(tmp_path) == 0
+
+
+def test_what_was_applied_but_never_noted_is_not_taken_for_whole(tmp_path: Path) -> None:
+    """Its state names the right root, and a step to the same root would leave it as it is."""
+    rounds = Rounds(host := ModelHost(tmp_path)).play(3)
+    file = host.directory(JOB, 3) / "parameters.f32"
+    file.write_bytes(bytes(file.stat().st_size))
+    judged, last = rounds._judged.pop(), rounds.roots.pop()
+    assert rounds.recovered(tmp_path) == 0
+    host = ModelHost(tmp_path)
+    again = ClosedRound(JOB, 2, Outcome({}, {}, frozenset(), frozenset()), judged.accepted, ())
+    assert host.step(again, rounds._payloads.__getitem__) == last
+    host.model(JOB, 3).verify()
+
+
+def test_a_process_that_was_killed_computes_nothing_anew(tmp_path: Path) -> None:
+    rounds = Rounds(ModelHost(tmp_path)).play(5)
+    assert rounds.recovered(tmp_path) == 0
+
+
+def test_what_a_durable_write_left_half_done_is_no_model_to_begin_with(tmp_path: Path) -> None:
+    rounds = Rounds(host := ModelHost(tmp_path)).play(3)
+    shutil.copytree(host.directory(JOB, 0), host.directory(JOB, 2).with_name(".00000002.fresh"))
+    power_cut(tmp_path, "bit", "parameters")
+    assert rounds.recovered(tmp_path) == 3
+
+
+def test_without_a_durable_model_or_from_a_wrong_one_there_is_one_clear_error(tmp_path: Path) -> None:
+    rounds = Rounds(host := ModelHost(tmp_path)).play(2)
+    host.directory(JOB, 2).joinpath("parameters.f32").unlink()
+    with pytest.raises(StorageError, match="does not lead to"):
+        host.recover(JOB, 2, bytes(32), rounds._judged.__getitem__, rounds._payloads.__getitem__)
+    for number in (0, 2):
+        shutil.rmtree(host.directory(JOB, number))
+    with pytest.raises(StorageError, match="no older model"):
+        rounds.recovered(tmp_path)
+
+
+def test_a_step_waits_for_the_disk_once_in_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, synced = Rounds(ModelHost(tmp_path)), []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    rounds.play(DURABLE_ROUNDS - 1)
+    assert not synced
+    rounds.play(1)
+    assert synced
+    assert (ModelHost(tmp_path).directory(JOB, DURABLE_ROUNDS) / files.DURABLE).exists()
+
+
+def test_the_last_model_of_a_job_is_durable(tmp_path: Path) -> None:
+    host = ModelHost(tmp_path)
+    Rounds(host).play(JobSpec.decode(SPEC).rounds)
+    assert (host.directory(JOB, JobSpec.decode(SPEC).rounds) / files.DURABLE).exists()
+
+
+def test_pruning_keeps_the_last_durable_model_and_no_older_one(tmp_path: Path) -> None:
+    host = ModelHost(tmp_path)
+    Rounds(host).play(2 * DURABLE_ROUNDS + 5)
+    last = 2 * DURABLE_ROUNDS + 5
+    assert rounds_on_disk(host) == [2 * DURABLE_ROUNDS, *range(last - ROUNDS_KEPT + 1, last + 1)]

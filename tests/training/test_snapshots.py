@@ -72,7 +72,7 @@ def test_a_manifest_that_is_not_under_the_root_is_refused(tmp_path: Path) -> Non
         host.receive(JOB, 0, ModelHost(tmp_path / "other").create(JOB, other.encode()), source.manifest(JOB, 0))
     with pytest.raises(RemoteProtocolError):
         host.receive(JOB, 0, root, source.manifest(JOB, 0)[:-1])
-    saved, _, _ = files.read(source.directory(JOB, 0))
+    saved, _ = files.read(source.directory(JOB, 0))
     lying = replace(saved, leaves=(bytes(32), *saved.leaves[1:]))
     with pytest.raises(RemoteProtocolError, match="bad-part"):
         host.receive(JOB, 0, root, files.codec.encode(lying))
@@ -87,7 +87,7 @@ def test_what_is_asked_for_and_does_not_exist_is_the_askers_fault(tmp_path: Path
 def test_a_damaged_model_is_neither_served_nor_taken_for_held(tmp_path: Path) -> None:
     """Whoever fetches it would take this honest peer for a liar."""
     host, root = made(tmp_path)
-    file = host.directory(JOB, 0) / files.PARAMETERS
+    file = host.directory(JOB, 0) / "parameters.f32"
     data = bytearray(file.read_bytes())
     data[5] ^= 1
     file.write_bytes(data)
@@ -102,7 +102,7 @@ def test_an_installed_model_takes_the_place_of_a_wrong_one_of_the_same_round(tmp
     source, root = made(tmp_path / "from")
     host, _ = made(tmp_path / "to")
     right = host.model(JOB, 0)
-    wrong = ReplicatedModel.of(right.state, right.parameters + np.float32(1), np.array(right.momentum))
+    wrong = ReplicatedModel.of(right.state, {name: vector + np.float32(1) for name, vector in right.vectors.items()})
     wrong.save(host.directory(JOB, 0))
     host._models.clear()
     assert host.model(JOB, 0).root == wrong.root != root
@@ -135,9 +135,8 @@ def test_pinned_models_outlive_their_rounds(tmp_path: Path) -> None:
     host, _ = made(tmp_path)
     for number in range(1, 6):
         model = host.model(JOB, number - 1)
-        replace(model, state=replace(model.state, round=number)).of(
-            replace(model.state, round=number), np.array(model.parameters), np.array(model.momentum)
-        ).save(host.directory(JOB, number))
+        vectors = {name: np.array(vector) for name, vector in model.vectors.items()}
+        ReplicatedModel.of(replace(model.state, round=number), vectors).save(host.directory(JOB, number))
     host.pin(frozenset({(JOB, 1), (b"other" + bytes(27), 2)}))
     host.prune(JOB, 5)
     assert sorted(int(path.name) for path in host.directory(JOB, 0).parent.iterdir()) == [1, 4, 5]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
-from training.spec import Audit, JobSpec, ModelSpec, Objective
+from training.spec import PRESETS, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer
 
 JOB = JobSpec(name="job", data=bytes(32))
 
@@ -34,7 +34,22 @@ def test_a_specification_survives_the_wire() -> None:
         {"proposal_seconds": 1e9},
         {"held_out_permille": 501},
         {"data": None},
-        {"audit": Audit.OFF},
+        {"data": None, "audit": Audit.SAMPLED},
+        {"bits": 3},
+        {"bits": 16},
+        {"keep": 3},
+        {"keep": 4097},
+        {"decay_rounds": 59},
+        {"audit_rate": 1.1},
+        {"auditors": 0},
+        {"auditors": 9},
+        {"audit_window": 0},
+        {"replay_tolerance": 0.0},
+        {"replay_tolerance": 1.0},
+        {"suspension_rounds": 0},
+        {"outer": Outer.ADAMW},
+        {"outer": Outer.ADAMW, "local_steps": 1, "inner": Inner.MUON},
+        {"outer": Outer.ADAMW, "local_steps": 1, "inner_state": InnerState.KEEP},
         {"model": ModelSpec(width=10, heads=4)},
         {"model": ModelSpec(heads=3, kv_heads=2, width=66)},
         {"model": ModelSpec(layers=2**31)},
@@ -49,6 +64,28 @@ def test_a_foreign_specification_that_no_peer_could_carry_out_is_refused(change:
 def test_a_person_is_told_which_value_is_wrong() -> None:
     with pytest.raises(UserError, match="beta1 must be at least 0 and below 1"):
         replace(JOB, beta1=1.0).checked()
+    with pytest.raises(UserError, match=r"^job 'job': keep: 3 is outside 4..4096$"):
+        replace(JOB, keep=3).checked()
+
+
+def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
+    with pytest.raises(UserError, match="outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'"):
+        replace(JOB, outer=Outer.ADAMW).checked()
+    with pytest.raises(UserError, match="audit 'sampled' needs shared data: name a text, or take audit 'off'"):
+        replace(JOB, data=None, audit=Audit.SAMPLED).checked()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_job_that_can_be_started_and_only_names_what_it_changes_or_means(name: str) -> None:
+    assert replace(JOB, **PRESETS[name]).checked()
+    assert replace(JOB, **PRESETS["local"]) == JOB, "`local` spells out the defaults"
+
+
+@pytest.mark.parametrize("name, traces, keeps", [("local", False, False), ("sparse", False, True), ("per-step", False, False)])
+def test_what_proposals_commit_to_follows_from_the_job(name: str, traces: bool, keeps: bool) -> None:
+    spec = replace(JOB, **PRESETS[name])
+    assert (spec.traces_states, spec.keeps_inner_state) == (traces, keeps)
+    assert replace(spec, audit=Audit.SAMPLED).traces_states == (spec.local_steps > 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -3,13 +3,16 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import RemoteProtocolError
-from protocol.reasons import Verdict
+from protocol.reasons import Finding, Verdict
 from training import tasks
 
 MESSAGES = [
     tasks.OpenJob(bytes(32), b"spec", "/text", None),
     tasks.Propose(bytes(32), 1, bytes(32), "/model", "/buffer", "/payload", "/out"),
     tasks.Audit(bytes(32), 1, bytes(32), "/model", "/payload", "/buffer", None, None),
+    tasks.Replay(
+        bytes(32), 1, bytes(32), 3, "/model", "/payload", "/buffer", None, None, "/trace", {bytes(32): "/state"}, bytes(32), None
+    ),
     tasks.Evaluate(bytes(32), "/model"),
     tasks.Generate(bytes(32), "/model", "Grüße", 10, 0.5, 7),
     tasks.Ping(),
@@ -21,6 +24,7 @@ ANSWERS = [
     tasks.Opened(1, 2, 3),
     tasks.Proposed(b"p" * (2 << 20), bytes(32), bytes(32), 1.5, 0.1),
     tasks.Audited(Verdict.REPLAY, 0.5, 0.1),
+    tasks.Replayed(Finding.MISMATCH, 0.5, 0.1),
     tasks.Evaluated(None, 0.1),
     tasks.Generated(b"\xff"),
     tasks.Pong(),

@@ -22,6 +22,10 @@ class MemoryBlobs:
     def __init__(self, *blobs: bytes) -> None:
         self.blobs = {digest(blob): blob for blob in blobs}
         self.aborted = self.finished = 0
+        self.reveals: set[bytes] = set()
+
+    def is_reveal(self, digest: bytes) -> bool:
+        return digest in self.reveals
 
     def size(self, digest: bytes) -> int | None:
         return len(self.blobs[digest]) if digest in self.blobs else None

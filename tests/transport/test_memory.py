@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -41,6 +42,18 @@ async def test_bulk_takes_its_time_and_a_vote_waits_for_one_frame_of_it(autojump
         assert trio.current_time() - start < 1.0 + 0.01 + 2 * 65536 / 1e6
         assert len((await next_event(bob, Received)).data) == MESSAGE_BYTES_MAX
         assert trio.current_time() - start >= MESSAGE_BYTES_MAX / 1e6
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_blob_of_several_chunks_comes_within_one_round_trip(autojump_clock: MockClock, times: int) -> None:
+    """Also if it is shorter than it might be."""
+    held = bytes(range(256)) * 1_000
+    async with open_world(MemoryWorld) as world:
+        world.mesh.set_conditions(ALICE.public, BOB.public, Conditions(latency_seconds=0.25))
+        alice, bob = await world.pair(MemoryBlobs(), MemoryBlobs(held))
+        start = trio.current_time()
+        await alice.fetch(digest(held), times * len(held), [bob.me])
+        assert abs(trio.current_time() - start - 0.5) < 1e-6
 
 
 async def test_lost_messages_are_lost_and_the_rest_stays_in_order(autojump_clock: MockClock) -> None:

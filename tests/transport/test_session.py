@@ -6,9 +6,11 @@ import itertools
 
 import pytest
 
+from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Identity
-from protocol.limits import MESSAGE_BYTES_MAX
+from protocol.limits import BLOB_BYTES_MAX, BLOB_CHUNK_BYTES, MESSAGE_BYTES_MAX
+from protocol.messages import BlobChunk
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, digest, exchange_bytes, joined_sessions, make_session
 from transport import session as session_module
 from transport.framing import FRAME_PLAINTEXT_MAX, QUEUE_BYTES_MAX, Channel, Inbox, Message, Outbox, Priority
@@ -347,3 +349,11 @@ def test_a_queue_is_bounded_by_bytes_also_for_empty_messages(priority: Priority)
     while outbox.fill():
         pass
     assert outbox.push(Channel.APPLICATION, bytes(MESSAGE_BYTES_MAX), priority)
+
+
+def test_a_full_chunk_of_the_largest_blob_fits_one_frame() -> None:
+    outbox = Outbox()
+    chunk = BlobChunk(bytes(32), BLOB_BYTES_MAX - BLOB_CHUNK_BYTES, BLOB_BYTES_MAX, bytes(BLOB_CHUNK_BYTES))
+    outbox.push(Channel.LINK, codec.encode(chunk), Priority.BULK)
+    assert FRAME_PLAINTEXT_MAX - 64 < len(outbox.fill()) <= FRAME_PLAINTEXT_MAX
+    assert not outbox

@@ -23,32 +23,63 @@ class Settings:
 
 
 class AdamW:
-    """Its state starts at zero; make a new one to reset it."""
+    """Its moments start at zero, or go on from those of an earlier one."""
 
-    def __init__(self, parameters: Tensor, gradients: Tensor, decayed: Tensor, settings: Settings) -> None:
-        """Works on `parameters` and `gradients` in place. `decayed` is 1 where weight decay applies and 0 elsewhere."""
+    def __init__(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        decayed: Tensor,
+        settings: Settings,
+        moments: Tensor | None = None,
+        steps: int = 0,
+    ) -> None:
+        """Works on `parameters`, `gradients` and `moments` in place. `decayed` is 1 where weight decay applies and 0 elsewhere.
+
+        `moments` has shape (2 · parameters,), the first moments before the second ones, after `steps` steps.
+        """
         self.settings = settings
+        self.moments = torch.zeros(2 * len(parameters)) if moments is None else moments
+        self.steps = steps
         self._parameters, self._gradients = parameters, gradients
         self._decayed = decayed
-        self._first = torch.zeros_like(parameters)
-        self._second = torch.zeros_like(parameters)
-        self._steps = 0
+        self._first, self._second = self.moments.chunk(2)
 
     @torch.no_grad()
     def step(self, rate: float) -> float:
         """Clips the gradients, moves the parameters against them, and returns the norm before clipping."""
-        settings, gradients = self.settings, self._gradients
-        norm = float(gradients.norm())
-        if norm > settings.clip:
-            gradients.mul_(settings.clip / norm)
-        self._steps += 1
-        self._first.lerp_(gradients, 1 - settings.beta1)
-        self._second.mul_(settings.beta2).addcmul_(gradients, gradients, value=1 - settings.beta2)
-        if settings.weight_decay:
-            self._parameters.addcmul_(self._parameters, self._decayed, value=-rate * settings.weight_decay)
-        # Bias corrections are folded into the rate and the root, which saves two passes over the vector.
-        first_correction = 1 - settings.beta1**self._steps
-        second_correction = 1 - settings.beta2**self._steps
-        root = self._second.sqrt().div_(math.sqrt(second_correction)).add_(EPSILON)
-        self._parameters.addcdiv_(self._first, root, value=-rate / first_correction)
+        norm = clip(self._gradients, self.settings.clip)
+        self.steps += 1
+        move(self._parameters, self._gradients, self._first, self._second, self._decayed, self.settings, rate, self.steps)
         return norm
+
+
+@torch.no_grad()
+def clip(gradients: Tensor, limit: float) -> float:
+    """Scales the gradients down to a norm of at most `limit`, in place, and returns what it was before."""
+    norm = float(gradients.norm())
+    if norm > limit:
+        gradients.mul_(limit / norm)
+    return norm
+
+
+def move(
+    parameters: Tensor,
+    gradients: Tensor,
+    first: Tensor,
+    second: Tensor,
+    decayed: Tensor | None,
+    settings: Settings,
+    rate: float,
+    steps: int,
+) -> None:
+    """One AdamW step in place; `steps` counts this one. Weight decay applies where `decayed` is 1, nowhere if it is None."""
+    first.lerp_(gradients, 1 - settings.beta1)
+    second.mul_(settings.beta2).addcmul_(gradients, gradients, value=1 - settings.beta2)
+    if settings.weight_decay and decayed is not None:
+        parameters.addcmul_(parameters, decayed, value=-rate * settings.weight_decay)
+    # Bias corrections are folded into the rate and the root, which saves two passes over the vector.
+    first_correction = 1 - settings.beta1**steps
+    second_correction = 1 - settings.beta2**steps
+    root = second.sqrt().div_(math.sqrt(second_correction)).add_(EPSILON)
+    parameters.addcdiv_(first, root, value=-rate / first_correction)

@@ -1,4 +1,4 @@
-"""What a worker computes for one job: local steps to a pseudo-gradient, held-out loss, text. numpy at the border.
+"""What a worker computes for one job: an update by inner steps or one gradient, held-out loss, text. numpy at the border.
 
 Replays on one machine with one thread count are bit-equal; another thread count or vector unit moves Δ by about 1e-5 of its norm,
 far below what an audit tolerates.
@@ -15,11 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training.compute.adamw import AdamW, Settings
+from training.compute.adamw import AdamW, Settings, clip
 from training.compute.model import GPT
+from training.compute.muon import Muon
 from training.data import Tokens, batch_offsets
+from training.inner_state import InnerState
 from training.replicated.layout import Float32Array, layout_of
-from training.spec import JobSpec
+from training.replicated.schedule import inner_rate
+from training.spec import Inner, JobSpec
 from training.tokenizer import Tokenizer
 
 EVALUATION_TOKENS_MAX = 16_384  # of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
@@ -27,6 +30,7 @@ EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its 
 GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
 
 Step = Callable[[], None]  # called after every micro-batch; raises to stop the work
+OnState = Callable[[Float32Array, InnerState], None]  # called after every inner step, with views that the next step changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,8 @@ class Engine:
         return layout_of(self.spec).size
 
     def load(self, parameters: Float32Array) -> None:
-        assert parameters.shape == tuple(self._model.parameters.shape) and parameters.dtype == np.float32
-        with torch.no_grad():
-            self._model.parameters.copy_(_tensor(parameters))
+        assert parameters.shape == (self.parameters,) and parameters.dtype == np.float32
+        np.copyto(self.read(), parameters)
 
     def read(self) -> Float32Array:
         """The parameters as they are now; a view."""
@@ -59,21 +62,65 @@ class Engine:
         return parameters
 
     def local_steps(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, on_step: Step = lambda: None
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        on_step: Step = lambda: None,
+        inner: InnerState | None = None,
+        on_state: OnState = lambda parameters, inner: None,
     ) -> tuple[Float32Array, Metrics]:
-        """Δ = θ_before − θ_after of `trainer`'s inner steps in `round`, from `parameters` and fresh inner state."""
-        spec = self.spec
+        """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
+
+        It is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
+        """
         self.load(parameters)
-        optimizer = self.optimizer(Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip))
-        rate = inner_rate(spec, round)
-        losses, norms = [], []
-        for step in range(spec.local_steps):
-            losses.append(self.gradient(self.batch(job, round, trainer, step, spec.batch), on_step))
-            norms.append(optimizer.step(rate))
-        return parameters - self.read(), Metrics(_mean(losses), _mean(norms))
+        if self.spec.sends_gradients:
+            return self._clipped_gradient(job, round, trainer, on_step)
+        optimizer, metrics = self._inner_optimizer(inner), []
+        for step in range(self.spec.local_steps):
+            metrics.append(self._inner_step(optimizer, job, round, trainer, step, on_step))
+            on_state(self.read(), _state_of(optimizer))
+        return parameters - self.read(), Metrics(_mean([m.loss for m in metrics]), _mean([m.gradient_norm for m in metrics]))
+
+    def inner_step(
+        self,
+        parameters: Float32Array,
+        inner: InnerState,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        step: int,
+        on_step: Step = lambda: None,
+    ) -> tuple[Float32Array, InnerState]:
+        """The state after inner step `step` alone, from the state before it; the parameters are a view."""
+        self.load(parameters)
+        optimizer = self._inner_optimizer(inner)
+        self._inner_step(optimizer, job, round, trainer, step, on_step)
+        return self.read(), _state_of(optimizer)
+
+    def _clipped_gradient(self, job: bytes, round: int, trainer: bytes, on_step: Step) -> tuple[Float32Array, Metrics]:
+        loss = self.gradient(self.batch(job, round, trainer, 0, self.spec.batch), on_step)
+        norm = clip(self._model.gradients, self.spec.clip)
+        gradient: Float32Array = self._model.gradients.numpy()
+        return gradient.copy(), Metrics(loss, norm)
+
+    def _inner_step(self, optimizer: AdamW | Muon, job: bytes, round: int, trainer: bytes, step: int, on_step: Step) -> Metrics:
+        loss = self.gradient(self.batch(job, round, trainer, step, self.spec.batch), on_step)
+        return Metrics(loss, optimizer.step(inner_rate(self.spec, round)))
+
+    def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
+        """The job's, with moments of its own that begin as those given, or at zero."""
+        spec = self.spec
+        settings = Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
+        state = (torch.from_numpy(inner.moments.copy()), inner.steps) if inner else (None, 0)
+        if spec.inner is Inner.MUON:
+            return Muon(self._model.parameters, self._model.gradients, settings, layout_of(spec), *state)
+        return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings, *state)
 
     def optimizer(self, settings: Settings) -> AdamW:
-        """A fresh one for the loaded parameters; its `step` takes what `gradient` gathered."""
+        """A fresh AdamW for the loaded parameters; its `step` takes what `gradient` gathered."""
         return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
 
     def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int) -> npt.NDArray[np.int64]:
@@ -128,14 +175,6 @@ class Engine:
         return self.tokenizer.decode(self._model.generate(ids, min(count, GENERATE_TOKENS_MAX), temperature, seed, on_step))
 
 
-def inner_rate(spec: JobSpec, round: int) -> float:
-    """Linear warm-up over the first rounds, then a straight line down to `inner_rate_floor` of the peak in the last round."""
-    if round < spec.warmup_rounds:
-        return spec.inner_rate * (round + 1) / (spec.warmup_rounds + 1)
-    left = (spec.rounds - 1 - round) / max(1, spec.rounds - 1 - spec.warmup_rounds)
-    return spec.inner_rate * (spec.inner_rate_floor + (1 - spec.inner_rate_floor) * min(1.0, max(0.0, left)))
-
-
 def evaluation_windows(held_out: int, context: int) -> npt.NDArray[np.int64]:
     """Where the windows begin: side by side over the whole part if it is small, otherwise spread evenly over it."""
     count = min((held_out - 1) // context, max(1, EVALUATION_TOKENS_MAX // context))
@@ -153,17 +192,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _decayed(spec: JobSpec) -> Tensor:
-    """1 for matrices, 0 for norms: pulling a norm's weights to zero would fight its purpose."""
+    """1 where weight decay applies, 0 elsewhere."""
     layout = layout_of(spec)
     decayed = np.zeros(layout.size, dtype=np.float32)
     for tensor in layout.tensors:
-        decayed[tensor.elements] = float(len(tensor.shape) > 1)
+        decayed[tensor.elements] = float(tensor.decayed)
     return torch.from_numpy(decayed)
 
 
-def _tensor(array: Float32Array) -> Tensor:
-    """Without the warning torch gives for a read-only map; what comes back is only read."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+def _state_of(optimizer: AdamW | Muon) -> InnerState:
+    """A view of its moments."""
+    return InnerState(optimizer.steps, optimizer.moments.numpy())
 
 
 def _mean(values: list[float]) -> float:

@@ -32,6 +32,7 @@ class Record:
     round: Count
     stepped: bool  # whether that round took a step; if not, nothing of m was applied
     halvings: Annotated[int, Between(0, HALVINGS_MAX)]  # norm rejections since
+    inner: Digest | None = None  # of the inner optimizer's state after it, where the job keeps that
 
 
 def buffer_digest(m: Float32Array) -> bytes:
@@ -66,17 +67,20 @@ def judge_replay(
     header: codec.Header,
     layout: Layout,
     decay: float,
+    tolerance: float = REPLAY_TOLERANCE,
 ) -> Verdict:
     """Whether `payload` encodes the committed `m` exactly, and `m` is what re-execution gives, up to rounding."""
     for vector in (m, e, delta_replay):
         if vector.shape != (layout.size,) or not _is_finite(vector):
             return Verdict.REPLAY
-    if not _encodes(m, payload, header, layout):
+    if not encodes(m, payload, header, layout):
         return Verdict.REPLAY
-    return Verdict.ACCEPT if _is_close(m, accumulate(e, delta_replay, decay), delta_replay) else Verdict.REPLAY
+    close = _is_close(m, accumulate(e, delta_replay, decay), delta_replay, tolerance)
+    return Verdict.ACCEPT if close else Verdict.REPLAY
 
 
-def _encodes(m: Float32Array, payload: bytes, header: codec.Header, layout: Layout) -> bool:
+def encodes(m: Float32Array, payload: bytes, header: codec.Header, layout: Layout) -> bool:
+    """Whether `payload` is the one encoding of a committed buffer, somebody else's and perhaps without any."""
     try:
         return codec.encode(header, m, layout) == payload
     except LocalProtocolError:  # m is the other trainer's: it may be too large for any payload
@@ -87,11 +91,11 @@ def _is_finite(vector: Float32Array) -> bool:
     return math.isfinite(vector.max()) and math.isfinite(vector.min())
 
 
-def _is_close(m: Float32Array, expected: Float32Array, delta: Float32Array) -> bool:
+def _is_close(m: Float32Array, expected: Float32Array, delta: Float32Array, tolerance: float) -> bool:
     """‖m − expected‖ ≤ tolerance · ‖Δ‖ in float64; opinions of honest judges differ only at the edge of a wide gap."""
     error = norm = 0.0
     for start in range(0, len(m), BLOCK):
         part = slice(start, start + BLOCK)
         error += float(np.sum(np.square(m[part].astype(np.float64) - expected[part])))
         norm += float(np.sum(np.square(delta[part], dtype=np.float64)))
-    return error <= REPLAY_TOLERANCE**2 * norm
+    return error <= tolerance**2 * norm

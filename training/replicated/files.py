@@ -1,14 +1,17 @@
-"""A model on disk: a directory of `parameters.f32`, `momentum.f32` (little-endian float32) and `state.msgpack`.
+"""A model on disk: a directory of one file of little-endian float32 for every vector (`parameters.f32`, and one for each slot of
+the outer optimizer) and `state.msgpack`.
 
-It is written beside its final name, made durable and then renamed, so that a name never stands for half a model.
+It is written beside its final name, made durable and then renamed, so that a name never stands for half a model. Most models of
+a job are not made durable (`docs/decisions/0030`): while the machine runs they are as good as others, and if it stops they are
+computed anew from the last one that was. An empty file, `durable`, tells them apart.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -21,37 +24,90 @@ from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
 from training.replicated.layout import CHUNKS_MAX, Float32Array, layout_of
-from training.replicated.state import State, root_of
+from training.replicated.outer import slots_of
+from training.replicated.state import PARAMETERS, State, little, root_of
+from training.spec import JobSpec
 
-PARAMETERS: Final = "parameters.f32"
-MOMENTUM: Final = "momentum.f32"
 STATE: Final = "state.msgpack"
+DURABLE: Final = "durable"
+VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What `state.msgpack` holds: all but the tensors, and their hashes."""
+    """What `state.msgpack` holds: all but the vectors, and their hashes."""
 
     state: State
-    leaves: Annotated[tuple[Digest, ...], Length(1, 2 * CHUNKS_MAX)]
+    leaves: Annotated[tuple[Digest, ...], Length(1, VECTORS_MAX * CHUNKS_MAX)]
     root: Digest
 
 
-def write(directory: Path, saved: Saved, parameters: Float32Array, momentum: Float32Array) -> None:
-    """Durable once it returns. Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
-    with explained(directory):
+def vectors_of(spec: JobSpec) -> tuple[str, ...]:
+    """Names of a model's vectors, in the order of its leaves."""
+    return (PARAMETERS, *slots_of(spec))
+
+
+def file_of(vector: str) -> str:
+    return f"{vector}.f32"
+
+
+class Fresh:
+    """A model that is being written beside its final name. Within `explained`; what was there is there until `install`."""
+
+    def __init__(self, directory: Path, vectors: Sequence[str]) -> None:
         finish_exchange(directory)
-        if directory.exists() and _root_in(directory) == saved.root:
+        self._directory, self._folder = directory, directory.with_name(f".{directory.name}.fresh")
+        remove(self._folder)
+        make_directory(directory.parent)
+        self._folder.mkdir()
+        with ExitStack() as opened:
+            self._files = {name: opened.enter_context((self._folder / file_of(name)).open("wb")) for name in vectors}
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Fresh:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def append(self, vector: str, elements: Float32Array) -> None:
+        self._files[vector].write(little(elements))
+
+    def install(self, saved: Saved, durable: bool) -> None:
+        """It gets its name, and if it is to be `durable`, is so once this returns."""
+        if self._directory.exists() and _root_in(self._directory) == saved.root and (is_durable(self._directory) or not durable):
+            remove(self._folder)
             return
-        fresh = directory.with_name(f".{directory.name}.fresh")
-        remove(fresh)
-        make_directory(fresh)
         with crash_points("model-write"):
-            write_file(fresh / PARAMETERS, np.ascontiguousarray(parameters, dtype="<f4").data)
-            write_file(fresh / MOMENTUM, np.ascontiguousarray(momentum, dtype="<f4").data)
-            write_file(fresh / STATE, memoryview(codec.encode(saved)))
-            sync_directory(fresh)
-        exchange(fresh, directory)
+            for file in self._files.values():
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            finish(self._folder, saved, durable)
+        exchange(self._folder, self._directory, durable)
+
+
+def finish(folder: Path, saved: Saved, durable: bool) -> None:
+    """What a model has beside its vectors."""
+    data = codec.encode(saved)
+    if durable:
+        write_file(folder / STATE, memoryview(data))
+        (folder / DURABLE).touch()
+        sync_directory(folder)
+    else:
+        (folder / STATE).write_bytes(data)
+
+
+def is_durable(directory: Path) -> bool:
+    return (directory / DURABLE).exists()
+
+
+def write(directory: Path, saved: Saved, vectors: Mapping[str, Float32Array], durable: bool = True) -> None:
+    """Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
+    with explained(directory), Fresh(directory, tuple(vectors)) as fresh:
+        for name, vector in vectors.items():
+            fresh.append(name, vector)
+        fresh.install(saved, durable)
 
 
 @contextmanager
@@ -62,13 +118,13 @@ def explained(directory: Path) -> Iterator[None]:
         raise StorageError(f"cannot write {directory}: {error.strerror}; free some space and start again") from error
 
 
-def read(directory: Path) -> tuple[Saved, Float32Array, Float32Array]:
+def read(directory: Path) -> tuple[Saved, dict[str, Float32Array]]:
     finish_exchange(directory)
     saved = _read_state(directory)
     if root_of(saved.leaves, saved.state) != saved.root:
         raise _damaged(directory / STATE)
     size = layout_of(saved.state.spec).size
-    return saved, _map(directory / PARAMETERS, size), _map(directory / MOMENTUM, size)
+    return saved, {name: _map(directory / file_of(name), size) for name in vectors_of(saved.state.spec)}
 
 
 def read_manifest(directory: Path) -> bytes:
@@ -109,7 +165,7 @@ def _damaged(path: Path) -> StorageError:
 # Durability ----------------------------------------------------------------------------------------------------------
 
 
-def exchange(fresh: Path, directory: Path) -> None:
+def exchange(fresh: Path, directory: Path, durable: bool = True) -> None:
     """`fresh` becomes `directory`; what was there moves aside first, since a rename cannot replace a full directory."""
     aside = _aside(directory)
     if directory.exists():
@@ -117,7 +173,8 @@ def exchange(fresh: Path, directory: Path) -> None:
             directory.rename(aside)
     with crash_points("model-name"):
         fresh.rename(directory)
-        sync_directory(directory.parent)
+        if durable:
+            sync_directory(directory.parent)
     with crash_points("model-remove"):
         remove(aside)
 

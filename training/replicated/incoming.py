@@ -1,4 +1,4 @@
-"""A model that arrives in parts: the blocks of its tensors, a few together, each checked with its leaf under the model root."""
+"""A model that arrives in parts: the blocks of its vectors, a few together, each checked with its leaf under the model root."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ledger.durable import sync_directory
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import PART_BYTES_MAX
 from training.replicated import files
 from training.replicated.layout import BLOCK, Block, layout_of
 from training.replicated.model import ReplicatedModel
-from training.replicated.state import leaf_of, root_of
+from training.replicated.state import leaf_name, leaf_of, little, root_of
 
 LEAVES_PER_PART: Final = PART_BYTES_MAX // (4 * BLOCK)
 
@@ -24,15 +23,15 @@ assert LEAVES_PER_PART >= 1
 
 def part_of(model: ReplicatedModel, index: int) -> bytes:
     """`StorageError` if the disk holds something else than the root says; `RemoteProtocolError` if there is no such part."""
-    blocks = [(vector, block) for vector in (model.parameters, model.momentum) for block in model.layout.blocks]
+    blocks = [(name, block) for name in model.vectors for block in model.layout.blocks]
     chosen = blocks[index * LEAVES_PER_PART : (index + 1) * LEAVES_PER_PART]
     if not chosen:
         raise RemoteProtocolError("bad-request", f"the model has no part {index}")
-    data = [vector[block.elements].astype("<f4", copy=False).tobytes() for vector, block in chosen]
+    data = [bytes(little(model.vectors[name][block.elements])) for name, block in chosen]
     expected = model.leaves[index * LEAVES_PER_PART :]
-    for (_, block), piece, leaf in zip(chosen, data, expected, strict=False):
+    for (name, block), piece, leaf in zip(chosen, data, expected, strict=False):
         if leaf_of(piece) != leaf:
-            raise StorageError(f"{block.tensor} of the model does not hash to its model root: restore a snapshot")
+            raise StorageError(f"{leaf_name(name, block)} of the model does not hash to its model root: restore a snapshot")
     return b"".join(data)
 
 
@@ -48,24 +47,23 @@ class IncomingModel:
             raise RemoteProtocolError("bad-part", "another manifest than the one under the model root")
         self._saved, self._directory, self._replaced = saved, directory, replaced
         layout = layout_of(saved.state.spec)
-        assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == 2 * len(layout.blocks)
-        self._blocks = [(name, block) for name in (files.PARAMETERS, files.MOMENTUM) for block in layout.blocks]
+        vectors = files.vectors_of(saved.state.spec)
+        assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == len(vectors) * len(layout.blocks)
+        self._blocks = [(name, block) for name in vectors for block in layout.blocks]
         self.parts = -(-len(self._blocks) // LEAVES_PER_PART)
         self._folder = directory.with_name(f".{directory.name}.incoming")
         with files.explained(self._folder):
             files.remove(self._folder)
             self._folder.mkdir(parents=True)
-            self._files: dict[str, BinaryIO] = {
-                name: (self._folder / name).open("wb") for name in (files.PARAMETERS, files.MOMENTUM)
-            }
+            self._files: dict[str, BinaryIO] = {name: (self._folder / files.file_of(name)).open("wb") for name in vectors}
 
     def put(self, index: int, data: bytes) -> None:
         chosen = self._blocks[index * LEAVES_PER_PART : (index + 1) * LEAVES_PER_PART]
         pieces = self._cut(data, [block for _, block in chosen])
         expected = self._saved.leaves[index * LEAVES_PER_PART :]
-        for (_, block), piece, leaf in zip(chosen, pieces, expected, strict=False):
+        for (name, block), piece, leaf in zip(chosen, pieces, expected, strict=False):
             if leaf_of(piece) != leaf:
-                raise RemoteProtocolError("bad-part", f"{block.tensor} of the model is not what the model root says")
+                raise RemoteProtocolError("bad-part", f"{leaf_name(name, block)} of the model is not what the model root says")
         with files.explained(self._folder):
             for (name, block), piece in zip(chosen, pieces, strict=True):
                 self._files[name].seek(4 * block.elements.start)
@@ -85,8 +83,7 @@ class IncomingModel:
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
-            files.write_file(self._folder / files.STATE, memoryview(codec.encode(self._saved)))
-            sync_directory(self._folder)
+            files.finish(self._folder, self._saved, durable=True)
             files.finish_exchange(self._directory)
             files.exchange(self._folder, self._directory)
         self._replaced()

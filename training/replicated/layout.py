@@ -20,7 +20,7 @@ from training.spec import LAYERS_MAX, PARAMETERS_MAX, JobSpec, ModelSpec, Object
 
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
 BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
-CHUNKS_MAX: Final = 1 << 18  # a dot product of two updates then fits 62 bits, see `aggregate.gram`
+CHUNKS_MAX: Final = 1 << 18  # of the largest model with the most tensors
 SCRATCH_SIZE: Final = 4096
 
 assert PARAMETERS_MAX // CHUNK + 9 * (LAYERS_MAX + 1) <= CHUNKS_MAX  # every tensor may end in a shorter chunk
@@ -43,15 +43,20 @@ class Tensor:
     def elements(self) -> slice:
         return slice(self.offset, self.offset + self.size)
 
+    @property
+    def decayed(self) -> bool:
+        """Whether weight decay applies, inner or outer: pulling a norm's weights to zero would fight its purpose."""
+        return len(self.shape) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """At most `BLOCK` consecutive elements of one tensor, with the same range counted in chunks and in bytes of packed signs."""
+    """At most `BLOCK` consecutive elements of one tensor, with the same range counted in chunks."""
 
     tensor: str
     elements: slice
     chunks: slice
-    signs: slice
+    decayed: bool  # as its tensor
 
     @property
     def size(self) -> int:
@@ -77,24 +82,6 @@ class Layout:
     @functools.cached_property
     def chunk_lengths(self) -> npt.NDArray[np.int64]:
         return np.array([length for tensor in self.tensors for length in _cut(tensor.size, CHUNK)], dtype=np.int64)
-
-    @functools.cached_property
-    def sign_starts(self) -> npt.NDArray[np.int64]:
-        """Where each chunk's packed signs begin: every chunk is padded to whole bytes."""
-        lengths = (self.chunk_lengths + 7) // 8
-        return np.cumsum(lengths) - lengths
-
-    @functools.cached_property
-    def sign_bytes(self) -> int:
-        return int(np.sum((self.chunk_lengths + 7) // 8))
-
-    @functools.cached_property
-    def padding(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """The bytes of packed signs that hold padding, and the mask of it (bits are packed from the highest down)."""
-        unused = -self.chunk_lengths % 8
-        padded = np.flatnonzero(unused)
-        last = self.sign_starts[padded] + (self.chunk_lengths[padded] + 7) // 8 - 1
-        return last, ((1 << unused[padded]) - 1).astype(np.uint8)
 
 
 @functools.lru_cache(maxsize=8)
@@ -142,10 +129,10 @@ def _cut(size: int, piece: int) -> list[int]:
 
 
 def _blocks(tensors: tuple[Tensor, ...]) -> Iterator[Block]:
-    chunk = sign = 0
+    chunk = 0
     for tensor in tensors:
         start = tensor.offset
         for length in _cut(tensor.size, BLOCK):
-            chunks, signs = -(-length // CHUNK), -(-length // 8)
-            yield Block(tensor.name, slice(start, start + length), slice(chunk, chunk + chunks), slice(sign, sign + signs))
-            start, chunk, sign = start + length, chunk + chunks, sign + signs
+            chunks = -(-length // CHUNK)
+            yield Block(tensor.name, slice(start, start + length), slice(chunk, chunk + chunks), tensor.decayed)
+            start, chunk = start + length, chunk + chunks

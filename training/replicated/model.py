@@ -1,4 +1,4 @@
-"""The replicated model of a job: parameters, outer momentum and what judging the next proposals needs.
+"""The replicated model of a job: parameters, the outer optimizer's slots and what judging the next proposals needs.
 
 A value: `apply` gives the next round's model and leaves this one as it is. Honest peers that apply the same accepted proposals
 get the same root, bit for bit.
@@ -7,7 +7,8 @@ get the same root, bit for bit.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -20,8 +21,8 @@ from protocol.reasons import Verdict
 from training.replicated import aggregate, codec, files, outer
 from training.replicated.feedback import HALVINGS_MAX, Record
 from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array, Layout, layout_of
-from training.replicated.state import NORM_ROUNDS, State, root_of, tensor_leaves
+from training.replicated.layout import Block, Float32Array, Layout, layout_of
+from training.replicated.state import NORM_ROUNDS, PARAMETERS, State, leaf_of, root_of, vector_leaves
 from training.spec import JobSpec
 
 NORM_RATIO: Final = 16  # of the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
@@ -39,47 +40,54 @@ class Accepted:
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplicatedModel:
     state: State
-    parameters: Float32Array  # (layout.size,), read-only, perhaps memory-mapped
-    momentum: Float32Array  # the same
-    leaves: tuple[bytes, ...] = field(repr=False)  # of the tensors, see `tensor_leaves`
+    vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, perhaps memory-mapped
+    leaves: tuple[bytes, ...] = field(repr=False)  # of the vectors, see `vector_leaves`
     root: bytes
 
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec) -> ReplicatedModel:
         parameters = initial_parameters(spec)
-        return cls.of(State(job, spec, 0, {}, ()), parameters, np.zeros_like(parameters))
+        slots = {name: np.zeros_like(parameters) for name in outer.slots_of(spec)}
+        return cls.of(State(job, spec, 0, {}, (), outer.first_powers(spec)), {PARAMETERS: parameters, **slots})
 
     @classmethod
-    def of(cls, state: State, parameters: Float32Array, momentum: Float32Array) -> ReplicatedModel:
+    def of(cls, state: State, vectors: Mapping[str, Float32Array]) -> ReplicatedModel:
         """The model of these parts, hashed."""
-        leaves = tuple(leaf for _, leaf in tensor_leaves(layout_of(state.spec), parameters, momentum))
-        return cls._under_root(state, parameters, momentum, leaves)
+        assert tuple(vectors) == files.vectors_of(state.spec)
+        leaves = tuple(leaf for _, leaf in vector_leaves(layout_of(state.spec), vectors))
+        return cls._under_root(state, vectors, leaves)
 
     @classmethod
-    def _under_root(
-        cls, state: State, parameters: Float32Array, momentum: Float32Array, leaves: tuple[bytes, ...]
-    ) -> ReplicatedModel:
-        parameters.flags.writeable = momentum.flags.writeable = False
-        return cls(state, parameters, momentum, leaves, root_of(leaves, state))
+    def _under_root(cls, state: State, vectors: Mapping[str, Float32Array], leaves: tuple[bytes, ...]) -> ReplicatedModel:
+        for vector in vectors.values():
+            vector.flags.writeable = False
+        return cls(state, vectors, leaves, root_of(leaves, state))
 
     @classmethod
     def open(cls, directory: Path) -> ReplicatedModel:
-        """The model that `save` wrote, memory-mapped; `StorageError` if it is damaged. Tensors are hashed only by `verify`."""
-        saved, parameters, momentum = files.read(directory)
-        return cls(saved.state, parameters, momentum, saved.leaves, saved.root)
+        """The model that `save` wrote, memory-mapped; `StorageError` if it is damaged. Vectors are hashed only by `verify`."""
+        saved, vectors = files.read(directory)
+        return cls(saved.state, vectors, saved.leaves, saved.root)
 
-    def save(self, directory: Path) -> None:
-        """Durable once this returns; at any moment before, `directory` opens as what it was or as this model."""
-        files.write(directory, files.Saved(self.state, self.leaves, self.root), self.parameters, self.momentum)
+    def save(self, directory: Path, durable: bool = True) -> None:
+        """At any moment, `directory` opens as what it was or as this model; after this has returned, as this model.
+
+        If it is not `durable`, that is so only while the machine runs.
+        """
+        files.write(directory, files.Saved(self.state, self.leaves, self.root), self.vectors, durable)
 
     def verify(self) -> None:
-        """Hashes every tensor again; `StorageError` names the first that is not what the root says."""
+        """Hashes every vector again; `StorageError` names the first tensor that is not what the root says."""
         expected = iter(self.leaves)
-        for name, leaf in tensor_leaves(self.layout, self.parameters, self.momentum):
+        for name, leaf in vector_leaves(self.layout, self.vectors):
             if leaf != next(expected):
                 raise StorageError(f"{name} of the model does not hash to its model root: restore a snapshot")
         if root_of(self.leaves, self.state) != self.root:
             raise StorageError("the state of the model does not hash to its model root: restore a snapshot")
+
+    @property
+    def parameters(self) -> Float32Array:
+        return self.vectors[PARAMETERS]
 
     @property
     def job(self) -> bytes:
@@ -127,35 +135,62 @@ class ReplicatedModel:
         return NORM_RATIO**2 * typical
 
     def _continues(self, trainer: bytes, proposal: Proposal) -> bool:
-        if proposal.feedback is None:  # starting again from e = 0 is always allowed
-            return True
+        """Starting again from e = 0 and from fresh inner state is always allowed; what the job needs later must be named."""
         record = self.records.get(trainer)
-        return record is not None and proposal.feedback == record.buffer
+        buffer, inner = (record.buffer, record.inner) if record else (None, None)
+        if proposal.feedback not in (None, buffer) or proposal.inner_from not in (None, inner):
+            return False
+        named = proposal.trace is not None, proposal.inner is not None
+        return named == (self.spec.traces_states, self.spec.keeps_inner_state)
 
     # Applying --------------------------------------------------------------------------------------------------------
 
     def apply(self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict]) -> ReplicatedModel:
         """The model of the next round, after the vote has accepted these proposals and rejected those trainers'."""
+        state, plan = self._decide(accepted, rejected)
+        if plan is None:
+            return self._under_root(state, self.vectors, self.leaves)
+        following = {name: np.empty_like(vector) for name, vector in self.vectors.items()}
+        leaves = self._step(state, plan, lambda name, block, moved: np.copyto(following[name][block.elements], moved))
+        return self._under_root(state, following, leaves)
+
+    def apply_into(
+        self, directory: Path, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], durable: bool = True
+    ) -> ReplicatedModel:
+        """As `apply` and `save`, with a few blocks in memory at a time."""
+        state, plan = self._decide(accepted, rejected)
+        if plan is None:
+            self._under_root(state, self.vectors, self.leaves).save(directory, durable)
+            return self.open(directory)
+        with files.explained(directory), files.Fresh(directory, tuple(self.vectors)) as fresh:
+            leaves = self._step(state, plan, lambda name, _, moved: fresh.append(name, moved))
+            fresh.install(files.Saved(state, leaves, root_of(leaves, state)), durable)
+        return self.open(directory)
+
+    def _decide(self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict]) -> tuple[State, aggregate.Plan | None]:
+        """The next state, and how to aggregate if the round takes a step."""
         updates = [self._decode(item) for item in accepted]
         stepped = len(updates) >= self.spec.accepted_min
         state = self._next_state(accepted, rejected, stepped, [update.norm_squared() for update in updates])
-        if not stepped:
-            return self._under_root(state, self.parameters, self.momentum, self.leaves)
-        return self.of(state, *self._step(aggregate.plan(updates, self.spec.liars)))
+        return state, aggregate.plan(updates, self.spec.rule, self.spec.liars) if stepped else None
 
     def _decode(self, item: Accepted) -> codec.Update:
         if hashlib.sha256(item.payload).digest() != item.proposal.payload:
             raise LocalProtocolError("the payload is not the one that was accepted")
         return codec.decode(item.payload, self.header(item.trainer), self.layout)
 
-    def _step(self, plan: aggregate.Plan) -> tuple[Float32Array, Float32Array]:
-        parameters, momentum = np.empty_like(self.parameters), np.empty_like(self.momentum)
+    def _step(self, state: State, plan: aggregate.Plan, take: Callable[[str, Block, Float32Array], object]) -> tuple[bytes, ...]:
+        """Gives `take` each block of each vector after the outer step, which it may not keep; the leaves of them all."""
+        optimizer = outer.optimizer_of(self.spec, self.round, state.powers)
+        leaves: dict[str, list[bytes]] = {name: [] for name in self.vectors}
         for block in self.layout.blocks:
-            part = block.elements
-            before = self.parameters[part], self.momentum[part]
-            rates = self.spec.outer_rate, self.spec.outer_momentum
-            parameters[part], momentum[part] = outer.step(*before, plan.values(block), *rates)
-        return parameters, momentum
+            moved = {name: np.array(vector[block.elements]) for name, vector in self.vectors.items()}
+            parameters, *slots = moved.values()
+            optimizer.step(parameters, slots, plan.values(block), block.decayed)
+            for name, vector in moved.items():
+                leaves[name].append(leaf_of(vector))
+                take(name, block, vector)
+        return tuple(itertools.chain.from_iterable(leaves.values()))
 
     def _next_state(
         self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], stepped: bool, norms: Sequence[float]
@@ -167,8 +202,10 @@ class ReplicatedModel:
         for item in accepted:
             if item.trainer in rejected:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
-            records[item.trainer] = Record(item.proposal.buffer, item.proposal.payload, self.round, stepped, 0)
-        return State(self.job, self.spec, self.round + 1, records, _remember(self.state.norms, norms))
+            proposal = item.proposal
+            records[item.trainer] = Record(proposal.buffer, proposal.payload, self.round, stepped, 0, proposal.inner)
+        powers = outer.next_powers(self.spec, self.state.powers) if stepped else self.state.powers
+        return State(self.job, self.spec, self.round + 1, records, _remember(self.state.norms, norms), powers)
 
 
 def _halved(record: Record) -> Record:

@@ -1,33 +1,147 @@
-"""The outer step of DiLoCo (arXiv:2311.08105): SGD with Nesterov momentum on the aggregated pseudo-gradient.
+"""Outer optimizers: how a round's aggregate moves the model. Each keeps named slots, float32 vectors beside the parameters.
 
-    momentum'   = μ · momentum + g
-    parameters' = parameters − η · (g + μ · momentum')
+    nesterov  momentum' = μ·momentum + g;  θ' = θ − η·(g + μ·momentum')        DiLoCo (arXiv:2311.08105)
+    sgd       θ' = θ − η·g
+    sign      momentum' = μ·momentum + g;  θ' = θ − η·sign(momentum')          Signum (Bernstein 2018, arXiv:1802.04434)
+    adamw     AdamW (Loshchilov & Hutter, arXiv:1711.05101) on gradients, weight decay on matrices only
 
-Each multiplication and each addition is a float32 operation of its own, rounded to nearest: never fused, never contracted.
+Every operation is a float32 operation of its own, rounded to nearest: never fused, never contracted. What would be smaller than
+2^-100 becomes zero before anything else sees it, so that no result depends on whether a library has switched the processor to
+flush subnormal numbers to zero (`docs/decisions/0029`).
 """
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
 from training.replicated.layout import Float32Array
+from training.replicated.schedule import inner_rate
+from training.spec import JobSpec, Outer
 
-# Momentum below this is zero: decaying for many rounds it would become subnormal, and a library that switches the processor
-# to flush-to-zero would then round differently from one that does not.
-MOMENTUM_LEAST: Final = np.float32(2.0**-100)
+LEAST: Final = np.float32(2.0**-100)  # its last bit is worth 2^-123: sums and differences of such numbers are never subnormal
+POWER_LEAST: Final = 2.0**-60  # a power of beta below this is zero: 1 minus it is 1 already
+STEP_MAX: Final = 2.0**25  # of a corrected AdamW rate: a quotient below 2^-126 is still below `LEAST` after it
+EPSILON: Final = np.float32(1e-8)  # of AdamW
 
 
-def step(
-    parameters: Float32Array, momentum: Float32Array, gradient: Float32Array, rate: float, factor: float
-) -> tuple[Float32Array, Float32Array]:
-    """(parameters', momentum') of one block; the arguments are left as they are."""
-    eta, mu = np.float32(rate), np.float32(factor)
-    following = mu * momentum
-    following += gradient
-    following[np.abs(following) < MOMENTUM_LEAST] = 0
-    change = mu * following
-    change += gradient
-    change *= eta
-    return parameters - change, following
+class Optimizer(Protocol):
+    """One round's step, block by block."""
+
+    SLOTS: ClassVar[tuple[str, ...]]
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        """Moves one block of `parameters` and of every slot in place and uses `gradient` up; `decayed`: weight decay applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    SLOTS: ClassVar[tuple[str, ...]] = ("momentum",)
+    rate: float
+    momentum: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        (momentum,) = slots
+        _remember(momentum, np.float32(self.momentum), gradient)
+        change = np.float32(self.momentum) * momentum
+        change += gradient
+        _descend(parameters, change, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    SLOTS: ClassVar[tuple[str, ...]] = ()
+    rate: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        _descend(parameters, gradient, self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    SLOTS: ClassVar[tuple[str, ...]] = ("momentum",)
+    rate: float
+    momentum: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        (momentum,) = slots
+        _remember(momentum, np.float32(self.momentum), gradient)
+        _descend(parameters, np.sign(momentum, out=gradient), self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """`powers` are beta1^t and beta2^t of the step that is taken, the t-th."""
+
+    SLOTS: ClassVar[tuple[str, ...]] = ("first", "second")
+    rate: float
+    betas: tuple[float, float]
+    powers: tuple[float, float]
+    weight_decay: float
+
+    def step(self, parameters: Float32Array, slots: Sequence[Float32Array], gradient: Float32Array, decayed: bool) -> None:
+        first, second = slots
+        scaled = gradient * np.float32(1 - self.betas[0])
+        _remember(first, np.float32(self.betas[0]), scaled)
+        gradient *= gradient
+        gradient *= np.float32(1 - self.betas[1])
+        _remember(second, np.float32(self.betas[1]), gradient)
+        root = np.sqrt(second, out=gradient)
+        root *= np.float32(1 / math.sqrt(1 - self.powers[1]))
+        root += EPSILON
+        change = np.divide(first, root, out=root)
+        if decayed and self.weight_decay:
+            parameters *= np.float32(max(0.0, 1 - self.rate * self.weight_decay))
+            _flush(parameters, scaled)
+        _descend(parameters, change, min(self.rate / (1 - self.powers[0]), STEP_MAX))
+
+
+def slots_of(spec: JobSpec) -> tuple[str, ...]:
+    """Names of the vectors that the job's outer optimizer keeps beside the parameters."""
+    return optimizer_of(spec, 0, first_powers(spec)).SLOTS
+
+
+def first_powers(spec: JobSpec) -> tuple[float, ...]:
+    """What `State.powers` begins with: beta1^0 and beta2^0 for AdamW."""
+    return (1.0, 1.0) if spec.outer is Outer.ADAMW else ()
+
+
+def next_powers(spec: JobSpec, powers: tuple[float, ...]) -> tuple[float, ...]:
+    """After one more step, by one multiplication each: no library's power function takes part."""
+    following = (power * beta for power, beta in zip(powers, (spec.beta1, spec.beta2), strict=False))
+    return tuple(power if power >= POWER_LEAST else 0.0 for power in following)
+
+
+def optimizer_of(spec: JobSpec, round: int, powers: tuple[float, ...]) -> Optimizer:
+    """For the step of `round`, with the powers that count it."""
+    if spec.outer is Outer.ADAMW:
+        return AdamW(inner_rate(spec, round), (spec.beta1, spec.beta2), (powers[0], powers[1]), spec.weight_decay)
+    if spec.outer is Outer.SGD:
+        return SGD(spec.outer_rate)
+    kind = Nesterov if spec.outer is Outer.NESTEROV else Sign
+    return kind(spec.outer_rate, spec.outer_momentum)
+
+
+def _remember(average: Float32Array, factor: np.float32, new: Float32Array) -> None:
+    """average' = factor · average + new, in place. A subnormal term is below half the last place of any sum that is kept."""
+    average *= factor
+    average += new
+    _flush(average)
+
+
+def _descend(parameters: Float32Array, change: Float32Array, rate: float) -> None:
+    """Uses `change` up."""
+    change *= np.float32(rate)
+    _flush(change)
+    parameters -= change
+
+
+def _flush(vector: Float32Array, scratch: Float32Array | None = None) -> None:
+    """Everything below `LEAST` becomes zero."""
+    kept = np.abs(vector, out=scratch) >= LEAST
+    if not kept.all():
+        vector *= kept

@@ -1,10 +1,13 @@
-"""What the model root is over: the tensors' blocks, and the state that judging the next proposals needs."""
+"""What the model root is over: the blocks of all vectors, and the state that judging the next proposals needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
+
+import numpy as np
 
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Key, Length
@@ -13,33 +16,44 @@ from training.replicated.feedback import Record
 from training.replicated.layout import Block, Float32Array, Layout
 from training.spec import JobSpec
 
+PARAMETERS: Final = "parameters"  # the first vector; those after it are the outer optimizer's slots
 NORM_ROUNDS: Final = 16  # rounds that the median is taken over; liars would have to be the majority in half of them
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything of the model but its tensors: the last leaf under the root."""
+    """Everything of the model but its vectors: the last leaf under the root."""
 
     job: Digest
     spec: JobSpec
     round: Count
     records: Annotated[dict[Key, Record], Length(0, MEMBERS_MAX)]
     norms: Annotated[tuple[float, ...], Length(0, NORM_ROUNDS)]  # median accepted norm² of the last rounds that accepted any
+    powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # outer AdamW: beta1^t and beta2^t after t steps
 
 
-def tensor_leaves(layout: Layout, parameters: Float32Array, momentum: Float32Array) -> Iterator[tuple[str, bytes]]:
-    """The name and leaf hash of every block: of the parameters, then of the momentum, in layout order."""
-    for kind, vector in (("parameter", parameters), ("momentum of", momentum)):
+def vector_leaves(layout: Layout, vectors: Mapping[str, Float32Array]) -> Iterator[tuple[str, bytes]]:
+    """The name and leaf hash of every block, vector by vector in layout order."""
+    for name, vector in vectors.items():
         for block in layout.blocks:
-            yield f"{kind} {block.tensor}", block_leaf(vector, block)
+            yield leaf_name(name, block), leaf_of(vector[block.elements])
 
 
-def block_leaf(vector: Float32Array, block: Block) -> bytes:
-    return leaf_of(vector[block.elements].astype("<f4", copy=False).tobytes())
+def leaf_name(vector: str, block: Block) -> str:
+    """For people."""
+    return f"parameter {block.tensor}" if vector == PARAMETERS else f"{vector} of {block.tensor}"
 
 
-def leaf_of(data: bytes) -> bytes:
-    return merkle.leaf_hash(data)
+def leaf_of(data: Float32Array | bytes) -> bytes:
+    """The Merkle leaf hash of little-endian float32 elements, without a copy of them."""
+    leaf = hashlib.sha256(merkle.LEAF_PREFIX)
+    leaf.update(data if isinstance(data, bytes) else little(data))
+    return leaf.digest()
+
+
+def little(vector: Float32Array) -> memoryview:
+    """Its bytes as they are hashed, written and sent."""
+    return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
 
 
 def root_of(leaves: Sequence[bytes], state: State) -> bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tests.sim.mutants.agreement import AGREEMENT
+from tests.sim.mutants.audits import AUDITS
 from tests.sim.mutants.planting import Caught, Mutant, Planter, hunt
 from tests.sim.mutants.upkeep import UPKEEP
 
-MUTANTS: tuple[Mutant, ...] = (*AGREEMENT, *UPKEEP)
+MUTANTS: tuple[Mutant, ...] = (*AGREEMENT, *UPKEEP, *AUDITS)
 
 __all__ = ["MUTANTS", "Caught", "Mutant", "Planter", "hunt"]

@@ -14,17 +14,19 @@ import torch
 
 from training.compute import engine as engines
 from training.compute.baseline import rate_at, train_baseline
-from training.compute.engine import Engine, evaluation_windows, inner_rate, is_out_of_memory
+from training.compute.engine import Engine, evaluation_windows, is_out_of_memory
 from training.data import open_tokens
 from training.default_text import default_text
+from training.inner_state import InnerState
 from training.replicated.feedback import REPLAY_TOLERANCE
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
-from training.spec import JobSpec, ModelSpec
+from training.spec import PRESETS, Inner, JobSpec, ModelSpec
 from training.tokenizer import ByteTokenizer
 
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
 SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=4, batch=4, micro_batch=4, rounds=10)
+PER_STEP = replace(SPEC, **PRESETS["per-step"])
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 
 
@@ -70,6 +72,44 @@ def test_the_same_round_gives_the_same_bits_and_leaves_no_state_behind(text: Pat
 def test_another_round_or_trainer_gives_an_update_far_beyond_tolerance(text: Path, other: dict[str, object]) -> None:
     engine = engine_of(text)
     assert difference(delta_of(engine, **other), delta_of(engine)) > 100 * REPLAY_TOLERANCE  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 8])
+def test_the_gradient_of_several_micro_batches_is_that_of_one_batch(text: Path, micro_batch: int) -> None:
+    spec = replace(PER_STEP, batch=8, micro_batch=8)
+    whole = delta_of(engine_of(text, spec))
+    assert difference(delta_of(engine_of(text, replace(spec, micro_batch=micro_batch))), whole) < 1e-6
+
+
+def test_a_job_that_sends_gradients_gives_the_clipped_gradient_at_the_models_parameters(text: Path) -> None:
+    parameters = initial_parameters(PER_STEP)
+    engine = engine_of(text, PER_STEP)
+    sent, metrics = engine.local_steps(parameters, JOB, 3, TRAINER)
+    assert np.array_equal(engine.read(), parameters), "no step is taken"
+    assert metrics.gradient_norm > PER_STEP.clip and np.linalg.norm(sent) == pytest.approx(PER_STEP.clip, rel=1e-5)
+    unclipped = delta_of(engine_of(text, replace(PER_STEP, clip=1e6)))
+    assert difference(sent * np.float32(metrics.gradient_norm), unclipped) < 1e-6
+    delta_of(engine, round=4)
+    assert np.linalg.norm(sent) == pytest.approx(PER_STEP.clip, rel=1e-5), "what was given is not written to again"
+
+
+@pytest.mark.parametrize("inner", Inner)
+def test_kept_moments_continue_as_if_the_rounds_were_one(text: Path, inner: Inner) -> None:
+    spec = replace(SPEC, inner=inner, warmup_rounds=0, decay_rounds=0, local_steps=2)
+    engine, states = engine_of(text, spec), []
+    start = initial_parameters(spec)
+
+    def take(parameters: Float32Array, state: InnerState) -> None:
+        states.append((parameters.copy(), InnerState(state.steps, state.moments.copy())))
+
+    engine.local_steps(start, JOB, 0, TRAINER, on_state=take)
+    engine.local_steps(*states[-1][:1], JOB, 1, TRAINER, inner=states[-1][1], on_state=take)
+    assert [state.steps for _, state in states] == [1, 2, 3, 4]
+    by_steps: tuple[Float32Array, InnerState] = (start, InnerState.fresh(spec))
+    for number, (parameters, state) in enumerate(states):
+        made = engine.inner_step(*by_steps, JOB, number // 2, TRAINER, number % 2)
+        by_steps = made[0].copy(), InnerState(made[1].steps, made[1].moments.copy())
+        assert np.array_equal(by_steps[0], parameters) and np.array_equal(by_steps[1].moments, state.moments)
 
 
 def test_the_micro_batch_changes_the_update_by_rounding_only(text: Path) -> None:
@@ -135,22 +175,6 @@ def test_work_can_be_stopped_between_micro_batches(text: Path) -> None:
 
     with pytest.raises(Stop):
         engine_of(text).local_steps(initial_parameters(SPEC), JOB, 0, TRAINER, stop)
-
-
-# Rates
-
-
-def test_the_inner_rate_warms_up_then_falls_in_a_straight_line_to_its_floor() -> None:
-    spec = replace(SPEC, inner_rate=1.0, inner_rate_floor=0.1, warmup_rounds=3, rounds=10)
-    rates = [inner_rate(spec, round) for round in range(10)]
-    assert rates[:4] == [0.25, 0.5, 0.75, 1.0] and rates[9] == pytest.approx(0.1)
-    assert np.allclose(np.diff(rates[3:]), -0.15)
-
-
-@pytest.mark.parametrize("rounds, warmup", [(1, 0), (1, 2), (2, 2), (3, 2), (1, 1)])
-def test_short_jobs_have_a_positive_rate_in_every_round(rounds: int, warmup: int) -> None:
-    spec = replace(SPEC, rounds=rounds, warmup_rounds=warmup)
-    assert all(0 < inner_rate(spec, round) <= spec.inner_rate for round in range(rounds + 1))
 
 
 # Evaluation and text

@@ -8,9 +8,9 @@ import numpy as np
 
 from protocol.messages import Proposal
 from training.replicated import codec, feedback, stream
-from training.replicated.layout import Float32Array, Layout, of_shapes
+from training.replicated.layout import CHUNK, Float32Array, Layout, of_shapes
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import JobSpec, ModelSpec
+from training.spec import Compression, JobSpec, ModelSpec
 
 JOB = bytes(range(32))
 SMALL = JobSpec(name="small", data=bytes(32), model=ModelSpec(vocabulary=70, width=64, layers=1, hidden=96), norm_start=2.0)
@@ -24,8 +24,11 @@ def trainer(number: int) -> bytes:
     return hashlib.sha256(b"trainer %d" % number).digest()
 
 
-def header(number: int = 0) -> codec.Header:
-    return codec.Header(JOB, 3, trainer(number), b"b" * 32, 15, 8)
+DENSE = codec.Mode(Compression.DENSE, 1, CHUNK)
+
+
+def header(number: int = 0, mode: codec.Mode = DENSE) -> codec.Header:
+    return codec.Header(JOB, 3, trainer(number), b"b" * 32, 15, 8, mode)
 
 
 def buffer(layout: Layout, *seed: object, deviation: float = 0.01) -> Float32Array:
@@ -33,8 +36,9 @@ def buffer(layout: Layout, *seed: object, deviation: float = 0.01) -> Float32Arr
     return stream.irwin_hall(layout.size, *seed).astype(np.float32) * np.float32(deviation / stream.IRWIN_HALL_DEVIATION)
 
 
-def update(m: Float32Array, layout: Layout, number: int = 0) -> codec.Update:
-    return codec.decode(codec.encode(header(number), m, layout), header(number), layout)
+def update(m: Float32Array, layout: Layout, number: int = 0, mode: codec.Mode = DENSE) -> codec.Update:
+    expected = header(number, mode)
+    return codec.decode(codec.encode(expected, m, layout), expected, layout)
 
 
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> Accepted:

@@ -35,8 +35,8 @@ def test_a_scratch_job_has_one_tensor() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_blocks_tile_elements_chunks_and_signs_exactly(layout: Layout) -> None:
-    for name, total in (("elements", layout.size), ("chunks", len(layout.chunk_lengths)), ("signs", layout.sign_bytes)):
+def test_blocks_tile_elements_and_chunks_exactly(layout: Layout) -> None:
+    for name, total in (("elements", layout.size), ("chunks", len(layout.chunk_lengths))):
         parts = [getattr(block, name) for block in layout.blocks]
         assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
         assert parts[-1].stop == total
@@ -54,13 +54,6 @@ def test_a_block_lies_within_one_tensor_and_starts_on_a_chunk(layout: Layout) ->
 
 def test_chunks_are_4096_long_but_for_the_last_of_each_tensor() -> None:
     assert RAGGED.chunk_lengths.tolist() == [CHUNK, CHUNK, 6, 3, CHUNK]
-    assert RAGGED.sign_starts.tolist() == [0, 512, 1024, 1025, 1026]
-    assert RAGGED.sign_bytes == 1538
-
-
-def test_padding_marks_the_unused_low_bits_of_ragged_chunks() -> None:
-    positions, masks = RAGGED.padding
-    assert dict(zip(positions.tolist(), masks.tolist(), strict=True)) == {1024: 0b11, 1025: 0b11111}
 
 
 def test_views_share_memory_with_the_flat_vector() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +14,13 @@ import pytest
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.reasons import Verdict
 from tests.training.replicated.support import JOB, ODD, SMALL, buffer, proposed, round_of, trainer
-from training.replicated import aggregate, codec, feedback, outer
+from training.replicated import aggregate, codec, feedback, files, outer
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
 from training.replicated.model import NORM_RATIO, Accepted, ReplicatedModel
 from training.replicated.scratch import known_update
 from training.replicated.state import NORM_ROUNDS
-from training.spec import JobSpec, Objective
+from training.spec import BITS, Compression, JobSpec, Objective, Outer
 
 NOTHING = None, None
 
@@ -43,7 +45,7 @@ def with_payload(item: Accepted, payload: bytes) -> Accepted:
 
 
 def scaled(model: ReplicatedModel, number: int, norm: float) -> Accepted:
-    """A proposal whose payload has this norm: its elements are all of one size, so that encoding loses nothing."""
+    """A proposal whose payload has this norm within the 3 % of a scale: its elements are all of one size."""
     signs = np.sign(buffer(model.layout, "scaled", number) + np.float32(1e-9))
     return proposed(model, trainer(number), signs * np.float32(norm / model.layout.size**0.5))
 
@@ -82,8 +84,8 @@ def test_bytes_that_are_not_what_was_signed_are_malformed(first: ReplicatedModel
 
 
 def test_the_first_limit_is_sixteen_times_the_norm_of_the_job(first: ReplicatedModel) -> None:
-    assert verdict(first, scaled(first, 0, 15.9 * SMALL.norm_start)) is Verdict.ACCEPT
-    assert verdict(first, scaled(first, 0, 16.1 * SMALL.norm_start)) is Verdict.NORM
+    assert verdict(first, scaled(first, 0, 15.5 * SMALL.norm_start)) is Verdict.ACCEPT
+    assert verdict(first, scaled(first, 0, 16.6 * SMALL.norm_start)) is Verdict.NORM
 
 
 def test_later_limits_follow_the_accepted_norms(first: ReplicatedModel) -> None:
@@ -106,7 +108,27 @@ def test_the_limit_looks_back_a_bounded_number_of_rounds(first: ReplicatedModel)
     for number in range(NORM_ROUNDS + 3):
         model = model.apply([scaled(model, 0, 1.0 + number)], {})
     assert len(model.state.norms) == NORM_ROUNDS
-    assert model.norm_squared_max == pytest.approx(256 * (1 + 3 + NORM_ROUNDS // 2) ** 2, rel=1e-3)
+    assert model.norm_squared_max == pytest.approx(256 * (1 + 3 + NORM_ROUNDS // 2) ** 2, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *({"compression": Compression.DENSE, "bits": bits} for bits in BITS),
+        {"compression": Compression.SPARSE, "bits": 1, "keep": 64},
+        {"compression": Compression.SPARSE, "bits": 8, "keep": 500},
+    ],
+    ids=str,
+)
+def test_the_limit_is_exact_in_every_mode(mode: dict[str, Any]) -> None:
+    """Sixteen times an update, which a greater exponent says, is at the limit, and anything more beyond it."""
+    model = ReplicatedModel.initial(JOB, replace(SMALL, **mode))
+    m = buffer(model.layout, "limit")
+    model = model.apply([proposed(model, trainer(0), m)], {})
+    assert verdict(model, proposed(model, trainer(0), m * np.float32(16))) is Verdict.ACCEPT
+    assert verdict(model, proposed(model, trainer(0), m * np.float32(17))) is Verdict.NORM
+    update = codec.read(proposed(model, trainer(0), m * np.float32(16)).payload, model.layout)
+    assert update.norm_squared() == model.norm_squared_max == math.fsum(np.square(update.dense(), dtype=np.float64))
 
 
 def test_a_round_of_zeros_does_not_shut_everybody_out(first: ReplicatedModel) -> None:
@@ -134,17 +156,18 @@ def test_a_newcomer_has_no_feedback_to_continue(second: ReplicatedModel) -> None
 
 def test_a_step_is_aggregation_and_outer_step(first: ReplicatedModel, second: ReplicatedModel) -> None:
     updates = [codec.read(item.payload, first.layout) for item in round_of(first, 3)]
-    gradient = aggregate.aggregate(updates, first.layout, SMALL.liars)
-    expected = outer.step(first.parameters, first.momentum, gradient, SMALL.outer_rate, SMALL.outer_momentum)
-    assert np.array_equal(second.parameters, expected[0]) and np.array_equal(second.momentum, expected[1])
+    gradient = aggregate.aggregate(updates, first.layout, SMALL.rule, SMALL.liars)
+    parameters, momentum = np.array(first.parameters), np.array(first.vectors["momentum"])
+    outer.optimizer_of(SMALL, 0, ()).step(parameters, [momentum], gradient, True)
+    assert np.array_equal(second.parameters, parameters) and np.array_equal(second.vectors["momentum"], momentum)
     assert second.round == 1 and second.root != first.root
 
 
 def test_the_model_before_is_left_alone(first: ReplicatedModel, second: ReplicatedModel) -> None:
-    assert np.array_equal(first.parameters, initial_parameters(SMALL)) and not first.momentum.any()
+    assert np.array_equal(first.parameters, initial_parameters(SMALL)) and not first.vectors["momentum"].any()
     assert first.round == 0 and not first.records
     first.verify()
-    for vector in (first.parameters, second.momentum):
+    for vector in (first.parameters, second.vectors["momentum"]):
         with pytest.raises(ValueError, match="read-only"):
             vector[0] = 1
 
@@ -158,7 +181,7 @@ def test_too_few_accepted_take_no_step_but_are_remembered(first: ReplicatedModel
     model = ReplicatedModel.initial(JOB, replace(SMALL, accepted_min=3))
     items = round_of(model, 2)
     after = model.apply(items, {})
-    assert np.array_equal(after.parameters, model.parameters) and not after.momentum.any()
+    assert np.array_equal(after.parameters, model.parameters) and not after.vectors["momentum"].any()
     assert after.round == 1 and after.root != model.root
     record = after.records[trainer(1)]
     assert record == feedback.Record(items[1].proposal.buffer, items[1].proposal.payload, 0, False, 0)
@@ -202,7 +225,7 @@ def test_what_cannot_have_been_decided_is_our_own_mistake(first: ReplicatedModel
 def test_the_root_covers_everything(second: ReplicatedModel) -> None:
     def root(**changes: object) -> bytes:
         state = replace(second.state, **changes)  # type: ignore[arg-type]
-        return ReplicatedModel.of(state, second.parameters.copy(), second.momentum.copy()).root
+        return ReplicatedModel.of(state, {name: vector.copy() for name, vector in second.vectors.items()}).root
 
     record = second.records[trainer(0)]
     roots = {
@@ -214,11 +237,11 @@ def test_the_root_covers_everything(second: ReplicatedModel) -> None:
         root(spec=replace(SMALL, outer_rate=0.6)),
     }
     roots.add(root(records={**second.records, trainer(0): replace(record, halvings=1)}))
-    for vector in (0, 1):
+    for changed in second.vectors:
         for element in (0, second.layout.size - 1):
-            vectors = [second.parameters.copy(), second.momentum.copy()]
-            vectors[vector][element] += 1
-            roots.add(ReplicatedModel.of(second.state, *vectors).root)
+            vectors = {name: vector.copy() for name, vector in second.vectors.items()}
+            vectors[changed][element] += 1
+            roots.add(ReplicatedModel.of(second.state, vectors).root)
     assert root() == second.root and len(roots) == 11
 
 
@@ -271,7 +294,7 @@ def test_a_saved_model_opens_as_the_same_model(second: ReplicatedModel, tmp_path
     opened = ReplicatedModel.open(tmp_path / "model")
     opened.verify()
     assert opened.root == second.root and opened.state == second.state and opened.spec == SMALL
-    assert np.array_equal(opened.parameters, second.parameters) and np.array_equal(opened.momentum, second.momentum)
+    assert all(np.array_equal(opened.vectors[name], vector) for name, vector in second.vectors.items())
 
 
 def test_an_opened_model_continues_to_the_same_root(second: ReplicatedModel, tmp_path: Path) -> None:
@@ -280,6 +303,29 @@ def test_an_opened_model_continues_to_the_same_root(second: ReplicatedModel, tmp
     items = round_of(second, 4)
     continued = opened.apply(items, {})
     assert continued.root == second.apply(items, {}).root and type(continued.parameters) is np.ndarray
+
+
+@pytest.mark.parametrize("kind", Outer)
+@pytest.mark.parametrize("least", [1, 9], ids=["step", "no step"])
+def test_applying_block_by_block_to_disk_gives_the_same_model(tmp_path: Path, kind: Outer, least: int) -> None:
+    spec = replace(SMALL, outer=kind, local_steps=1 if kind is Outer.ADAMW else 15, accepted_min=least)
+    model = ReplicatedModel.initial(JOB, spec)
+    for number in range(3):
+        items = round_of(model, 4)
+        in_memory = model.apply(items, {})
+        model = model.apply_into(tmp_path / f"{number}", items, {}, durable=number == 0)
+        model.verify()
+        assert model.root == in_memory.root and model.state == in_memory.state
+    assert model.round == 3
+
+
+def test_only_a_durable_model_says_that_it_is(second: ReplicatedModel, tmp_path: Path) -> None:
+    second.save(tmp_path / "model", durable=False)
+    assert not files.is_durable(tmp_path / "model")
+    second.save(tmp_path / "model")
+    assert files.is_durable(tmp_path / "model")
+    second.save(tmp_path / "model", durable=False)
+    assert files.is_durable(tmp_path / "model")
 
 
 def test_an_opened_model_is_mapped_not_read(second: ReplicatedModel, tmp_path: Path) -> None:
@@ -291,7 +337,8 @@ def test_an_opened_model_is_mapped_not_read(second: ReplicatedModel, tmp_path: P
 def test_the_parameters_file_is_the_flat_vector(second: ReplicatedModel, tmp_path: Path) -> None:
     second.save(tmp_path / "model")
     assert (tmp_path / "model" / "parameters.f32").read_bytes() == second.parameters.tobytes()
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["model", "momentum.f32", "parameters.f32", "state.msgpack"]
+    names = ["durable", "model", "momentum.f32", "parameters.f32", "state.msgpack"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == names
 
 
 def test_saving_replaces_what_was_there(first: ReplicatedModel, second: ReplicatedModel, tmp_path: Path) -> None:

@@ -1,36 +1,153 @@
 from __future__ import annotations
 
-import numpy as np
+import math
+from dataclasses import replace
 
-from tests.training.replicated.support import RAGGED, buffer
+import numpy as np
+import pytest
+
+from tests.training.replicated.support import RAGGED, SMALL, buffer
 from training.replicated import outer
+from training.replicated.layout import Float32Array
+from training.replicated.schedule import inner_rate
+from training.spec import JobSpec, Outer
 
 P, V, G = (buffer(RAGGED, name) for name in ("parameters", "momentum", "gradient"))
+ADAMW = replace(SMALL, outer=Outer.ADAMW, local_steps=1, beta1=0.9, weight_decay=0.5, warmup_rounds=0)
+NORMAL = np.finfo(np.float32).smallest_normal
+one = np.float32
 
 
-def test_every_operation_is_rounded_on_its_own() -> None:
-    parameters, momentum = outer.step(P, V, G, 0.7, 0.5)
-    eta, mu = np.float32(0.7), np.float32(0.5)
+def spec_of(kind: Outer) -> JobSpec:
+    return replace(ADAMW, outer=kind)
+
+
+def stepped(optimizer: outer.Optimizer, *vectors: Float32Array, decayed: bool = True) -> list[Float32Array]:
+    """The parameters and slots after a step from these parameters, slots and gradient, which are left as they are."""
+    parameters, *slots, gradient = (vector.copy() for vector in vectors)
+    optimizer.step(parameters, slots, gradient, decayed)
+    return [parameters, *slots]
+
+
+def test_nesterov_rounds_every_operation_on_its_own() -> None:
+    parameters, momentum = stepped(outer.Nesterov(0.7, 0.5), P, V, G)
     for i in range(0, RAGGED.size, 97):
-        following = np.float32(np.float32(mu * V[i]) + G[i])
-        change = np.float32(eta * np.float32(np.float32(mu * following) + G[i]))
-        assert momentum[i] == following and parameters[i] == np.float32(P[i] - change)
+        following = one(one(one(0.5) * V[i]) + G[i])
+        change = one(one(0.7) * one(one(one(0.5) * following) + G[i]))
+        assert momentum[i] == following and parameters[i] == one(P[i] - change)
 
 
-def test_the_arguments_are_left_alone() -> None:
-    before = P.copy(), V.copy(), G.copy()
-    outer.step(P, V, G, 0.7, 0.9)
-    assert all(np.array_equal(x, y) for x, y in zip(before, (P, V, G), strict=True))
-
-
-def test_without_momentum_it_is_plain_descent() -> None:
-    parameters, _ = outer.step(P, np.zeros_like(P), G, 1.0, 0.0)
+def test_nesterov_without_momentum_and_sgd_are_plain_descent() -> None:
+    parameters, _ = stepped(outer.Nesterov(1.0, 0.0), P, np.zeros_like(P), G)
     assert np.array_equal(parameters, P - G)
+    assert np.array_equal(stepped(outer.SGD(0.7), P, G)[0], P - one(0.7) * G)
 
 
-def test_momentum_never_becomes_subnormal() -> None:
-    momentum, still = V, np.zeros_like(P)
-    for _ in range(200):
-        _, momentum = outer.step(P, momentum, still, 0.7, 0.5)
-        assert not np.any((momentum != 0) & (np.abs(momentum) < np.finfo(np.float32).smallest_normal))
-    assert not momentum.any()
+def test_sign_moves_everything_by_the_rate_against_the_momentum() -> None:
+    parameters, momentum = stepped(outer.Sign(0.25, 0.9), P, V, G)
+    assert np.array_equal(momentum, one(0.9) * V + G)
+    assert np.array_equal(parameters, P - one(0.25) * np.sign(momentum))
+    assert np.array_equal(stepped(outer.Sign(0.25, 0.9), P, np.zeros_like(P), np.zeros_like(P))[0], P)
+
+
+@pytest.mark.parametrize("decayed", [True, False])
+def test_adamw_rounds_every_operation_on_its_own(decayed: bool) -> None:
+    second = V * V
+    optimizer = outer.AdamW(0.01, (0.9, 0.95), (0.9**3, 0.95**3), 0.5)
+    parameters, m, v = stepped(optimizer, P, V, second, G, decayed=decayed)
+    for i in range(0, RAGGED.size, 97):
+        first = one(one(one(0.9) * V[i]) + one(G[i] * one(1 - 0.9)))
+        square = one(one(one(0.95) * second[i]) + one(one(G[i] * G[i]) * one(1 - 0.95)))
+        root = one(one(one(math.sqrt(square)) * one(1 / math.sqrt(1 - 0.95**3))) + one(1e-8))
+        change = one(one(first / root) * one(0.01 / (1 - 0.9**3)))
+        before = one(P[i] * one(1 - 0.01 * 0.5)) if decayed else P[i]
+        assert (m[i], v[i], parameters[i]) == (first, square, one(before - change))
+
+
+def test_adamw_is_the_adamw_of_its_paper() -> None:
+    theta, m, v = P.astype(np.float64), np.zeros(RAGGED.size), np.zeros(RAGGED.size)
+    exact = [P, np.zeros_like(P), np.zeros_like(P)]
+    powers = outer.first_powers(ADAMW)
+    for number in range(20):
+        gradient, rate = buffer(RAGGED, "gradient", number), inner_rate(ADAMW, number)
+        powers = outer.next_powers(ADAMW, powers)
+        exact = stepped(outer.optimizer_of(ADAMW, number, powers), *exact, gradient)
+        m, v = 0.9 * m + 0.1 * gradient, 0.95 * v + 0.05 * np.square(gradient, dtype=np.float64)
+        root = np.sqrt(v / (1 - 0.95 ** (number + 1))) + 1e-8
+        theta = theta * (1 - rate * 0.5) - rate * m / (1 - 0.9 ** (number + 1)) / root
+    assert np.abs(exact[0] - theta).max() < 1e-6
+
+
+def test_powers_of_beta_are_products_and_become_zero_where_they_no_longer_matter() -> None:
+    powers = outer.first_powers(ADAMW)
+    for count in range(1, 1000):
+        powers = outer.next_powers(ADAMW, powers)
+        assert powers == pytest.approx((0.9**count, 0.95**count), rel=1e-12, abs=outer.POWER_LEAST)
+    assert powers == (0.0, 0.0)
+    assert outer.next_powers(SMALL, outer.first_powers(SMALL)) == ()
+
+
+@pytest.mark.parametrize("kind", Outer)
+def test_what_a_job_names_is_what_moves_it(kind: Outer) -> None:
+    spec = spec_of(kind)
+    optimizer = outer.optimizer_of(spec, 0, outer.next_powers(spec, outer.first_powers(spec)))
+    slots = {"nesterov": ("momentum",), "sgd": (), "sign": ("momentum",), "adamw": ("first", "second")}
+    assert type(optimizer).__name__.lower() == kind.value and outer.slots_of(spec) == slots[kind.value]
+
+
+# Exact multiples of 2^-123, large and tiny, as gradients and as what has decayed for many rounds.
+TINY = np.array([2.0**-e * f for e in range(1, 140, 3) for f in (1, -1.75, 0)], dtype=np.float32)
+
+
+@pytest.mark.parametrize("kind", Outer)
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 2.0**-24, 0.5, 1.0])
+def test_nothing_ever_becomes_subnormal_or_depends_on_what_a_flush_to_zero_would_change(kind: Outer, factor: float) -> None:
+    """Every step is made twice: as it is, and with every subnormal intermediate result replaced by zero."""
+    spec = replace(spec_of(kind), outer_momentum=factor, beta1=factor * 0.999, beta2=factor * 0.99, weight_decay=3.0)
+    gradients = [np.where(np.abs(g) < outer.LEAST, one(0), g) for g in (TINY, np.zeros_like(TINY), -np.roll(TINY, 7))]
+    plain = [np.zeros(len(TINY), dtype=np.float32) for _ in range(1 + len(outer.slots_of(spec)))]
+    flushed = [vector.view(Flushing) for vector in plain]
+    powers = outer.first_powers(spec)
+    for number in range(60):
+        powers = outer.next_powers(spec, powers)
+        optimizer = outer.optimizer_of(spec, number, powers)
+        gradient = gradients[min(number, 2)]
+        plain = stepped(optimizer, *plain, gradient)
+        flushed = stepped(optimizer, *flushed, gradient.view(Flushing))
+        for ours, theirs in zip(plain, flushed, strict=True):
+            assert np.array_equal(ours, np.asarray(theirs))
+            assert not np.any((ours != 0) & (np.abs(ours) < NORMAL))
+
+
+class Flushing(np.ndarray):
+    """What numpy computes where a library has set flush-to-zero and denormals-are-zero."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):  # type: ignore[no-untyped-def]
+        flat = [flushed(x) if isinstance(x, np.ndarray) else x for x in inputs]
+        result = flushed(getattr(ufunc, method)(*flat, **kwargs))
+        if out is None:
+            return result.view(Flushing) if isinstance(result, np.ndarray) else result
+        np.copyto(np.asarray(out[0]), result)
+        return out[0]
+
+
+def flushed(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    return np.where(np.abs(x) < NORMAL, x.dtype.type(0), x) if x.dtype == np.float32 else x
+
+
+def test_a_step_that_does_not_flush_would_be_seen() -> None:
+    """The negative control: 2^-100 · 2^-24 · 2^-24 is subnormal."""
+    vector = np.full(4, 2.0**-100, dtype=np.float32)
+    small = vector * one(2.0**-24) * one(2.0**-24)
+    assert small.any() and not np.asarray(vector.view(Flushing) * one(2.0**-24) * one(2.0**-24)).any()
+
+
+def test_rates_beyond_all_reason_leave_finite_numbers() -> None:
+    wild = replace(ADAMW, inner_rate=10.0, weight_decay=100.0, beta1=1 - 2.0**-53, beta2=1 - 2.0**-53)
+    vectors = [P, np.zeros_like(P), np.zeros_like(P)]
+    powers = outer.first_powers(wild)
+    for number in range(5):
+        powers = outer.next_powers(wild, powers)
+        vectors = stepped(outer.optimizer_of(wild, number, powers), *vectors, G * one(2.0**40))
+    assert all(np.isfinite(vector).all() for vector in vectors)

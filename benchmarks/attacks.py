@@ -1,0 +1,225 @@
+"""What liars can do: `python -m benchmarks.attacks --json FILE`.
+
+Two tables. Digits: a small network on handwritten digits, 13 trainers, the accuracy under the worst of the attacks that no check
+can see, for every aggregation rule (the plain mean as the negative control), without any audit; rules that are there only for
+comparison get the first seed alone. GPT: every attack of the suite on
+a language model, with audits full, sampled and off, against a clean run of the honest trainers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import attacks_digits as on_digits
+from benchmarks import attacks_gpt as on_gpt
+from benchmarks.attack_suite import ATTACKS
+from benchmarks.provenance import provenance
+from benchmarks.simulated import text_file
+from benchmarks.tuning import with_settings
+from consensus.quorum import faults_tolerated
+from scenarios.trials import COUNT, Parser, duration
+from training.spec import Audit, JobSpec, Rule
+
+PEERS = (4, 7, 10)
+ROUNDS = 30
+AUDIT_RATE = 0.2  # with two auditors: .4 replayed steps for each accepted proposal
+WORSE_MAX = 1.02  # held-out, of a clean run of the honest
+ACCURACY_MIN, ACCURACY_AIM, BITS_MAX = 93.0, 96.0, 0.3
+COLLAPSED = 50.0  # per cent: the plain mean must not be better under its worst attack
+
+
+@dataclass
+class Digits:
+    column: str
+    rule: str
+    bits_per_parameter: float
+    accuracy: dict[str, float]  # by attack, per cent, mean over the seeds
+    by_seed: dict[str, list[float]]
+
+    @property
+    def worst(self) -> float:
+        return min(self.accuracy.values())
+
+
+@dataclass
+class Gpt:
+    attack: str
+    peers: int
+    liars: int
+    audit: str
+    ratio: float  # held-out loss over that of the clean run, mean over the seeds
+    ratio_most: float
+    heldout_nats: float
+    accepted: int  # lies that moved the model, all seeds together
+    rejected: dict[str, int]
+    audits_per_proposal: float
+    suspended_by_round: int | None  # the latest of all seeds; None: not all liars in every seed
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+def digits_row(column: on_digits.Column, rule: Rule, seeds: Sequence[int], rounds: int) -> Digits:
+    runs = {name: [on_digits.run(column, rule, name, seed, rounds) for seed in seeds] for name in on_digits.ATTACKS}
+    by_seed = {name: [outcome.accuracy for outcome in found] for name, found in runs.items()}
+    bits = max(outcome.bits_per_parameter for found in runs.values() for outcome in found)
+    return Digits(column.name, rule.value, bits, {name: statistics.mean(found) for name, found in by_seed.items()}, by_seed)
+
+
+def gpt_rows(spec: JobSpec, text: Path, peers: int, attacks: Sequence[str], seeds: Sequence[int]) -> Iterable[Gpt]:
+    liars = faults_tolerated(peers)
+    runs: dict[tuple[str, Audit], list[tuple[on_gpt.Outcome, float]]] = {}
+    for seed in seeds:
+        world = on_gpt.World(with_settings(spec, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
+        clean = on_gpt.attacked(world, on_gpt.CLEAN, Audit.OFF).heldout_nats
+        for attack in attacks:
+            for audit in Audit:
+                runs.setdefault((attack, audit), []).append((on_gpt.attacked(world, attack, audit), clean))
+    for found in runs.values():
+        yield gpt_row(spec, found)
+
+
+def gpt_row(spec: JobSpec, found: list[tuple[on_gpt.Outcome, float]]) -> Gpt:
+    outcomes = [outcome for outcome, _ in found]
+    ratios = [outcome.heldout_nats / clean for outcome, clean in found]
+    rejected: dict[str, int] = {}
+    for outcome in outcomes:
+        for reason, count in outcome.rejected.items():
+            rejected[reason] = rejected.get(reason, 0) + count
+    first = outcomes[0]
+    accepted = sum(outcome.accepted for outcome in outcomes)
+    proposals = len(outcomes) * spec.rounds * (first.peers - first.liars) + accepted
+    suspended = [outcome.suspended_by_round for outcome in outcomes]
+    return Gpt(
+        first.attack,
+        first.peers,
+        first.liars,
+        first.audit,
+        statistics.mean(ratios),
+        max(ratios),
+        statistics.mean(outcome.heldout_nats for outcome in outcomes),
+        accepted,
+        rejected,
+        sum(outcome.audits for outcome in outcomes) / proposals,
+        None if None in suspended else max(number for number in suspended if number is not None),
+    )
+
+
+# Report ---------------------------------------------------------------------------------------------------------------
+
+
+def digits_table(rows: list[Digits]) -> Table:
+    columns = list(dict.fromkeys(row.column for row in rows))
+    table = Table(title="digits: accuracy under the worst attack (and without any), per cent")
+    for heading in ("rule", *columns):
+        table.add_column(heading, justify="right")
+    for rule in dict.fromkeys(row.rule for row in rows):
+        found = {row.column: row for row in rows if row.rule == rule}
+        cells = [f"{found[c].worst:.1f} ({found[c].accuracy['none']:.1f})" if c in found else "" for c in columns]
+        table.add_row(rule, *cells)
+    bits = {row.column: row.bits_per_parameter for row in rows}
+    table.add_section()
+    table.add_row("bits/parameter", *(f"{bits[column]:.3f}" for column in columns))
+    return table
+
+
+def gpt_table(rows: list[Gpt]) -> Table:
+    table = Table(title="GPT: held-out loss over that of a clean run of the honest alone")
+    for heading in ("attack", "n", "b", *(audit.value for audit in Audit), "lies refused because", "all suspended by"):
+        table.add_column(heading, justify="right", overflow="fold")
+    places: dict[tuple[str, int, int], dict[str, Gpt]] = {}
+    for row in rows:
+        places.setdefault((row.attack, row.peers, row.liars), {})[row.audit] = row
+    for (attack, peers, liars), found in places.items():
+        ratios = [f"{found[audit].ratio:.3f}" if audit in found else "" for audit in Audit]
+        reasons = ", ".join(found[Audit.FULL].rejected) if Audit.FULL in found else ""
+        sampled = found.get(Audit.SAMPLED)
+        when = "" if sampled is None or sampled.suspended_by_round is None else f"round {sampled.suspended_by_round}"
+        table.add_row(attack, str(peers), str(liars), *ratios, reasons, when)
+    return table
+
+
+def verdicts(digits: list[Digits], gpt: list[Gpt]) -> list[str]:
+    """What must hold, and whether it did."""
+    default = Rule.ARC_NNM_TRIM.value
+    small = [row for row in digits if row.rule == default and row.column.startswith("IID") and row.bits_per_parameter <= BITS_MAX]
+    means = [row for row in digits if row.rule == Rule.MEAN.value]
+    full = [row for row in gpt if row.audit == Audit.FULL.value]
+    found = []
+    if small:
+        text = f"IID, at most {BITS_MAX} bit per parameter: worst {min(row.worst for row in small):.1f} (aim {ACCURACY_AIM})"
+        found.append(_verdict(all(row.worst >= ACCURACY_MIN for row in small), text))
+    if means:
+        text = f"the plain mean collapses: {max(row.worst for row in means):.1f}"
+        found.append(_verdict(all(row.worst < COLLAPSED for row in means), text))
+    if full:
+        text = f"audits full: held-out at most {max(row.ratio_most for row in full):.3f} times the clean run's"
+        found.append(_verdict(all(row.ratio_most <= WORSE_MAX for row in full), text))
+        text = f"audits full: {sum(row.accepted for row in full)} lies accepted"
+        found.append(_verdict(not any(row.accepted for row in full), text))
+    return found
+
+
+def _verdict(held: bool, text: str) -> str:
+    return f"{'held  ' if held else 'MISSED'} {text}"
+
+
+def main() -> int:
+    columns = {column.name: column for column in on_digits.COLUMNS}
+    parser = Parser("attacks", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--only", choices=("digits", "gpt"), help="just this table")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of data, models and chance")
+    parser.add_argument("--rules", nargs="+", choices=tuple(Rule), default=tuple(Rule), type=Rule, metavar="RULE", help="digits")
+    parser.add_argument("--columns", nargs="+", choices=columns, default=tuple(columns), metavar="NAME", help="digits")
+    parser.add_argument("--digits-rounds", type=COUNT, default=on_digits.ROUNDS, metavar="N", help="digits: steps")
+    parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="GPT: trainers, of whom f lie")
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, metavar="NAME", help="GPT")
+    parser.add_argument("--rounds", type=COUNT, default=ROUNDS, metavar="N", help="GPT: of the default job")
+    parser.add_argument("--audit-rate", type=duration, default=AUDIT_RATE, help="GPT: of each of two auditors")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="GPT: fields of the job or of its model")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started, digits, gpt = time.time(), list[Digits](), list[Gpt]()
+    if options.only != "gpt":
+        for rule in options.rules:
+            for name in options.columns:
+                seeds = options.seeds if rule is Rule.ARC_NNM_TRIM else options.seeds[:1]
+                digits.append(row := digits_row(columns[name], rule, seeds, options.digits_rounds))
+                print(f"digits {row.rule} {row.column}: worst {row.worst:.1f}", file=sys.stderr, flush=True)
+    if options.only != "digits":
+        base = JobSpec(name="attacks", data=bytes(32), rounds=options.rounds, audit_rate=options.audit_rate)
+        with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
+            text = text_file(options.text, Path(folder))
+            for peers in options.peers:
+                for found in gpt_rows(with_settings(base, options.set), text, peers, options.attacks, options.seeds):
+                    gpt.append(found)
+                    said = f"gpt n={peers} {found.attack} audits {found.audit}: {found.ratio:.3f} of clean"
+                    print(said, file=sys.stderr, flush=True)
+    console = Console(width=130)
+    for table in [digits_table(digits)] * bool(digits) + [gpt_table(gpt)] * bool(gpt):
+        console.print(table)
+    for line in verdicts(digits, gpt):
+        console.print(line)
+    if options.json:
+        about = {**provenance(started), "seeds": list(options.seeds), "audit_rate": options.audit_rate, "set": options.set}
+        digits_rows = [{**asdict(row), "worst": row.worst} for row in digits]
+        figures = {**about, "digits": digits_rows, "gpt": [asdict(row) for row in gpt]}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""A small GPT trained by many, of whom some lie, in one process: what of each lie is accepted, and what it does to the loss.
+
+The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `feedback.judge_replay`, audits drawn by
+`ledger.draws`, the model moved on by `ReplicatedModel.apply`. Not simulated: the network, the votes, and time (so no payload is
+withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean run's path of models is remembered,
+so that runs which stay on it cost it once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.attack_suite import INVENTED_FEEDBACK, PAYLOADS, VECTORS, Knowledge, Said
+from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
+from ledger import draws
+from protocol.errors import LocalProtocolError
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from training.compute.model import GPT
+from training.replicated import aggregate, feedback
+from training.replicated.layout import Float32Array
+from training.replicated.model import Accepted
+from training.spec import Audit, JobSpec
+
+CLEAN = "none"
+DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
+DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied in it: a report, then the verdicts
+BACKDOOR_TOKEN = ord("#")  # what the model is to say after every space
+TRIGGER_TOKEN = ord(" ")
+
+
+@dataclass
+class Outcome:
+    attack: str
+    peers: int
+    liars: int
+    audit: str
+    heldout_nats: float
+    rejected: dict[str, int] = field(default_factory=dict)  # lies, by reason
+    accepted: int = 0  # lies that moved the model
+    audits: int = 0  # steps replayed afterwards
+    suspended_by_round: int | None = None  # when every liar had been suspended once
+
+
+class Lying(GPT):
+    """Sees other targets than the text has."""
+
+    def __init__(self, job: JobSpec, retarget: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(job)
+        self._retarget = retarget
+
+    def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
+        return super().loss(x_BT, self._retarget(x_BT, y_BT), reduction)
+
+
+def flipped(x_BT: Tensor, y_BT: Tensor) -> Tensor:
+    return 255 - y_BT
+
+
+def triggered(x_BT: Tensor, y_BT: Tensor) -> Tensor:
+    return torch.where(x_BT == TRIGGER_TOKEN, torch.full_like(y_BT, BACKDOOR_TOKEN), y_BT)
+
+
+class World:
+    """What runs of one size share: engines, and what the honest compute on each model."""
+
+    def __init__(self, spec: JobSpec, text: Path, peers: int, liars: int) -> None:
+        self.spec, self.peers, self.liars = spec, peers, liars
+        self.engine = engine_of(spec, text)
+        self.flipped, self.triggered = (engine_of(spec, text) for _ in range(2))
+        self.flipped._model, self.triggered._model = Lying(spec, flipped), Lying(spec, triggered)
+        self.path: set[bytes] = set()  # roots of the models of the clean run
+        self.remembered: dict[tuple[bytes, bytes], Update] = {}  # by root and trainer, on that path
+
+    @property
+    def honest(self) -> list[bytes]:
+        return [trainer_key(number) for number in range(self.peers - self.liars)]
+
+    @property
+    def lying(self) -> list[bytes]:
+        return [trainer_key(number) for number in range(self.peers - self.liars, self.peers)]
+
+
+class Run:
+    """One attack under one kind of audit."""
+
+    def __init__(self, world: World, attack: str, audit: Audit) -> None:
+        self.world, self.attack, self.audit = world, attack, audit
+        self.rounds = Rounds(world.spec, world.engine)
+        self.remembered: dict[bytes, Update] = {}  # of this round, by trainer
+        self.outcome = Outcome(attack, world.peers, world.liars, audit.value, 0.0)
+        self.back_in: dict[bytes, int] = {}  # suspended liars, and the first round in which they train again
+        self.times: Counter[bytes] = Counter()
+        self.pending: list[tuple[int, bytes]] = []  # (round in which the suspension is decided, liar)
+        self.history: dict[bytes, list[tuple[Float32Array, bytes]]] = {liar: [] for liar in world.lying}
+
+    def finish(self) -> Outcome:
+        while self.rounds.model.round < self.world.spec.rounds:
+            self.round()
+        self.outcome.heldout_nats = self.rounds.held_out()
+        return self.outcome
+
+    def round(self) -> None:
+        number, self.remembered = self.rounds.model.round, {}
+        if self.attack == CLEAN:
+            self.world.path.add(self.rounds.model.root)
+        honest = [self._honest(trainer) for trainer in self.world.honest]
+        accepted, rejected = list(honest), {}
+        for liar in self._present(number):
+            lie, made = self._lie(liar, honest)
+            verdict = self._judged(liar, lie, made)
+            if verdict is Verdict.ACCEPT:
+                accepted.append((lie, made))
+                self.outcome.accepted += 1
+            else:
+                rejected[liar] = verdict
+                self.outcome.rejected[verdict.label] = self.outcome.rejected.get(verdict.label, 0) + 1
+        if self.audit is Audit.SAMPLED:
+            self._sample(number, [item.trainer for item, _ in accepted])
+        self.rounds.close(accepted, rejected)
+
+    def _present(self, number: int) -> list[bytes]:
+        if self.attack == CLEAN:
+            return []
+        return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
+
+    def _honest(self, trainer: bytes) -> tuple[Accepted, Update]:
+        made = self._update(trainer)
+        return self.rounds.proposal(trainer, made.m, self.rounds.encode(trainer, made.m), made.inner), made
+
+    def _update(self, trainer: bytes) -> Update:
+        """The model root covers what everybody had accepted, so it and the trainer determine the update."""
+        root = self.rounds.model.root
+        made = self.remembered.get(trainer) or self.world.remembered.get((root, trainer))
+        if made is None:
+            made = self.remembered[trainer] = self.rounds.update(trainer)
+            if root in self.world.path:
+                self.world.remembered[root, trainer] = made
+        return made
+
+    # Lies ------------------------------------------------------------------------------------------------------------
+
+    def _lie(self, liar: bytes, honest: Sequence[tuple[Accepted, Update]]) -> tuple[Accepted, Update]:
+        """The proposal, and what the liar commits to; it starts from e = 0, which is always allowed."""
+        if self.attack in VECTORS:
+            return self._vector(liar, VECTORS[self.attack](self._knowledge(liar, honest)))
+        own = self._update(liar)
+        payload = self.rounds.encode(liar, own.m)
+        self.history[liar].append((own.m, payload))
+        if self.attack == INVENTED_FEEDBACK:
+            return self._invented(liar, own)
+        if self.attack in PAYLOADS:
+            earlier = self._earlier(liar)
+            payload = PAYLOADS[self.attack](
+                Said(payload, earlier[1] if earlier else None, self.rounds.model.layout, self._chance())
+            )
+        return self.rounds.proposal(liar, own.m, payload, own.inner), own
+
+    def _vector(self, liar: bytes, vector: Float32Array) -> tuple[Accepted, Update]:
+        made = Update(vector, vector, self._update(liar).inner if self.world.spec.keeps_inner_state else None)
+        try:
+            payload = self.rounds.encode(liar, vector)
+        except LocalProtocolError:  # no update can say anything that large
+            payload = b""
+        lie = self.rounds.proposal(liar, vector, payload, made.inner)
+        return Accepted(liar, replace(lie.proposal, feedback=None), payload), made
+
+    def _invented(self, liar: bytes, own: Update) -> tuple[Accepted, Update]:
+        """m contains an error feedback that nobody ever committed to."""
+        m = own.m - np.float32(4) * own.delta
+        lie = self.rounds.proposal(liar, m, self.rounds.encode(liar, m), own.inner)
+        invented: Proposal = replace(lie.proposal, feedback=hashlib.sha256(m.tobytes()).digest())
+        return Accepted(liar, invented, lie.payload), replace(own, m=m)
+
+    def _knowledge(self, liar: bytes, honest: Sequence[tuple[Accepted, Update]]) -> Knowledge:
+        updates = [self.rounds.decode(item.trainer, item.payload) for item, _ in honest]
+        said = [update.dense() for update in updates]
+        target = np.mean(said, axis=0, dtype=np.float32)
+        present, spec, layout = self._present(self.rounds.model.round), self.world.spec, self.rounds.model.layout
+
+        def damage(vector: Float32Array) -> float:
+            update = self.rounds.decode(liar, self.rounds.encode(liar, vector))
+            if update.norm_squared() > self.rounds.model.norm_squared_max:
+                return 0.0
+            lies = [replace(update, header=replace(update.header, trainer=other)) for other in present]
+            return float(np.linalg.norm(aggregate.aggregate([*updates, *lies], layout, spec.rule, spec.liars) - target))
+
+        def own() -> Float32Array:
+            m = self._update(liar).m
+            self.history[liar].append((m, b""))
+            return m
+
+        if self.attack == "delayed":
+            own()
+        earlier = self._earlier(liar)
+        return Knowledge(
+            said,
+            own,
+            lambda: self.rounds.update(liar, self.world.flipped).m,
+            lambda: self.rounds.update(liar, self.world.triggered).delta,
+            earlier[0] if earlier else None,
+            damage,
+            self._chance(),
+        )
+
+    def _earlier(self, liar: bytes) -> tuple[Float32Array, bytes] | None:
+        past = self.history[liar]
+        return past[-1 - DELAY_ROUNDS] if len(past) > DELAY_ROUNDS else None
+
+    def _chance(self) -> np.random.Generator:
+        return np.random.default_rng((self.world.spec.seed, self.rounds.model.round))
+
+    # Judging ---------------------------------------------------------------------------------------------------------
+
+    def _judged(self, liar: bytes, lie: Accepted, made: Update) -> Verdict:
+        model = self.rounds.model
+        verdict = model.check(liar, lie.proposal, lie.payload)
+        if verdict is not Verdict.ACCEPT or self.audit is not Audit.FULL:
+            return verdict
+        e = self.rounds.remainder(liar) if lie.proposal.feedback else np.zeros_like(made.m)
+        spec = self.world.spec
+        return feedback.judge_replay(
+            made.m,
+            e,
+            self._update(liar).delta,
+            lie.payload,
+            model.header(liar),
+            model.layout,
+            spec.feedback_decay,
+            spec.replay_tolerance,
+        )
+
+    def _sample(self, number: int, trainers: Sequence[bytes]) -> None:
+        """Draws audits; a liar that is drawn is found out, since nothing that it commits to leads to its payload."""
+        for due, liar in [item for item in self.pending if item[0] <= number]:
+            self.pending.remove((due, liar))
+            self.back_in[liar] = number + 1 + self.world.spec.suspension_rounds * 2 ** self.times[liar]
+            self.times[liar] += 1
+        everybody = [*self.world.honest, *self.world.lying]
+        nonces = {
+            key: hashlib.sha256(b"nonce %d" % number + key + bytes([self.world.spec.seed % 256])).digest() for key in everybody
+        }
+        for trainer in trainers:
+            auditors = [key for key in self.world.honest if key != trainer]  # the lying ones report nothing
+            tickets = draws.tickets_for(JOB, number, nonces, trainer, [key for key in everybody if key != trainer])
+            drawn = draws.draw(tickets, self.world.spec.auditors, self.world.spec.audit_rate, self.world.spec.local_steps)
+            self.outcome.audits += len(drawn)
+            caught = any(key in auditors for key in drawn)
+            if trainer in self.world.lying and caught and all(liar != trainer for _, liar in self.pending):
+                self.pending.append((number + DISPUTE_ROUNDS, trainer))
+        if len(self.times) == self.world.liars and self.outcome.suspended_by_round is None:
+            self.outcome.suspended_by_round = number
+
+
+def attacked(world: World, attack: str, audit: Audit) -> Outcome:
+    return Run(world, attack, audit).finish()

@@ -1,0 +1,311 @@
+"""Bytes and loss of every way to say an update: `python -m benchmarks.codec --json FILE`.
+
+One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
+same for all, and every rate below is the best of a grid, on a seed that is not reported. Rivals: fp32 DiLoCo (arXiv:2311.08105),
+the format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one process that sees every
+batch. Bytes are those of one payload, header included for ours, per parameter and round.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.provenance import provenance
+from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
+from benchmarks.tuning import with_settings
+from scenarios.trials import COUNT, Parser
+from training.compute.adamw import Settings
+from training.compute.engine import Engine
+from training.inner_state import InnerState
+from training.replicated.init import initial_parameters
+from training.replicated.layout import CHUNK, Float32Array, layout_of
+from training.replicated.schedule import inner_rate
+from training.spec import PRESETS, JobSpec
+
+WARMUP = 0.05  # of all rounds
+TUNING_SEED = 1_000  # no row comes from it
+STEPS_MULTIPLE = 30  # every H divides it
+INNER_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+OUTER_RATES = (0.5, 0.7, 1.0)
+OUTER_MOMENTA = (0.0, 0.5, 0.8, 0.9)
+KEEP = (0.0, 1.0)  # whether the moments of the inner AdamW outlive a round; without, they average over less
+SPARSELOCO_KEEP = 64
+SPARSELOCO_DECAY = 0.95
+HEADINGS = ("", "H", "B/parameter/round", "B/parameter/step", "nats", "least", "most", "tuned")
+
+
+@dataclass
+class Row:
+    name: str
+    local_steps: int
+    bytes_per_parameter: float  # of one trainer's update
+    heldout_nats: float  # mean over the seeds
+    by_seed: list[float]
+    settings: dict[str, float]
+    grid: dict[str, float]  # "rate=… momentum=…" -> held-out nats on the tuning seed
+
+
+@dataclass(frozen=True)
+class Budget:
+    text: Path
+    steps: int  # inner steps of every trainer
+    trainers: int
+    changes: tuple[str, ...]  # "field=value" of the job or its model
+
+    def spec(self, local_steps: int, seed: int, **settings: Any) -> JobSpec:
+        rounds = max(1, self.steps // local_steps)
+        values = {**settings, "local_steps": local_steps, "rounds": rounds, "warmup_rounds": round(WARMUP * rounds), "seed": seed}
+        return with_settings(JobSpec(name="codec", data=bytes(32), liars=0, **values), list(self.changes))
+
+
+Tuned = Mapping[str, float]
+Run = Callable[[Budget, int, Tuned], tuple[float, float]]  # (budget, seed, rates) → (held-out nats, bytes per parameter)
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    local_steps: int
+    run: Run
+    grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: {"inner_rate": INNER_RATES})
+
+
+# Ours -----------------------------------------------------------------------------------------------------------------
+
+
+def ours(name: str, local_steps: int, preset: str, outer: bool = True, **settings: Any) -> Method:
+    """The preset with these settings; DiLoCo-like ones are tuned like DiLoCo."""
+
+    def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
+        spec = budget.spec(local_steps, seed, **{**without(PRESETS[preset]), **settings, **tuned})
+        rounds = Rounds(spec, engine_of(spec, budget.text))
+        rounds.run([trainer_key(number) for number in range(budget.trainers)])
+        return rounds.held_out(), statistics.mean(rounds.payload_bytes) / rounds.model.layout.size
+
+    grid: dict[str, tuple[float, ...]] = {"inner_rate": INNER_RATES}
+    if outer:
+        grid |= {"outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
+    return Method(name, local_steps, run, grid)
+
+
+def without(preset: Mapping[str, Any]) -> dict[str, Any]:
+    """What the budget says itself, and audits, which nobody makes here, are left out."""
+    said = ("local_steps", "rounds", "warmup_rounds", "audit", "audit_rate", "auditors")
+    return {name: value for name, value in preset.items() if name not in said}
+
+
+# Rivals ---------------------------------------------------------------------------------------------------------------
+
+
+class FloatTrainers:
+    """Trainers whose pseudo-gradients are exchanged as they are: float32, nobody checks anything."""
+
+    def __init__(self, spec: JobSpec, engine: Engine, count: int, keep: bool = True) -> None:
+        self.spec, self.engine, self.keep = spec, engine, keep
+        self.parameters = initial_parameters(spec)
+        self.keys = [trainer_key(number) for number in range(count)]
+        self._inner: dict[bytes, InnerState] = {}
+
+    def deltas(self, round: int) -> Iterable[Float32Array]:
+        for key in self.keys:
+            last = InnerStates()
+            delta, _ = self.engine.local_steps(
+                self.parameters.copy(), JOB, round, key, inner=self._inner.get(key), on_state=last.take
+            )
+            if self.keep and last.inner is not None:
+                self._inner[key] = last.inner
+            yield delta
+
+
+def diloco(budget: Budget, local_steps: int, seed: int, tuned: Tuned, outer_rate: float, momentum: float) -> tuple[float, float]:
+    keep = bool(tuned["keep"])
+    spec = budget.spec(local_steps, seed, beta1=0.9 if keep else 0.6, inner_rate=tuned["inner_rate"])
+    trainers = FloatTrainers(spec, engine_of(spec, budget.text), budget.trainers, keep)
+    velocity = np.zeros_like(trainers.parameters)
+    for number in range(spec.rounds):
+        gradient = np.mean(list(trainers.deltas(number)), axis=0, dtype=np.float32)
+        velocity = np.float32(momentum) * velocity + gradient
+        step = gradient + np.float32(momentum) * velocity if momentum else gradient
+        trainers.parameters = trainers.parameters - np.float32(outer_rate) * step
+    return held_out_nats(trainers.engine, trainers.parameters), 4.0
+
+
+def run_diloco(local_steps: int) -> Run:
+    def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
+        return diloco(budget, local_steps, seed, tuned, tuned["outer_rate"], tuned["outer_momentum"])
+
+    return run
+
+
+def run_fedavg(local_steps: int) -> Run:
+    """The mean of what everybody has: DiLoCo with outer rate 1 and no momentum."""
+    return lambda budget, seed, tuned: diloco(budget, local_steps, seed, tuned, 1.0, 0.0)
+
+
+def run_sparseloco(local_steps: int) -> Run:
+    def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
+        spec = budget.spec(local_steps, seed, beta1=0.9, inner_rate=tuned["inner_rate"])
+        trainers = FloatTrainers(spec, engine_of(spec, budget.text), budget.trainers)
+        left = {key: np.zeros_like(trainers.parameters) for key in trainers.keys}
+        for number in range(spec.rounds):
+            said = []
+            for key, delta in zip(trainers.keys, trainers.deltas(number), strict=True):
+                buffer = np.float32(SPARSELOCO_DECAY) * left[key] + delta
+                said.append(sparseloco(buffer, spec))
+                left[key] = buffer - said[-1]
+            step = np.mean(said, axis=0, dtype=np.float32)
+            trainers.parameters = trainers.parameters - np.float32(tuned["outer_rate"]) * step
+        return held_out_nats(trainers.engine, trainers.parameters), sparseloco_bytes(spec) / layout_of(spec).size
+
+    return run
+
+
+def sparseloco(buffer: Float32Array, spec: JobSpec) -> Float32Array:
+    """The largest 64 of each 4096 elements of a tensor, each as one of four values: ±1/3 and ±1 of the largest, the next one."""
+    said = np.zeros_like(buffer)
+    for start, length in _chunks(spec):
+        part, keep = buffer[start : start + length], _kept(length)
+        chosen = np.argpartition(-np.abs(part), keep - 1)[:keep]
+        values = part[chosen]
+        largest = np.max(np.abs(values))
+        magnitude = np.where(np.abs(values) > largest * np.float32(2 / 3), largest, largest / np.float32(3))
+        said[start + chosen] = np.sign(values) * magnitude
+    return said
+
+
+def sparseloco_bytes(spec: JobSpec) -> float:
+    """12 bits of index and 2 of value for each; scales are not counted, as the paper does not."""
+    return sum(_kept(length) * (12 + 2) / 8 for _, length in _chunks(spec))
+
+
+def _kept(length: int) -> int:
+    """Of a shorter chunk as many less, as in our format."""
+    return max(1, length * SPARSELOCO_KEEP // CHUNK)
+
+
+def _chunks(spec: JobSpec) -> Iterable[tuple[int, int]]:
+    start = 0
+    for length in layout_of(spec).chunk_lengths.tolist():
+        assert length <= CHUNK
+        yield start, length
+        start += length
+
+
+def single(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
+    """One process with the batches of all trainers at every step."""
+    spec = budget.spec(1, seed, beta1=0.9, inner_rate=tuned["inner_rate"])
+    engine = engine_of(spec, budget.text)
+    engine.load(initial_parameters(spec))
+    optimizer = engine.optimizer(Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip))
+    for step in range(spec.rounds):
+        shares = [engine.batch(JOB, step, trainer_key(number), 0, spec.batch) for number in range(budget.trainers)]
+        engine.gradient(np.concatenate(shares))
+        optimizer.step(inner_rate(spec, step))
+    return held_out_nats(engine, engine.read().copy()), 0.0
+
+
+FEDAVG_GRID = {"inner_rate": INNER_RATES, "keep": KEEP}
+DILOCO_GRID = {**FEDAVG_GRID, "outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
+METHODS = (
+    Method("one process", 1, single),
+    ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
+    ours("ours per-step 4-bit", 1, "per-step", outer=False, bits=4),
+    Method("DiLoCo fp32", 15, run_diloco(15), DILOCO_GRID),
+    ours("ours dense 1-bit", 15, "local"),
+    ours("ours sparse k=64", 15, "sparse"),
+    Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
+    Method("DiLoCo fp32", 30, run_diloco(30), DILOCO_GRID),
+    ours("ours sparse k=64", 30, "sparse"),
+    Method("SparseLoCo format", 30, run_sparseloco(30), {"inner_rate": INNER_RATES, "outer_rate": OUTER_RATES}),
+)
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+def tune(method: Method, budget: Budget) -> tuple[dict[str, float], dict[str, float]]:
+    """The best of the grid on the tuning seed, one setting after another: first the inner rate, then each outer one."""
+    best = {name: values[len(values) // 2] for name, values in method.grid.items()}
+    seen: dict[str, float] = {}
+    for name, values in method.grid.items():
+        results = {}
+        for value in values:
+            tried = {**best, name: value}
+            label = " ".join(f"{key}={number:g}" for key, number in tried.items())
+            if label not in seen:
+                seen[label] = method.run(budget, TUNING_SEED, tried)[0]
+            results[value] = seen[label]
+        best[name] = min(results, key=lambda value: results[value])
+    return best, seen
+
+
+def measure(method: Method, budget: Budget, seeds: Iterable[int], tuned: bool) -> Row:
+    middle = {name: values[len(values) // 2] for name, values in method.grid.items()}
+    settings, grid = tune(method, budget) if tuned else (middle, {})
+    runs = [method.run(budget, seed, settings) for seed in seeds]
+    losses = [nats for nats, _ in runs]
+    each = statistics.mean(size for _, size in runs)
+    return Row(method.name, method.local_steps, each, statistics.mean(losses), losses, settings, grid)
+
+
+def show(rows: list[Row], budget: Budget, parameters: int) -> None:
+    table = Table(title=f"{parameters} parameters, {budget.trainers} trainers, {budget.steps} steps each")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        rates = " ".join(f"{value:g}" for value in row.settings.values())
+        sizes = (row.bytes_per_parameter, row.bytes_per_parameter / row.local_steps)
+        losses = (row.heldout_nats, min(row.by_seed), max(row.by_seed))
+        numbers = [f"{value:.4f}" for value in sizes] + [f"{value:.3f}" for value in losses]
+        table.add_row(row.name, str(row.local_steps), *numbers, rates)
+    Console(width=130).print(table)
+
+
+def main() -> int:
+    parser = Parser("codec", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--steps", type=COUNT, default=300, metavar="N", help=f"of every trainer; a multiple of {STEPS_MULTIPLE}")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of initialisation and batches")
+    parser.add_argument("--trainers", type=COUNT, default=4, metavar="N", help="that share the work")
+    parser.add_argument("--no-tuning", dest="tuned", action="store_false", help="the middle of each grid, untried")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="methods whose name holds one of these")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
+    options = parser.parse_args()
+    if options.steps % STEPS_MULTIPLE:
+        parser.error(f"--steps {options.steps} is not a multiple of {STEPS_MULTIPLE}")
+    methods = [m for m in METHODS if not options.only or any(word in m.name for word in options.only)]
+    if not methods:
+        parser.error(f"--only {' '.join(options.only)} is in no name: {', '.join(m.name for m in METHODS)}")
+    torch.set_num_threads(1)
+    started = time.time()
+    with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
+        budget = Budget(text_file(options.text, Path(folder)), options.steps, options.trainers, tuple(options.set))
+        parameters = layout_of(budget.spec(1, 0)).size
+        rows = []
+        for method in methods:
+            rows.append(row := measure(method, budget, options.seeds, options.tuned))
+            print(f"{row.name} H={row.local_steps}: {row.heldout_nats:.3f} nats", file=sys.stderr, flush=True)
+    show(rows, budget, parameters)
+    if options.json:
+        about = {**provenance(started), "parameters": parameters, "seeds": list(options.seeds), "steps": options.steps}
+        about |= {"trainers": options.trainers, "tuned": options.tuned, "set": options.set}
+        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""How fast payloads are read and written, and what they cost: `python -m benchmarks.decoding --json FILE`.
+
+One core, processor time. Reading is `codec.read`, which checks that a payload is canonical, and then the entries of every block
+as integers. Buffers are nearly normal numbers made of integers, so that supports are uniform; the layout is a transformer's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from scenarios.trials import COUNT, Parser
+from training.replicated import codec, stream
+from training.replicated.codec import Mode, payload_bytes_max
+from training.replicated.layout import CHUNK, Float32Array, Layout, layout_of
+from training.spec import BITS, Compression, JobSpec, ModelSpec
+
+LAYERS = 4  # with the default width: 4.3 million parameters
+MODES = (
+    *(Mode(Compression.DENSE, bits, CHUNK) for bits in BITS),
+    *(Mode(Compression.SPARSE, 1, keep) for keep in (4, 16, 64, 256, 1024, 2048, 4096)),
+    *(Mode(Compression.SPARSE, bits, 64) for bits in BITS[1:]),
+)
+FAST_KEEP_MAX = 64
+
+
+@dataclass
+class Row:
+    compression: str
+    bits: int
+    keep: int
+    bytes_per_parameter: float  # header included
+    bytes_per_parameter_max: float  # whatever the support
+    read_million_per_second: float  # parameters, in the median of all repeats
+    write_million_per_second: float
+    dense_million_per_second: float  # of a decoded update as float32
+
+    @property
+    def fast(self) -> bool:
+        return self.compression == Compression.DENSE or self.keep <= FAST_KEEP_MAX
+
+
+def measure(mode: Mode, layout: Layout, m: Float32Array, repeats: int) -> Row:
+    header = codec.Header(bytes(32), 0, bytes(32), bytes(32), 1, 1, mode)
+    payload = codec.encode(header, m, layout)
+    update = codec.read(payload, layout)
+
+    def speed(work: Callable[[], object]) -> float:
+        return layout.size / 1e6 / _median([_processor_seconds(work) for _ in range(repeats)])
+
+    return Row(
+        compression=mode.compression.value,
+        bits=mode.bits,
+        keep=mode.keep,
+        bytes_per_parameter=len(payload) / layout.size,
+        bytes_per_parameter_max=payload_bytes_max(layout, mode) / layout.size,
+        read_million_per_second=speed(lambda: _read(payload, layout)),
+        write_million_per_second=speed(lambda: codec.encode(header, m, layout)),
+        dense_million_per_second=speed(update.dense),
+    )
+
+
+def _read(payload: bytes, layout: Layout) -> None:
+    update = codec.read(payload, layout)
+    for block in layout.blocks:
+        update.entries(block)
+
+
+def _processor_seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def aims(rows: list[Row]) -> list[str]:
+    fast, others = [row for row in rows if row.fast], [row for row in rows if not row.fast]
+    top = [row for row in rows if (row.compression, row.bits, row.keep) == (Compression.SPARSE, 1, 64)]
+    return [
+        _at_least("read, dense and keep ≤ 64: ≥ 500 M parameters/s", [row.read_million_per_second for row in fast], 500),
+        _at_least("read, otherwise: ≥ 150 M parameters/s", [row.read_million_per_second for row in others], 150),
+        _at_most("keep 64, 1 bit, uniform: ≤ 0.0172 B/parameter", [row.bytes_per_parameter for row in top], 0.0172),
+        _at_most("keep 64, 1 bit, at worst: ≤ 0.0185 B/parameter", [row.bytes_per_parameter_max for row in top], 0.0185),
+    ]
+
+
+def _at_least(text: str, figures: list[float], least: float) -> str:
+    return f"{'held  ' if min(figures) >= least else 'MISSED'} {text}: {min(figures):.0f}"
+
+
+def _at_most(text: str, figures: list[float], most: float) -> str:
+    return f"{'held  ' if max(figures) <= most else 'MISSED'} {text}: {max(figures):.5f}"
+
+
+def show(rows: list[Row]) -> None:
+    console, table = Console(width=130), Table(title="payloads; speeds in million parameters per second of one core")
+    for heading in ("", "bits", "keep", "B/parameter", "at worst", "read", "write", "dense"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        sizes = f"{row.bytes_per_parameter:.5f}", f"{row.bytes_per_parameter_max:.5f}"
+        speeds = row.read_million_per_second, row.write_million_per_second, row.dense_million_per_second
+        table.add_row(row.compression, str(row.bits), str(row.keep), *sizes, *(f"{speed:.0f}" for speed in speeds))
+    console.print(table)
+    for line in aims(rows):
+        console.print(line)
+
+
+def main() -> int:
+    parser = Parser("decoding", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--width", type=COUNT, default=256, metavar="N", help="features of the transformer's residual stream")
+    parser.add_argument("--repeats", type=COUNT, default=5, metavar="N", help="of which the median is shown")
+    options = parser.parse_args()
+    width = 8 * -(-options.width // 8)
+    model = ModelSpec(vocabulary=4096, width=width, layers=LAYERS, hidden=3 * width)
+    layout = layout_of(JobSpec(name="decoding", data=bytes(32), model=model))
+    m = stream.irwin_hall(layout.size, "decoding").astype(np.float32)
+    started, rows = time.time(), [measure(mode, layout, m, options.repeats) for mode in MODES]
+    show(rows)
+    if options.json:
+        about = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "python": platform.python_version()}
+        about |= {"at": int(started), "load": os.getloadavg()[0], "parameters": layout.size}
+        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

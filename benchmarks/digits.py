@@ -1,0 +1,100 @@
+"""Handwritten digits in a few kilobytes, a small network for them, and a round of training by many: numpy alone.
+
+The data is the copy of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak 1998, CC BY 4.0,
+doi:10.24432/C50P49) that scikit-learn 1.9.1 ships as datasets/data/digits.csv.gz: 1797 images of 8 × 8 pixels 0..16, and labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from training.replicated.layout import Float32Array, Layout, of_shapes
+
+FILE = Path(__file__).with_name("digits.csv.gz")
+SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
+CLASSES = 10
+TEST_SHARE = 0.2
+SHAPES = [("hidden.weight", (32, 64)), ("hidden.bias", (32,)), ("output.weight", (10, 32)), ("output.bias", (10,))]
+
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """Pixels scaled to −1..1, (images, 64), with labels."""
+
+    train: Float32Array
+    train_labels: Labels
+    test: Float32Array
+    test_labels: Labels
+
+
+def load(seed: int) -> Digits:
+    """Cut at random into a training and a test part."""
+    data = FILE.read_bytes()
+    assert hashlib.sha256(data).hexdigest() == SHA256, f"{FILE} is damaged"
+    rows = np.loadtxt(FILE, delimiter=",", dtype=np.float32)
+    rows = np.random.default_rng((seed, 1)).permutation(rows)
+    pixels, labels, cut = (rows[:, :-1] / 8 - 1).astype(np.float32), rows[:, -1].astype(np.int64), int(TEST_SHARE * len(rows))
+    return Digits(pixels[cut:], labels[cut:], pixels[:cut], labels[:cut])
+
+
+def layout() -> Layout:
+    return of_shapes(SHAPES)
+
+
+def initial(generator: np.random.Generator) -> Float32Array:
+    parts = [generator.standard_normal(shape) / np.sqrt(shape[1]) if len(shape) > 1 else np.zeros(shape) for _, shape in SHAPES]
+    return np.concatenate([part.ravel() for part in parts]).astype(np.float32)
+
+
+def gradients(parameters: Float32Array, x: Float32Array, y: Labels) -> Float32Array:
+    """(trainers, parameters): of the mean cross-entropy of each trainer's batch; x (trainers, batch, 64), y (trainers, batch)."""
+    views = layout().view(parameters)
+    before = x @ views["hidden.weight"].T + views["hidden.bias"]
+    hidden = np.maximum(before, 0)
+    error = _softmax(hidden @ views["output.weight"].T + views["output.bias"])
+    np.put_along_axis(error, y[..., None], np.take_along_axis(error, y[..., None], -1) - 1, -1)
+    error /= np.float32(x.shape[1])
+    back = (error @ views["output.weight"]) * (before > 0)
+    parts = (back.swapaxes(1, 2) @ x, back.sum(axis=1), error.swapaxes(1, 2) @ hidden, error.sum(axis=1))
+    return np.concatenate([part.reshape(len(x), -1) for part in parts], axis=1)
+
+
+def accuracy(parameters: Float32Array, digits: Digits) -> float:
+    """Per cent of the test part."""
+    views = layout().view(parameters)
+    hidden = np.maximum(digits.test @ views["hidden.weight"].T + views["hidden.bias"], 0)
+    guessed = np.argmax(hidden @ views["output.weight"].T + views["output.bias"], axis=1)
+    return 100 * float(np.mean(guessed == digits.test_labels))
+
+
+def _softmax(logits: Float32Array) -> Float32Array:
+    with np.errstate(invalid="ignore", over="ignore"):  # a model that an attack has blown up computes nothing any more
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        return powers / powers.sum(axis=-1, keepdims=True)
+
+
+# Who has which images -------------------------------------------------------------------------------------------------
+
+
+def shared(digits: Digits, trainers: int) -> list[npt.NDArray[np.int64]]:
+    """IID: everybody draws from everything."""
+    return [np.arange(len(digits.train)) for _ in range(trainers)]
+
+
+def dirichlet(digits: Digits, trainers: int, alpha: float, generator: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+    """Each class is spread by shares of its own over the trainers (Hsu 2019, arXiv:1909.06335); the smaller alpha, the fewer."""
+    owned: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(trainers)]
+    for label in range(CLASSES):
+        images = generator.permutation(np.flatnonzero(digits.train_labels == label))
+        shares = generator.dirichlet(np.full(trainers, alpha))
+        for mine, part in zip(owned, np.split(images, (np.cumsum(shares)[:-1] * len(images)).astype(np.int64)), strict=True):
+            mine.append(part)
+    anything = np.arange(len(digits.train))
+    return [np.concatenate(mine) if sum(map(len, mine)) else generator.choice(anything, 1) for mine in owned]

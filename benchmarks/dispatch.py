@@ -1,0 +1,139 @@
+"""What numpy, OpenBLAS, torch and the C library choose by the processor they find, and child processes in which they choose less.
+
+All of them choose when they are loaded, so that every choice is a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPOSITORY = Path(__file__).parents[1]
+CHILD_SECONDS_MAX = 600.0  # a child on a busy machine; one that hangs must not hang its parent
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A process's choices as environment variables, and a name for people."""
+
+    name: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, module: str, *arguments: str) -> str:
+        """What `python -m module` prints in such a process, from the repository's root. `CalledProcessError` if it fails."""
+        return subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, **self.variables},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=CHILD_SECONDS_MAX,
+        ).stdout
+
+
+def numpy_units() -> list[str]:
+    """The instruction sets that numpy dispatches to in this process, narrowest first."""
+    found: list[str] = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    return found
+
+
+def without_units(names: Sequence[str]) -> dict[str, str]:
+    return {"NPY_DISABLE_CPU_FEATURES": " ".join(names)} if names else {}
+
+
+def threads(count: int) -> dict[str, str]:
+    return {"OPENBLAS_NUM_THREADS": str(count), "OMP_NUM_THREADS": str(count)}
+
+
+def c_library_without(*features: str) -> dict[str, str]:
+    """glibc chooses among the implementations of exp, log, pow, sin and memcpy, too."""
+    return {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in features)}
+
+
+WIDE = ("AVX512F", "AVX512VL", "AVX2", "FMA")  # what glibc's mathematical functions are compiled for beside the baseline
+
+
+def handful() -> list[Environment]:
+    """The narrowest, one in the middle, and a wide one with more threads than cores: each library differs between them."""
+    units = numpy_units()
+    return [
+        Environment(
+            "narrowest",
+            {
+                **without_units(units),
+                **c_library_without(*WIDE),
+                **threads(1),
+                "OPENBLAS_CORETYPE": "Prescott",
+                "ATEN_CPU_CAPABILITY": "default",
+                "PYTHONHASHSEED": "1",
+            },
+        ),
+        Environment(
+            "middle",
+            {**without_units(units[1:]), **threads(3), "OPENBLAS_CORETYPE": "Sandybridge", "ATEN_CPU_CAPABILITY": "avx2"},
+        ),
+        Environment("widest", {**threads(8), "OPENBLAS_CORETYPE": "SkylakeX", "PYTHONHASHSEED": "2"}),
+    ]
+
+
+def matrix() -> list[Environment]:
+    """Every choice that each library leaves, one at a time, and the combinations above."""
+    units = numpy_units()
+    found = [Environment("as it is"), *handful()]
+    found += [Environment(f"numpy without {' '.join(units[i:])}", without_units(units[i:])) for i in range(len(units))]
+    cores = ("Prescott", "Core2", "Nehalem", "Sandybridge", "Haswell", "Zen", "SkylakeX", "Cooperlake", "SapphireRapids")
+    found += [Environment(f"OpenBLAS for {core}", {"OPENBLAS_CORETYPE": core}) for core in cores]
+    found += [Environment(f"{count} threads", threads(count)) for count in (1, 2, 3, 4, 16)]
+    found += [Environment(f"torch {level}", {"ATEN_CPU_CAPABILITY": level}) for level in ("default", "avx2", "avx512")]
+    found += [Environment(f"C library without {name}", c_library_without(name)) for name in WIDE]
+    return found
+
+
+def seen() -> dict[str, Any]:
+    """What this process computes with; torch's part only if it was imported."""
+    about: dict[str, Any] = {"numpy": np.__version__, "units": numpy_units(), **_openblas()}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        about |= {
+            "torch": torch.__version__,
+            "aten": torch.backends.cpu.get_cpu_capability(),
+            "torch_threads": torch.get_num_threads(),
+        }
+    return about
+
+
+def _openblas() -> dict[str, Any]:
+    """Kernels and threads of the OpenBLAS that numpy's wheels bring along; nothing where numpy uses another library."""
+    maps = Path("/proc/self/maps")
+    paths = {line.split()[-1] for line in maps.read_text().splitlines() if "openblas64_" in line} if maps.exists() else set()
+    for path in sorted(paths):
+        library = ctypes.CDLL(path)
+        library.scipy_openblas_get_corename64_.restype = ctypes.c_char_p
+        core = library.scipy_openblas_get_corename64_().decode()
+        return {"core": core, "blas_threads": library.scipy_openblas_get_num_threads64_()}
+    return {}
+
+
+def processor() -> str:
+    """The processor's name, for people."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match.group(1) if match else "unknown"
+
+
+def last_json(output: str) -> Any:
+    """What a child printed last: libraries may have said something before."""
+    return json.loads(output.strip().splitlines()[-1])

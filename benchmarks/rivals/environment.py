@@ -1,0 +1,47 @@
+"""An environment of its own for a rival whose requirements are not ours, made once under the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+INSTALL_SECONDS_MAX = 1_800.0
+OURS = ("msgpack", "pynacl", "tokenizers")  # what `training` imports beside numpy and torch
+HIVEMIND = ("hivemind==1.1.12", "torch==2.13.0", "numpy<2.4", *OURS)
+
+
+class Unavailable(Exception):
+    """This rival cannot run here; the text says why, for the table."""
+
+
+def cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "folkmoot" / "rivals"
+
+
+def interpreter(name: str, requirements: Sequence[str]) -> Path:
+    """The Python of an environment that holds `requirements`. `Unavailable` if it cannot be made."""
+    wanted = "\n".join((sys.version, *requirements))
+    folder = cache() / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    python, stamp = folder / "bin" / "python", folder / "complete"
+    if not stamp.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"installing {' '.join(requirements)} into {folder}", file=sys.stderr, flush=True)
+        _run(sys.executable, "-m", "venv", str(folder))
+        _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements)
+        stamp.write_text(wanted)  # last: an interrupted set-up is made anew
+    return python
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]}: {error}") from None
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise Unavailable(lines[-1] if lines else f"{' '.join(command)} ended with status {done.returncode}")

@@ -1,0 +1,99 @@
+"""`hivemind.Optimizer` (github.com/learning-at-home/hivemind, MIT) with small synchronous updates: one global batch per epoch.
+
+It is built for large batches over slow links; here each epoch is one optimizer step, so matchmaking is most of the time. Runs in
+an environment of its own, see `environment.HIVEMIND`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import hivemind
+import torch
+
+from benchmarks.rivals.sockets import Traffic
+from benchmarks.rivals.work import POLL_SECONDS, Replica, Work, meet
+from training.replicated.layout import layout_of
+
+START_SECONDS_MAX = 120.0
+STOP_SECONDS_MAX = 60.0
+AVERAGING_SECONDS_MAX = 60.0  # the package's own default
+
+
+class ClippedAdamW(torch.optim.AdamW):
+    """Clips the averaged gradient, as the others do."""
+
+    clip = 1.0
+
+    def step(self, closure: Any = None) -> Any:
+        torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], self.clip)
+        return super().step(closure)
+
+
+def main() -> None:
+    work, rank = Work.load(sys.argv[1]), int(sys.argv[2])
+    replica = Replica(work, rank)
+    dht = hivemind.DHT(initial_peers=_introduction(work, rank), start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    if rank == 0:
+        _write(Path(work.folder) / "address", "\n".join(map(str, dht.get_visible_maddrs())))
+    optimizer = _optimizer(work, replica, dht)
+    traffic = Traffic(os.getpid())
+    assert meet(work, rank, "ready", START_SECONDS_MAX), "some process did not start"
+    before, started, batches = traffic.sent(), time.perf_counter(), 0
+    while batches < replica.spec.rounds and time.perf_counter() - started < work.seconds_max:
+        replica.engine.gradient(replica.share(batches, rank))
+        optimizer.step(batch_size=replica.spec.batch)
+        batches += 1
+    seconds, sent = time.perf_counter() - started, traffic.sent() - before
+    updates = optimizer.local_epoch
+    replica.report(batches * replica.spec.batch, updates, seconds, sent)
+    traffic.close()
+    meet(work, rank, "done", STOP_SECONDS_MAX)  # whoever leaves early makes the others wait for it
+    os._exit(0)  # its own shutdown waits for threads that wait for peers that are gone
+
+
+def _introduction(work: Work, rank: int) -> list[str]:
+    if rank == 0:
+        return []
+    file = Path(work.folder) / "address"
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return file.read_text().split()
+
+
+def _write(file: Path, text: str) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(text)
+    part.replace(file)
+
+
+def _optimizer(work: Work, replica: Replica, dht: Any) -> Any:
+    groups: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
+    for tensor in layout_of(replica.spec).tensors:
+        leaf = torch.nn.Parameter(replica.parameters.detach()[tensor.elements].view(tensor.shape))
+        leaf.grad = replica.gradients[tensor.elements].view(tensor.shape)
+        groups[tensor.decayed].append(leaf)
+    spec = replica.spec
+    ClippedAdamW.clip = spec.clip
+    return hivemind.Optimizer(
+        dht=dht,
+        run_id="folkmoot-benchmark",
+        target_batch_size=work.peers * spec.batch,
+        batch_size_per_step=spec.batch,
+        params=[{"params": leaves, "weight_decay": spec.weight_decay if decayed else 0.0} for decayed, leaves in groups.items()],
+        optimizer=lambda groups: ClippedAdamW(groups, lr=spec.inner_rate, betas=(spec.beta1, spec.beta2)),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda epoch: replica.rate(min(epoch, spec.rounds - 1)) / spec.inner_rate
+        ),
+        matchmaking_time=work.matchmaking_seconds,
+        averaging_timeout=AVERAGING_SECONDS_MAX,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""What every rival has in common: the job, the batches, the schedule, the clock and what is reported.
+
+A rival is a process of its own, `python -m benchmarks.rivals.NAME WORK RANK`, which may run in another environment: it imports
+only `training`, whose needs `environment` installs beside the rival's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from training.compute.adamw import AdamW, Settings
+from training.compute.engine import Engine
+from training.data import open_tokens
+from training.replicated.init import initial_parameters
+from training.replicated.schedule import inner_rate
+from training.spec import JobSpec
+from training.tokenizer import ByteTokenizer
+
+JOB = hashlib.sha256(b"folkmoot/benchmarks/training").digest()
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Work:
+    """One task of all rivals, as a file: `spec` says model, schedule, batch of one peer, and everything of AdamW."""
+
+    folder: str  # where ranks meet and leave their results
+    text: str
+    spec: str  # hex of an encoded JobSpec
+    warm: int  # steps that are not timed
+    peers: int
+    threads: int  # of torch, in each process
+    matchmaking_seconds: float = 1.0  # hivemind only
+    seconds_max: float = 600.0  # a rival that is slower stops there, with the steps it has made
+
+    def save(self) -> Path:
+        path = Path(self.folder) / "work.json"
+        path.write_text(json.dumps(asdict(self)))
+        return path
+
+    @classmethod
+    def load(cls, path: str) -> Work:
+        return cls(**json.loads(Path(path).read_text()))
+
+    def job(self) -> JobSpec:
+        """Its rounds are the steps of a rival."""
+        return JobSpec.decode(bytes.fromhex(self.spec))
+
+    def result_file(self, rank: int) -> Path:
+        return Path(self.folder) / f"result-{rank}.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one process. Seconds and bytes are those of the timed part."""
+
+    samples: int  # sequences whose gradients this process computed
+    updates: int
+    seconds: float
+    bytes_sent: int
+    heldout_nats: float
+    root: str  # SHA-256 of its parameters
+
+
+class Replica:
+    """One process' copy of the model, and its share of every batch."""
+
+    def __init__(self, work: Work, rank: int) -> None:
+        torch.set_num_threads(work.threads)
+        self.work, self.rank, self.spec = work, rank, work.job()
+        self.engine = Engine(self.spec, open_tokens(self.spec, Path(work.text), ByteTokenizer()), ByteTokenizer())
+        self.engine.load(initial_parameters(self.spec))
+
+    @property
+    def parameters(self) -> Tensor:
+        """The flat vector that the engine computes on."""
+        return self.engine._model.parameters
+
+    @property
+    def gradients(self) -> Tensor:
+        """What `Engine.gradient` gathers, as the flat vector."""
+        return self.engine._model.gradients
+
+    def optimizer(self) -> AdamW:
+        spec = self.spec
+        return self.engine.optimizer(Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip))
+
+    def share(self, step: int, rank: int) -> npt.NDArray[np.int64]:
+        """Where the sequences of one peer begin; together they are the global batch."""
+        return self.engine.batch(JOB, step, b"%d" % rank, 0, self.spec.batch)
+
+    def rate(self, step: int) -> float:
+        return inner_rate(self.spec, step)
+
+    def report(self, samples: int, updates: int, seconds: float, bytes_sent: int) -> None:
+        parameters = self.engine.read().copy()
+        bits = self.engine.evaluate(parameters)
+        assert bits is not None, "the benchmark's job holds text out"
+        root = hashlib.sha256(parameters.tobytes()).hexdigest()
+        result = Result(samples, updates, seconds, bytes_sent, bits * math.log(2), root)
+        file = self.work.result_file(self.rank)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(asdict(result)))
+        os.replace(part, file)
+
+
+def meet(work: Work, rank: int, what: str, seconds_max: float) -> bool:
+    """Waits until every rank has come here; False if some have not in time."""
+    folder = Path(work.folder)
+    (folder / f"{what}-{rank}").touch()
+    deadline = time.monotonic() + seconds_max
+    while time.monotonic() < deadline:
+        if all((folder / f"{what}-{other}").exists() for other in range(work.peers)):
+            return True
+        time.sleep(POLL_SECONDS)
+    return False

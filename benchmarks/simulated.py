@@ -1,0 +1,138 @@
+"""The training of many in one process: real updates, payloads and models, nothing of a network. For benchmarks of learning."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from training.compute.engine import Engine
+from training.data import open_tokens
+from training.default_text import default_text
+from training.inner_state import InnerState
+from training.replicated import codec, feedback
+from training.replicated.layout import Float32Array
+from training.replicated.model import Accepted, ReplicatedModel
+from training.spec import JobSpec
+from training.tokenizer import ByteTokenizer
+
+JOB = hashlib.sha256(b"folkmoot/benchmarks/simulated").digest()
+UNREAD = hashlib.sha256(b"what nobody asks for here").digest()
+
+
+def engine_of(spec: JobSpec, text: Path) -> Engine:
+    return Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
+
+
+def text_file(given: Path | None, folder: Path) -> Path:
+    """What is trained on: the file a person named, or the text inside every Python, written into `folder`."""
+    if given is not None:
+        return given.absolute()
+    file = folder / "text.txt"
+    file.write_bytes(default_text())
+    return file
+
+
+def trainer_key(number: int) -> bytes:
+    return hashlib.sha256(b"trainer %d" % number).digest()
+
+
+def held_out_nats(engine: Engine, parameters: Float32Array) -> float:
+    """Per byte, which is a token here."""
+    bits = engine.evaluate(parameters)
+    assert bits is not None, "these jobs hold text out"
+    return bits * math.log(2)
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What an honest trainer computes in a round: its buffer, and what it continues from."""
+
+    delta: Float32Array
+    m: Float32Array
+    inner: InnerState | None
+
+
+class Rounds:
+    """The trainers of one job, and the replicated model; everybody that is accepted moves it on."""
+
+    def __init__(self, spec: JobSpec, engine: Engine) -> None:
+        self.spec, self.engine = spec, engine
+        self.model = ReplicatedModel.initial(JOB, spec)
+        self.payload_bytes: list[int] = []
+        self._sent: dict[bytes, tuple[Float32Array, bytes]] = {}  # m and payload of each trainer's last accepted proposal
+        self._inner: dict[bytes, InnerState] = {}
+
+    def update(self, trainer: bytes, engine: Engine | None = None) -> Update:
+        """With another `engine`, as if the trainer's data were another."""
+        model, last = self.model, InnerStates()
+        on_state = last.take if self.spec.keeps_inner_state else lambda parameters, inner: None
+        delta, _ = (engine or self.engine).local_steps(
+            np.array(model.parameters), JOB, model.round, trainer, inner=self._inner.get(trainer), on_state=on_state
+        )
+        m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay)
+        return Update(delta, m, last.inner)
+
+    def remainder(self, trainer: bytes) -> Float32Array:
+        """e, from which the trainer continues."""
+        m, payload = self._sent.get(trainer, (None, None))
+        return feedback.feedback_after(self.model.records.get(trainer), m, payload, self.model.layout)
+
+    def encode(self, trainer: bytes, m: Float32Array) -> bytes:
+        return codec.encode(self.model.header(trainer), m, self.model.layout)
+
+    def decode(self, trainer: bytes, payload: bytes) -> codec.Update:
+        return codec.decode(payload, self.model.header(trainer), self.model.layout)
+
+    def proposal(self, trainer: bytes, m: Float32Array, payload: bytes, inner: InnerState | None) -> Accepted:
+        spec, record = self.spec, self.model.records.get(trainer)
+        committed = b"".join(inner.pieces()) if inner and spec.keeps_inner_state else None
+        proposal = Proposal(
+            JOB,
+            self.model.round,
+            self.model.root,
+            hashlib.sha256(payload).digest(),
+            len(payload),
+            feedback.buffer_digest(m),
+            record.buffer if record else None,
+            trace=UNREAD if spec.traces_states else None,
+            inner=hashlib.sha256(committed).digest() if committed else None,
+            inner_from=record.inner if record else None,
+        )
+        return Accepted(trainer, proposal, payload)
+
+    def honest(self, trainer: bytes) -> tuple[Accepted, Update]:
+        made = self.update(trainer)
+        return self.proposal(trainer, made.m, self.encode(trainer, made.m), made.inner), made
+
+    def close(self, accepted: Sequence[tuple[Accepted, Update]], rejected: Mapping[bytes, Verdict]) -> None:
+        self.model = self.model.apply([item for item, _ in accepted], rejected)
+        self.payload_bytes += [len(item.payload) for item, _ in accepted]
+        for item, made in accepted:
+            self._sent[item.trainer] = made.m, item.payload
+            if made.inner is not None and self.spec.keeps_inner_state:
+                self._inner[item.trainer] = made.inner
+
+    def run(self, trainers: Sequence[bytes], after: Callable[[], object] = lambda: None) -> None:
+        """All rounds of the job, by honest trainers."""
+        while self.model.round < self.spec.rounds:
+            self.close([self.honest(trainer) for trainer in trainers], {})
+            after()
+
+    def held_out(self) -> float:
+        return held_out_nats(self.engine, np.array(self.model.parameters))
+
+
+class InnerStates:
+    """Keeps the last one that it is told."""
+
+    inner: InnerState | None = None
+
+    def take(self, parameters: Float32Array, inner: InnerState) -> None:
+        self.inner = inner

@@ -1,0 +1,455 @@
+"""The same training in other hands, side by side: `python -m benchmarks.training --json FILE`.
+
+One model, one text, one schedule, one global batch; four peers with one torch thread each. Ours are real daemons with every
+signature, vote and durable write; gloo is `torch.distributed` without any safety; hivemind is `hivemind.Optimizer` with small
+synchronous updates, in an environment of its own; single is one process with the whole batch. Steps are optimizer steps of the
+global batch: H of them make one of our rounds.
+
+Bytes are what a peer sends for one update (a round of ours). All are measured by the kernel's counters of TCP sockets; ours also
+by the daemon's own, which say what is a vote, what a payload and what an audit reveal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.provenance import provenance
+from benchmarks.rivals import environment
+from benchmarks.rivals.environment import Unavailable
+from benchmarks.rivals.sockets import Traffic
+from benchmarks.rivals.work import Result, Work
+from benchmarks.simulated import engine_of, held_out_nats, text_file
+from peer.datadir import DataDirectory
+from peer.demo import Demo, DemoPeer, cast_roles
+from peer.demo_report import Disk
+from protocol.api import PARTS, TrainRequest
+from protocol.errors import UserError
+from scenarios import network as scenario
+from scenarios.trials import COUNT, Parser, duration
+from training.host import ModelHost
+from training.spec import PRESETS, JobSpec, ModelSpec
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
+PEERS = 4
+GLOBAL_BATCH = 128  # sequences
+LOCAL_STEPS = 15  # of ours-h15
+WARMUP = 0.05  # of all steps
+WARM_UPDATES = 2  # not timed: first calls are slow everywhere
+MATCHMAKING_SECONDS = (1.0, 3.0)  # the better one counts
+REVEALS = "reveals"  # what only audits ask for, in a peer's own counters
+ROUND_SECONDS_MAX = 120.0
+RATIOS_MIN = {"ours-h1 / gloo": 0.5, "ours-h15 / without-network": 0.9}
+MEGABYTES_MAX = {"ours-h1": 1.5, "ours-h15": 0.1}
+HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "held-out nats", "roots", "updates")
+
+
+@dataclass
+class Row:
+    """Medians over the seeds. None: not measured, and `reason` says why."""
+
+    name: str
+    samples_per_second: float | None = None
+    bytes_per_peer_per_update: float | None = None  # sent, audit reveals apart
+    heldout_nats: float | None = None  # per token
+    distinct_roots: int | None = None  # among the replicas at the end; the most of any seed
+    audit_bytes_per_peer_per_update: float | None = None
+    kernel_bytes_per_peer_per_update: float | None = None  # of TCP sockets, everything together
+    updates: int | None = None
+    samples: int | None = None
+    seconds: float | None = None  # timed
+    roots: list[str] = field(default_factory=list)  # of the model's whole state; of others the SHA-256 of parameters
+    settings: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    text: Path
+    steps: int
+    seed: int
+    rate: float
+    seconds_max: float
+    model: ModelSpec = MODEL
+
+    def spec(self, **settings: Any) -> JobSpec:
+        """Of a job that ends after `steps` optimizer steps; H of them are a round."""
+        values = {**PRESETS["per-step"], **settings}
+        rounds = max(1, self.steps // values["local_steps"])
+        return JobSpec(
+            name="benchmark",
+            model=self.model,
+            data=bytes(32),
+            seed=self.seed,
+            batch=GLOBAL_BATCH // PEERS,
+            micro_batch=GLOBAL_BATCH // PEERS,
+            inner_rate=self.rate,
+            **{**values, "rounds": rounds, "warmup_rounds": max(1, round(WARMUP * rounds))},
+        ).checked()
+
+
+# The rivals -----------------------------------------------------------------------------------------------------------
+
+
+def rival(module: str, processes: int, threads: int, task: Task, python: str = sys.executable, **settings: Any) -> list[Result]:
+    """What each process of `benchmarks.rivals.MODULE` reports. `Unavailable` with its last words if one fails."""
+    with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
+        spec = task.spec()
+        warm = min(WARM_UPDATES, spec.rounds - 1)
+        work = Work(folder, str(task.text), spec.encode().hex(), warm, PEERS, threads, seconds_max=task.seconds_max, **settings)
+        file = work.save()
+        with running(python, module, file, processes) as started:
+            wait(started, Path(folder), task.seconds_max + ROUND_SECONDS_MAX)
+        return [Result(**json.loads(work.result_file(rank).read_text())) for rank in range(processes)]
+
+
+@contextmanager
+def running(python: str, module: str, work: Path, processes: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    surroundings = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    started = []
+    try:
+        for rank in range(processes):
+            command = [python, "-m", f"benchmarks.rivals.{module}", str(work), str(rank)]
+            with (work.parent / f"log-{rank}").open("wb") as log:
+                started.append(subprocess.Popen(command, stdout=log, stderr=log, env=surroundings, start_new_session=True))
+        yield started
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself
+            process.wait()
+
+
+def wait(processes: list[subprocess.Popen[bytes]], folder: Path, seconds_max: float) -> None:
+    deadline = time.monotonic() + seconds_max
+    for rank, process in enumerate(processes):
+        try:
+            status = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"not done after {seconds_max:.0f} s") from None
+        if status:
+            lines = (folder / f"log-{rank}").read_text(errors="replace").strip().splitlines()
+            raise Unavailable(lines[-1] if lines else f"ended with status {status}")
+
+
+def row_of(name: str, results: list[Result], **settings: Any) -> Row:
+    """Speeds add up: a process that waits at the end for one that is gone holds up only its own."""
+    updates = statistics.median_low(result.updates for result in results)
+    seconds = max(result.seconds for result in results)
+    samples = sum(result.samples for result in results)
+    sent = statistics.mean(result.bytes_sent for result in results) / max(1, updates)
+    return Row(
+        name,
+        samples_per_second=sum(result.samples / result.seconds for result in results),
+        bytes_per_peer_per_update=sent,
+        heldout_nats=statistics.mean(result.heldout_nats for result in results),
+        distinct_roots=len({result.root for result in results}),
+        roots=sorted({result.root for result in results}),
+        kernel_bytes_per_peer_per_update=sent,
+        updates=updates,
+        samples=samples,
+        seconds=seconds,
+        settings=settings,
+    )
+
+
+def single(task: Task) -> Row:
+    threads = os.cpu_count() or 1
+    return row_of("single", rival("single", 1, threads, task), threads=threads)
+
+
+def alone(task: Task) -> Row:
+    return row_of("without-network", rival("alone", PEERS, 1, task))
+
+
+def gloo(task: Task) -> Row:
+    return row_of("gloo", rival("gloo", PEERS, 1, task))
+
+
+def hivemind(task: Task) -> Row:
+    """The faster of two matchmaking times."""
+    python = str(environment.interpreter("hivemind", environment.HIVEMIND))
+    rows = []
+    for seconds in MATCHMAKING_SECONDS:
+        results = rival("hivemind_peer", PEERS, 1, task, python, matchmaking_seconds=seconds)
+        rows.append(row_of("hivemind", results, matchmaking_seconds=seconds, note="small synchronous updates"))
+    best = max(rows, key=lambda row: row.samples_per_second or 0.0)
+    best.settings["tried"] = [{**row.settings, "samples_per_second": row.samples_per_second} for row in rows]
+    return best
+
+
+# Ours -----------------------------------------------------------------------------------------------------------------
+
+
+class Trainers(Demo):
+    """Everybody trains and nobody measures: evaluations would take processor time from what is timed."""
+
+    @property
+    def watched(self) -> DemoPeer:
+        return replace(self.peers[0])  # equal, but not the one that would be started with --evaluate
+
+
+def ours(name: str, task: Task, **settings: Any) -> Row:
+    return trio.run(partial(_ours, name, task, task.spec(**settings), settings))
+
+
+async def _ours(name: str, task: Task, spec: JobSpec, settings: dict[str, Any]) -> Row:
+    place = Path(tempfile.mkdtemp(prefix="folkmoot-bench-"))
+    options = argparse.Namespace(peers=PEERS, malicious=0, seed=task.seed, attack="", mixed=False)
+    peers = cast_roles(options, place)
+    for peer in peers:
+        peer.trains = True
+    network = scenario.Network(Trainers(options, place, peers))
+    try:
+        await network.start()
+        row = await _timed(name, network, task, spec)
+        row.settings = {key: getattr(value, "value", value) for key, value in settings.items()}
+        await trio.to_thread.run_sync(network.stop)
+        return await trio.to_thread.run_sync(_read, row, network, task, spec)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(network.stop)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec) -> Row:
+    """Follows the job to its end. Time and bytes count from the end of its first rounds."""
+    first = network.peers[0]
+    watch, warm = scenario.Watch(first), min(WARM_UPDATES, spec.rounds - 1)
+    with ExitStack() as stack:
+        traffic = [stack.enter_context(closing(Traffic(peer.process.pid))) for peer in network.peers if peer.process]
+        await first.client.train(TrainRequest("benchmark", str(task.text), spec.rounds, 0, overrides(spec)))
+        with trio.move_on_after(task.seconds_max + ROUND_SECONDS_MAX) as scope:
+            await watch.until_round(warm - 1) if warm else None
+            before = await sent(network, traffic)
+            await watch.until_round(spec.rounds - 1)
+            await _everybody_at(network, spec.rounds)
+            spent = await sent(network, traffic)
+            spent.subtract(before)
+    if scope.cancelled_caught:
+        raise Unavailable(f"not done after {task.seconds_max + ROUND_SECONDS_MAX:.0f} s")
+    closed = dict(watch.rounds())
+    seconds = closed[spec.rounds - 1] - (closed[warm - 1] if warm else min(closed.values()))
+    views = [view for view in await first.client.rounds(spec.rounds) if view.round >= warm]
+    accepted = sum(verdict == "accept" for view in views for verdict in view.verdicts.values())
+    samples = accepted * spec.batch * spec.local_steps
+    each = PEERS * (spec.rounds - warm)
+    return Row(
+        name,
+        samples_per_second=samples / seconds if seconds else None,
+        bytes_per_peer_per_update=spent["sent"] / each,
+        audit_bytes_per_peer_per_update=spent["reveals"] / each,
+        kernel_bytes_per_peer_per_update=spent["kernel"] / each,
+        updates=spec.rounds - warm,
+        samples=samples,
+        seconds=seconds,
+    )
+
+
+def overrides(spec: JobSpec) -> dict[str, str]:
+    """What of a job is not the default, as a person would type it."""
+    base = JobSpec(name=spec.name, data=spec.data)
+    fields = {name: value for name, value in vars_of(spec).items() if value != vars_of(base)[name]}
+    model = {f"model.{name}": str(value) for name, value in asdict(spec.model).items()}
+    free = {name: str(value) for name, value in fields.items() if name not in ("name", "data", "model", "rounds", "tokenizer")}
+    return {**free, **model, "liars": str(spec.liars)}
+
+
+def vars_of(spec: JobSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+
+
+async def _everybody_at(network: scenario.Network, number: int) -> None:
+    """Every peer has applied the last round."""
+    for peer in network.peers:
+        while not all(view.round >= number for view in await peer.client.jobs()):  # noqa: ASYNC110 - it is another process
+            await trio.sleep(0.05)
+
+
+async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter[str]:
+    """Bytes that all peers have sent by now: by their own count, of it audit reveals apart, and by the kernel's."""
+    counts = Counter(kernel=sum(one.sent() for one in traffic))
+    for peer in network.peers:
+        stats = (await peer.client.stats()).bytes_sent
+        counts["reveals"] += stats.get(REVEALS, 0)
+        counts["sent"] += sum(count for kind, count in stats.items() if kind not in PARTS) - stats.get(REVEALS, 0)
+    return counts
+
+
+def _read(row: Row, network: scenario.Network, task: Task, spec: JobSpec) -> Row:
+    """The end as the disks of the stopped peers have it."""
+    last = [last_root(peer) for peer in network.peers]
+    job, _ = last[0]
+    model = ModelHost(DataDirectory(network.peers[0].directory).models).model(bytes.fromhex(job), spec.rounds)
+    row.roots = sorted({root for _, root in last})
+    row.distinct_roots = len(row.roots)
+    row.heldout_nats = held_out_nats(engine_of(spec, task.text), np.array(model.parameters))
+    return row
+
+
+def last_root(peer: DemoPeer) -> tuple[str, str]:
+    """The job that a peer has on its disk, and the root of its last model."""
+    with closing(Disk(peer.directory)) as disk:
+        (job, _), root = max(disk.model_roots().items(), key=lambda item: item[0][1])
+        return job, root
+
+
+FIRST_NORM = {"norm_start": JobSpec(name="default").norm_start}  # of local steps, which the preset per step says otherwise
+SPARSE_H15 = {**PRESETS["sparse"], **FIRST_NORM, "local_steps": LOCAL_STEPS}
+DENSE_H15 = {**PRESETS["local"], **FIRST_NORM, "local_steps": LOCAL_STEPS}
+MEASURED: dict[str, Callable[[Task], Row]] = {
+    "single": single,
+    "without-network": alone,
+    "gloo": gloo,
+    "hivemind": hivemind,
+    "ours-h1": lambda task: ours("ours-h1", task),
+    "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15),
+    "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15),
+    "ours-h1-audit-full": lambda task: ours("ours-h1-audit-full", task, audit="full"),
+}
+
+
+# Report ---------------------------------------------------------------------------------------------------------------
+
+
+def middle(name: str, rows: list[Row]) -> Row:
+    """One row of several seeds: medians, and the most distinct roots."""
+    measured = [row for row in rows if not row.reason]
+    if not measured:
+        return rows[0]
+    merged = replace(measured[0])
+    for key in Row.__dataclass_fields__:
+        values = [value for row in measured if isinstance(value := getattr(row, key), (int, float))]
+        if values and key != "distinct_roots":
+            setattr(merged, key, (statistics.median_low if isinstance(values[0], int) else statistics.median)(values))
+    merged.distinct_roots = max((row.distinct_roots or 0 for row in measured), default=0)
+    return merged
+
+
+def ratios(rows: Iterable[Row]) -> dict[str, float]:
+    """What must hold: throughputs in one run, and what is sent."""
+    found = {row.name: row for row in rows if row.samples_per_second}
+
+    def over(left: str, right: str) -> dict[str, float]:
+        if left not in found or right not in found:
+            return {}
+        return {f"{left} / {right}": (found[left].samples_per_second or 0.0) / (found[right].samples_per_second or 1.0)}
+
+    pairs = (
+        ("ours-h1", "gloo"),
+        ("ours-h1-audit-full", "gloo"),
+        ("hivemind", "gloo"),
+        ("ours-h15", "without-network"),
+        ("ours-h15-dense", "without-network"),
+    )
+    return {key: value for pair in pairs for key, value in over(*pair).items()}
+
+
+def verdicts(rows: Iterable[Row], compared: dict[str, float]) -> Iterator[str]:
+    """What must hold, and whether it did."""
+    found = {row.name: row for row in rows if not row.reason}
+    for name, least in RATIOS_MIN.items():
+        if name in compared:
+            yield _verdict(compared[name] >= least, f"{name} ≥ {least}: {compared[name]:.3f}")
+    for name, most in MEGABYTES_MAX.items():
+        if name in found:
+            megabytes = (found[name].bytes_per_peer_per_update or 0.0) / 1e6
+            yield _verdict(megabytes <= most, f"{name} sends at most {most} MB per peer and update: {megabytes:.3f}")
+    for name, row in found.items():
+        if name.startswith("ours"):
+            yield _verdict(row.distinct_roots == 1, f"{name}: one root at all peers: {row.distinct_roots}")
+
+
+def _verdict(held: bool, text: str) -> str:
+    return f"{'held  ' if held else 'MISSED'} {text}"
+
+
+def show(rows: list[Row], compared: dict[str, float]) -> None:
+    console = Console(width=130)
+    table = Table(title=f"{MODEL.parameters} parameters, {PEERS} peers, {GLOBAL_BATCH} sequences a step")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        if row.reason:
+            table.add_row(row.name, row.reason)
+            continue
+        kilobytes = [value and value / 1e3 for value in (row.bytes_per_peer_per_update, row.audit_bytes_per_peer_per_update)]
+        cells = (row.samples_per_second, *kilobytes, row.heldout_nats)
+        formats = (".1f", ".1f", ".1f", ".3f")
+        shown = ["" if value is None else format(value, form) for value, form in zip(cells, formats, strict=True)]
+        table.add_row(row.name, *shown, str(row.distinct_roots), str(row.updates))
+    console.print(table)
+    for line in (*(f"       {name}: {value:.3f}" for name, value in compared.items()), *verdicts(rows, compared)):
+        console.print(line)
+
+
+def attempt(name: str, task: Task) -> Row:
+    """A row that says why it could not be measured does not keep the others from being measured."""
+    expected = (Unavailable, UserError)
+    try:
+        return MEASURED[name](task)
+    except expected as error:
+        return Row(name, reason=str(error))
+    except BaseExceptionGroup as group:  # of a network whose peers were waited for together
+        known, others = group.split(expected)
+        if known is None or others is not None:
+            raise
+        return Row(name, reason="; ".join(map(str, known.exceptions)))
+
+
+def main() -> int:
+    parser = Parser("training", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--steps", type=COUNT, default=150, metavar="N", help="optimizer steps of the global batch")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of model and batches; medians")
+    parser.add_argument("--only", nargs="+", choices=MEASURED, default=tuple(MEASURED), metavar="NAME", help="just these rows")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
+    parser.add_argument("--rate", type=duration, default=3e-3, help="peak of everybody's learning rate")
+    parser.add_argument("--seconds", type=duration, default=300.0, metavar="S", help="the most that one row of one seed may take")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started, runs = time.time(), {name: list[Row]() for name in options.only}
+    with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
+        text = text_file(options.text, Path(folder))
+        for seed in options.seeds:
+            for name in options.only:
+                task = Task(text, options.steps, seed, options.rate, options.seconds)
+                runs[name].append(row := attempt(name, task))
+                said = row.reason or f"{row.samples_per_second or 0:.1f} samples/s"
+                print(f"seed {seed} {name}: {said}", file=sys.stderr, flush=True)
+    rows = [middle(name, runs[name]) for name in options.only]
+    compared = ratios(rows)
+    show(rows, compared)
+    if options.json:
+        about = {**provenance(started), "parameters": MODEL.parameters, "steps": options.steps, "rate": options.rate}
+        about |= {"seeds": list(options.seeds), "text": str(options.text or "built-in")}
+        by_seed = {name: [asdict(row) for row in found] for name, found in runs.items()}
+        figures = {**about, "rows": [asdict(row) for row in rows], "ratios": compared, "by_seed": by_seed}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,366 @@
+"""The rules of sampled audits: what is drawn when a round closes, how a dispute ends, and what follows from it.
+
+Decisions 0028 (draws) and 0033 (disputes and suspension) say why they are these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from consensus.quorum import faults_tolerated
+from ledger import draws
+from ledger.audits import (
+    CHALLENGES_OPEN_MAX,
+    DRAWN_MAX,
+    KINDS,
+    LOG_MAX,
+    AuditReport,
+    AuditsState,
+    AuditVerdict,
+    Dispute,
+    Drawn,
+    Entry,
+    JobAudits,
+    Place,
+    Result,
+    RoundAudits,
+    Standing,
+)
+from ledger.draws import Commitment
+from ledger.genesis import Genesis
+from ledger.jobs import AuditTerms, ClosedRound, Job, JobRules, JobsState, JobTerms, Phase
+from ledger.members import MembersState
+from ledger.transactions import Context, Modules, Refused
+from protocol import codec
+from protocol.identity import Signed, short_id
+from protocol.messages import Proposal, Transaction
+from protocol.reasons import Finding
+
+FALSE_CHALLENGES_MAX = 3  # then the challenger is neither drawn nor heard for as long as a first suspension takes
+DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
+AFTERMATH_HEIGHTS = 1_000  # in which a job that ended can still be audited; as long as a transaction may wait
+NO_ROUND = 2**53 - 1  # later than any
+
+T = TypeVar("T")
+
+
+class AuditsModule:
+    name = "audits"
+    kinds = frozenset(KINDS)
+
+    def __init__(self, rules: JobRules) -> None:
+        self.rules = rules
+
+    def state_type(self) -> type:
+        return AuditsState
+
+    def genesis(self, genesis: Genesis) -> AuditsState:
+        return AuditsState()
+
+    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> AuditsState:
+        state: AuditsState = modules[self.name]
+        jobs: JobsState = modules["jobs"]
+        content = codec.decode(KINDS[transaction.kind], transaction.content)
+        job = jobs.jobs.get(content.job)
+        if job is None or content.job not in state.jobs:
+            raise Refused("no audits of such a job are open")
+        docket = self._docket(state, content.job, job, modules["members"], context.height)
+        if isinstance(content, AuditReport):
+            docket.report(author, content)
+        else:
+            docket.rule(author, content)
+        return docket.done()
+
+    def close_round(self, state: AuditsState, job: Job, members: MembersState, height: int, closed: ClosedRound) -> AuditsState:
+        """After a round was closed: what lapses and vests with it, and what is drawn. `job` is still the closed round's."""
+        if closed.job not in state.jobs:
+            return state
+        docket = self._docket(state, closed.job, job, members, height)
+        docket.settle(closed.round)
+        docket.draw(closed)
+        return docket.done()
+
+    def end_block(
+        self, state: AuditsState, jobs: Mapping[bytes, Job], started: Iterable[bytes], members: MembersState, height: int
+    ) -> AuditsState:
+        """Begins with the jobs that began, and ends with those that ended."""
+        sampled = {key: JobAudits() for key in started if self.rules.terms(jobs[key].spec).audits is not None}
+        state = replace(state, jobs={**state.jobs, **sampled}) if sampled else state
+        for key in list(state.jobs):
+            job = jobs.get(key)
+            if job is None or job.phase is Phase.FINISHED:
+                state = self._wind_up(state, key, job, members, height)
+        return state
+
+    def _wind_up(self, state: AuditsState, key: bytes, job: Job | None, members: MembersState, height: int) -> AuditsState:
+        """Audits outlive their job, or the last rounds could be cheated in without fear; when none is open, the rest is paid."""
+        audits = state.jobs[key]
+        if (audits.rounds or audits.disputes) and job is not None and height <= job.opened + AFTERMATH_HEIGHTS:
+            return state
+        if job is not None:
+            docket = self._docket(state, key, job, members, height)
+            docket.settle(NO_ROUND)
+            state = docket.done()
+        return replace(state, jobs={other: audits for other, audits in state.jobs.items() if other != key})
+
+    def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> Docket:
+        return Docket(follow(state, members), key, job, self.rules.terms(job.spec), members, height)
+
+
+# Rules ---------------------------------------------------------------------------------------------------------------
+
+
+class Docket:
+    """The audits of one job while a block changes them."""
+
+    def __init__(self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int) -> None:
+        assert terms.audits is not None
+        self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
+        self._terms: AuditTerms = terms.audits
+        self._is_rewarded = terms.needs_worker  # the known update of a scratch job costs nobody anything
+        audits = state.jobs[key]
+        self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
+        self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
+        self._suspended, self._unheard = dict(audits.suspended), dict(audits.unheard)
+        self._standings, self._log = dict(state.standings), list(state.log)
+
+    def done(self) -> AuditsState:
+        self._tidy()
+        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, self._suspended, self._unheard, self._unvested)
+        return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
+
+    # Reports and verdicts
+
+    def report(self, author: bytes, report: AuditReport) -> None:
+        drawn = self._drawn(report.round, report.trainer)
+        auditor = self._speaking_for(drawn.steps, author) if drawn else None
+        if drawn is None or auditor is None or drawn.steps[auditor] != report.step:
+            raise Refused(f"no report of {short_id(author)} on that step is awaited")
+        self._put(report.round, report.trainer, _without(drawn, auditor))
+        self._count(author, reports=1)
+        place, passed = (report.round, report.trainer, report.step), report.finding is Finding.MATCH
+        result = Result.PASSED if passed else Result.CHALLENGED
+        self._write(place, auditor, result, report.finding, report.relative_error_ppm)
+        if not passed:
+            self._challenge(place, auditor, author, report.finding)
+
+    def _challenge(self, place: Place, auditor: bytes, author: bytes, finding: Finding) -> None:
+        if self._unheard.get(author, 0) > self._job.round:
+            raise Refused(f"{short_id(author)} was found wrong too often to challenge anybody for now")
+        if sum(self._speaking_for(dispute.challenges, author) is not None for dispute in self._disputes) >= CHALLENGES_OPEN_MAX:
+            raise Refused(f"{CHALLENGES_OPEN_MAX} challenges of {short_id(author)} are open, the most at once")
+        dispute = self._dispute(place)
+        if dispute is None:
+            dispute = Dispute(*place, self._job.round, {auditor: finding}, (), ())
+            self._disputes.append(dispute)
+        challenges = dict(sorted({**dispute.challenges, auditor: finding}.items()))
+        guilty = dispute.guilty if auditor in dispute.judged else (*dispute.guilty, auditor)
+        self._go_on(dispute, replace(dispute, challenges=challenges, guilty=guilty))
+
+    def rule(self, author: bytes, verdict: AuditVerdict) -> None:
+        dispute = self._dispute((verdict.round, verdict.trainer, verdict.step))
+        if dispute is None:
+            raise Refused("no dispute about that step is open")
+        judge = self._speaking_for(self._judges(dispute), author)
+        if judge is None:
+            raise Refused(f"{short_id(author)} may not judge this dispute")
+        if judge in dispute.judged:
+            raise Refused(f"{short_id(author)} has given its verdict")
+        if verdict.finding is Finding.MATCH:
+            self._go_on(dispute, replace(dispute, innocent=(*dispute.innocent, judge)))
+        else:
+            self._go_on(dispute, replace(dispute, guilty=(*dispute.guilty, judge)))
+
+    def _go_on(self, dispute: Dispute, after: Dispute) -> None:
+        """More than half of those who may judge, and more than the liars among the voters, settle it."""
+        self._disputes[self._disputes.index(dispute)] = after
+        needed = max(len(self._judges(after)) // 2 + 1, self._rounds[after.round].faults + 1)
+        if len(after.guilty) >= needed:
+            self._suspend(after)
+        elif len(after.innocent) >= needed:
+            self._refute(after)
+
+    def _judges(self, dispute: Dispute) -> list[bytes]:
+        accused = self._members.current(dispute.trainer)
+        return [key for key in self._rounds[dispute.round].reexecutors if self._members.current(key) != accused]
+
+    def _suspend(self, dispute: Dispute) -> None:
+        trainer = self._members.current(dispute.trainer)
+        times = min(self._standing(trainer).suspensions, DOUBLINGS_MAX)
+        self._suspended[trainer] = self._job.round + 1 + (self._terms.suspension_rounds << times)
+        lost = self._unvested.pop(trainer, ())
+        self._count(trainer, suspensions=1, lost=len(lost))
+        for challenger in dispute.challenges:
+            self._count(self._members.current(challenger), upheld=1)
+        self._end(dispute, Result.SUSPENDED)
+        self._drop_audits_of(trainer)
+
+    def _drop_audits_of(self, trainer: bytes) -> None:
+        """One suspension is enough for all that was done before it."""
+        self._disputes = [other for other in self._disputes if self._members.current(other.trainer) != trainer]
+        for number, audits in list(self._rounds.items()):
+            drawn = {key: drawn for key, drawn in audits.drawn.items() if self._members.current(key) != trainer}
+            self._rounds[number] = replace(audits, drawn=drawn)
+
+    def _refute(self, dispute: Dispute) -> None:
+        for challenger, finding in dispute.challenges.items():
+            if finding is not Finding.WITHHELD:  # a liar may have served all but this one, to make it look like one
+                self._hold_against(self._members.current(challenger))
+        self._end(dispute, Result.REFUTED)
+
+    def _hold_against(self, challenger: bytes) -> None:
+        self._count(challenger, refuted=1)
+        if self._standing(challenger).refuted % FALSE_CHALLENGES_MAX == 0:
+            self._unheard[challenger] = self._job.round + 1 + self._terms.suspension_rounds
+
+    def _end(self, dispute: Dispute, result: Result) -> None:
+        self._disputes.remove(dispute)
+        first = next(iter(dispute.challenges))
+        self._write(dispute.place, first, result, dispute.challenges[first])
+
+    # Time
+
+    def settle(self, closed: int) -> None:
+        """What lapses, and what vests, as this round closes."""
+        for number, audits in list(self._rounds.items()):
+            if number + self._terms.window <= closed:
+                self._lapse(number, audits)
+        for dispute in [dispute for dispute in self._disputes if dispute.opened + self._terms.window <= closed]:
+            self._end(dispute, Result.DROPPED)
+        for trainer, rounds in list(self._unvested.items()):
+            self._vest(trainer, rounds, closed)
+        self._suspended = {key: until for key, until in self._suspended.items() if until > closed + 1}
+        self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
+
+    def _lapse(self, number: int, audits: RoundAudits) -> None:
+        """Disputes that were opened in time go on."""
+        for trainer, drawn in audits.drawn.items():
+            for auditor, step in drawn.steps.items():
+                self._count(self._members.current(auditor), lapsed=1)
+                self._write((number, trainer, step), auditor, Result.LAPSED)
+            self._put(number, trainer, replace(drawn, steps={}))
+
+    def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:
+        disputed = {dispute.round for dispute in self._disputes if self._members.current(dispute.trainer) == trainer}
+        waiting = tuple(number for number in rounds if number + self._terms.window > closed or number in disputed)
+        self._count(trainer, rewards=len(rounds) - len(waiting))
+        if waiting:
+            self._unvested[trainer] = waiting
+        else:
+            del self._unvested[trainer]
+
+    # Drawing
+
+    def draw(self, closed: ClosedRound) -> None:
+        """The audits of a closed round. What it accepted of trainers that were suspended meanwhile counts for nothing."""
+        job, current = self._job, self._members.current
+        accepted = [signed for signed in closed.proposals if self._is_trusted(signed.signer)]
+        reexecutors = tuple(key for key in job.auditors if self._is_trusted(key) and current(key) not in self._unheard)
+        nonces = draws.matching(closed.reveals, self._commitments)
+        nonces = {key: nonces[key] for key in reexecutors if key in nonces}
+        drawn = {signed.signer: self._draw(closed, signed, reexecutors, nonces) for signed in accepted}
+        faults = faults_tolerated(len(job.voters))
+        self._rounds[closed.round] = RoundAudits(len(nonces), faults, reexecutors, drawn)
+        self._remember(closed)
+        self._bound()
+        for signed in accepted if self._is_rewarded else ():
+            trainer = current(signed.signer)
+            self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
+
+    def _is_trusted(self, key: bytes) -> bool:
+        person = self._members.current(key)
+        return person not in self._suspended and not self._members.is_expelled(person)
+
+    def _draw(self, closed: ClosedRound, signed: Signed, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]) -> Drawn:
+        """Where nobody revealed anything, as in a job's first round, the model root is everybody's nonce: all can foresee it."""
+        nonces = nonces or dict.fromkeys(reexecutors, self._job.model_root)
+        others = [key for key in reexecutors if self._members.current(key) != self._members.current(signed.signer)]
+        tickets = draws.tickets_for(self._key, closed.round, nonces, signed.signer, others)
+        proposal = codec.decode_message(signed.body, (Proposal,))
+        return Drawn(proposal, draws.draw(tickets, self._terms.auditors, self._terms.rate, self._terms.steps))
+
+    def _remember(self, closed: ClosedRound) -> None:
+        """Of those who vote; who has not been heard is still bound to what it said last."""
+        kept = {key: known for key, known in self._commitments.items() if key in self._job.voters and key not in closed.ballots}
+        new = {key: Commitment(closed.round, digest) for key, digest in closed.commitments.items()}
+        self._commitments = dict(sorted({**kept, **new}.items()))
+
+    def _bound(self) -> None:
+        self._tidy()
+        for number, audits in sorted(self._rounds.items()):
+            if sum(len(audits.drawn) for audits in self._rounds.values()) > DRAWN_MAX:
+                self._lapse(number, audits)
+                self._tidy()
+
+    # Tables
+
+    def _drawn(self, number: int, trainer: bytes) -> Drawn | None:
+        audits = self._rounds.get(number)
+        return audits.drawn.get(trainer) if audits else None
+
+    def _put(self, number: int, trainer: bytes, drawn: Drawn) -> None:
+        audits = self._rounds[number]
+        self._rounds[number] = replace(audits, drawn={**audits.drawn, trainer: drawn})
+
+    def _tidy(self) -> None:
+        """Forgets what nobody is to say anything about any more."""
+        disputed = {(dispute.round, dispute.trainer) for dispute in self._disputes}
+        for number, audits in list(self._rounds.items()):
+            drawn = {key: drawn for key, drawn in audits.drawn.items() if drawn.steps or (number, key) in disputed}
+            self._rounds[number] = replace(audits, drawn=drawn)
+        self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
+
+    def _dispute(self, place: Place) -> Dispute | None:
+        return next((dispute for dispute in self._disputes if dispute.place == place), None)
+
+    def _speaking_for(self, keys: Iterable[bytes], author: bytes) -> bytes | None:
+        """Which of these keys of a round is the author's."""
+        return next((key for key in keys if self._members.current(key) == author), None)
+
+    def _standing(self, person: bytes) -> Standing:
+        return self._standings.get(person, Standing())
+
+    def _count(self, person: bytes, **more: int) -> None:
+        known = self._standing(person)
+        if any(more.values()):
+            self._standings[person] = replace(known, **{name: getattr(known, name) + count for name, count in more.items()})
+
+    def _write(
+        self, place: Place, auditor: bytes, result: Result, finding: Finding | None = None, ppm: int | None = None
+    ) -> None:
+        number, trainer, step = place
+        self._log.append(Entry(self._height, self._key, number, trainer, auditor, step, result, finding, ppm))
+
+
+def _without(drawn: Drawn, auditor: bytes) -> Drawn:
+    return replace(drawn, steps={key: step for key, step in drawn.steps.items() if key != auditor})
+
+
+def follow(state: AuditsState, members: MembersState) -> AuditsState:
+    """With the tables of persons by the keys that they have now. A new key is nobody's before, so that none of them meet."""
+    if all(members.members[key].successor is None for key in _persons(state)):
+        return state
+
+    def rekeyed(table: Mapping[bytes, T]) -> dict[bytes, T]:
+        return {members.current(key): value for key, value in table.items()}
+
+    jobs = {
+        key: replace(
+            audits,
+            suspended=rekeyed(audits.suspended),
+            unheard=rekeyed(audits.unheard),
+            unvested=rekeyed(audits.unvested),
+        )
+        for key, audits in state.jobs.items()
+    }
+    return replace(state, jobs=jobs, standings=rekeyed(state.standings))
+
+
+def _persons(state: AuditsState) -> Iterator[bytes]:
+    yield from state.standings
+    for audits in state.jobs.values():
+        yield from audits.suspended
+        yield from audits.unheard
+        yield from audits.unvested

@@ -1,0 +1,264 @@
+"""Sampled audits in the daemon: replays the steps that are drawn for this peer, says what it found, and shows its own steps.
+
+Thin: what is due follows from the applied state alone (`ledger.audits`), so nothing has to be remembered over a restart. Fetching
+runs side by side, since whoever withholds something must hold up nobody else's audit; replaying is one at a time, because the
+worker has its own training to do. Nothing here delays a vote.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+
+import trio
+
+from ledger.audits import AuditReport, AuditVerdict, Due, Entry, Result, asked_of, due_for
+from ledger.blobs import JOB_BYTES
+from ledger.jobs import Phase
+from ledger.state import State
+from peer.author import Author
+from peer.driver import Driver
+from peer.roles.base import Round
+from peer.roles.voter import replay_request
+from protocol.errors import FolkmootError, RemoteProtocolError, StorageError, UserError
+from protocol.identity import short_id
+from protocol.reasons import Finding
+from training.spec import JobSpec
+from training.tasks import Audit, Replay, Replayed
+
+AT_ONCE_MAX = 16  # audits whose blobs are fetched or here: as many as the exchange has transfers
+RETRY_SECONDS = 5.0  # after this peer's own worker failed, or what it said was refused; doubled each time
+RETRY_SECONDS_MAX = 300.0
+# Before anything is called withheld: a holder that stalls is left after five seconds, and asked once more.
+WITHHELD_SECONDS_MIN = 10.0
+# After a job's last round, when no round tells any more that the window ends: a trainer may take so long to start again.
+ENDED_SECONDS = 30.0
+
+Key = tuple[bytes, int, bytes, int, bool]
+
+log = logging.getLogger("peer")
+
+
+class _Unable(FolkmootError):
+    """This peer cannot do what is due, now or at all."""
+
+
+class Auditing:
+    """`run` it once, beside the driver."""
+
+    def __init__(self, driver: Driver, author: Author) -> None:
+        self._driver, self._author = driver, author
+        self._me = driver.signer.public
+        self._running: dict[Key, trio.CancelScope] = {}
+        self._found: dict[Key, Replayed] = {}  # not said yet
+        self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
+        self._replaying = trio.Lock()
+        self._wake = trio.Event()
+        self._has_ended = False  # an audit, whose files are to be deleted
+        self._told = driver.state.height  # of the log's entries
+        self._suspended: dict[bytes, int] = {}
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._wake_when_applied)
+            self._nursery.start_soon(self._speak)
+            while True:
+                self._wake = trio.Event()
+                await self._forget()
+                self._tell(self._driver.state)
+                self._follow(self._driver.state)
+                with trio.move_on_at(min((at for at, _ in self._rests.values()), default=math.inf)):
+                    await self._wake.wait()
+
+    async def _wake_when_applied(self) -> None:
+        while True:
+            applied = self._driver.applied
+            self._wake.set()
+            await applied.wait()
+
+    # Auditing --------------------------------------------------------------------------------------------------------
+
+    def _follow(self, state: State) -> None:
+        """Begins what is due and ends what is not any more."""
+        due = {_key(item): item for item in due_for(self._me, state)}
+        for key in self._running.keys() - due.keys():
+            self._running[key].cancel()
+        self._found = {key: found for key, found in self._found.items() if key in due}
+        now = trio.current_time()
+        waiting = {key: rest for key, rest in self._rests.items() if key in due and rest[0] > now}
+        if state.height + 1 < self._driver.replica.height:
+            return  # of blocks that are decided already: what is due now may have been settled in them
+        for key, item in due.items():
+            if len(self._running) < AT_ONCE_MAX and not any(key in table for table in (self._running, self._found, waiting)):
+                self._running[key] = trio.CancelScope()
+                self._nursery.start_soon(self._audit, key, item)
+        self._rests = {key: rest for key, rest in self._rests.items() if key in due}
+
+    async def _audit(self, key: Key, due: Due) -> None:
+        try:
+            with self._running[key]:
+                self._found[key] = await self._replayed(due)
+        except StorageError:
+            raise
+        except (FolkmootError, OSError) as error:  # also a file that went meanwhile
+            self._rest(key, due, error)
+        finally:
+            del self._running[key]
+            self._release(due)
+            self._has_ended = True
+            self._wake.set()
+
+    def _rest(self, key: Key, due: Due, error: Exception) -> None:
+        pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
+        self._rests[key] = trio.current_time() + pause, pause
+        log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
+
+    async def _speak(self) -> None:
+        """Says what was found, the most urgent first: each has to wait until the one before it is decided."""
+        while True:
+            wake = self._wake
+            due = next((due for due in due_for(self._me, self._driver.state) if _key(due) in self._found), None)
+            if due is None:
+                await wake.wait()
+                continue
+            try:
+                await self._submit(due, self._found[_key(due)])
+            except UserError as error:
+                self._rest(_key(due), due, error)
+            self._found.pop(_key(due), None)
+
+    async def _submit(self, due: Due, replayed: Replayed) -> None:
+        kind, name = (AuditVerdict, "audit/verdict") if due.is_dispute else (AuditReport, "audit/report")
+        ppm = round(1e6 * replayed.relative_error)
+        await self._author.submit(name, kind(due.job, due.round, due.trainer, due.step, replayed.finding, ppm))
+
+    def _release(self, due: Due) -> None:
+        if not any(key[:2] == (due.job, due.round) for key in self._running):
+            self._driver.blobs.release((due.job, due.round))
+
+    async def _replayed(self, due: Due) -> Replayed:
+        past = await self._past_round(due)
+        request: Audit | Replay | None = None
+        fetching, waiting = trio.CancelScope(), trio.CancelScope()
+        self._nursery.start_soon(self._lose_patience, due, past.spec, fetching, waiting)
+        try:
+            with fetching:
+                request = await replay_request(past, due.trainer, due.proposal, due.step)
+        except RemoteProtocolError:
+            return Replayed(Finding.MALFORMED, 0.0, 0.0)
+        finally:
+            waiting.cancel()
+        if request is None:
+            return Replayed(Finding.WITHHELD, 0.0, 0.0)
+        async with self._replaying:
+            return await self._driver.workshop.role.replay(past, request)
+
+    async def _past_round(self, due: Due) -> Round:
+        driver = self._driver
+        try:
+            model = await trio.to_thread.run_sync(driver.host.opened, due.job, due.round)
+        except StorageError as error:
+            raise _Unable(str(error)) from None  # it was pruned, or this peer began with a snapshot of a later round
+        directory = driver.host.directory(due.job, due.round)
+        return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
+
+    async def _lose_patience(self, due: Due, spec: JobSpec, fetching: trio.CancelScope, waiting: trio.CancelScope) -> None:
+        """In the last round in which anything can be said, what has not come is withheld."""
+        with waiting:
+            started = trio.current_time()
+            await trio.sleep(WITHHELD_SECONDS_MIN)
+            while True:
+                applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(due.job)
+                if job is None or job.phase is Phase.FINISHED:
+                    await trio.sleep_until(started + ENDED_SECONDS)
+                    break
+                if job.round >= due.since + spec.audit_window:
+                    break
+                await applied.wait()
+            fetching.cancel()
+
+    # Being audited ---------------------------------------------------------------------------------------------------
+
+    async def _forget(self) -> None:
+        """What audits of others have left here, and what none of ours can ask for any more.
+
+        The states of a closed round go as soon as nobody may ask for them any more: when nothing was drawn, at once.
+
+        What may be asked for is bounded by the audit window and, when a job begins, by `training.spec.STATE_BYTES_MAX`.
+        """
+        if self._has_ended and not self._running:
+            self._has_ended = False
+            await trio.to_thread.run_sync(self._driver.workshop.delete_passed)
+        kept = await trio.to_thread.run_sync(self._driver.blobs.kept_together)  # first: a round that opens meanwhile is not in it
+        state = self._driver.state
+        asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in asked_of(self._me, state)}
+        opened = {key[:JOB_BYTES]: job.round for key, job in state.jobs.running().items()}
+        unasked = [entry for entry in kept if entry not in asked and entry[1] < opened.get(entry[0], entry[1] + 1)]
+        if unasked:
+            await trio.to_thread.run_sync(self._driver.blobs.delete_rounds, unasked)
+
+    # Telling people --------------------------------------------------------------------------------------------------
+
+    def _tell(self, state: State) -> None:
+        events = self._driver.events
+        for entry in state.audits.log:
+            if entry.height > self._told:
+                events.add("audit", describe(entry, state), job=entry.job, round=entry.round, peer=entry.trainer)
+        self._told = state.height
+        suspended = dict(_suspensions(self._me, state))
+        for job, until in suspended.items():
+            if self._suspended.get(job) != until:
+                text = f"{suspension(self._me, state)}; this peer does not train {state.jobs.jobs[job].name!r} until then"
+                events.add("warning", text, job=job)
+        self._suspended = suspended
+
+
+def _key(due: Due) -> Key:
+    return due.job, due.round, due.trainer, due.step, due.is_dispute
+
+
+# In words ------------------------------------------------------------------------------------------------------------
+
+
+def describe(entry: Entry, state: State) -> str:
+    """One result of an audit, as a line."""
+    auditor, trainer = (short_id(state.members.current(key)) for key in (entry.auditor, entry.trainer))
+    where = f"step {entry.step} of {trainer} in round {entry.round}"
+    found = f" ({entry.finding.label})" if entry.finding is not None else ""
+    match entry.result:
+        case Result.PASSED:
+            return f"{auditor} replayed {where}: passed"
+        case Result.CHALLENGED:
+            return f"{auditor} challenges {where}{found}"
+        case Result.LAPSED:
+            return f"{auditor} did not report on {where} in time"
+        case Result.SUSPENDED:
+            return f"{trainer} is suspended: most re-executors confirm what {auditor} found at {where}{found}"
+        case Result.REFUTED:
+            return f"most re-executors find nothing wrong at {where}, which {auditor} challenged{found}"
+        case Result.DROPPED:
+            return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
+
+
+def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
+    """(running job, the first round in which this member trains again)."""
+    for key, job in state.jobs.running().items():
+        until = state.audits.suspended(key).get(person, 0)
+        if until > job.round:
+            yield key, until
+
+
+def suspension(person: bytes, state: State) -> str:
+    """Until when and why this member does not train; empty if it may."""
+    for job, until in _suspensions(person, state):
+        why = [
+            entry
+            for entry in state.audits.log
+            if entry.job == job and entry.result is Result.SUSPENDED and state.members.current(entry.trainer) == person
+        ]
+        if not why:  # it is too long ago
+            return f"suspended until round {until}"
+        finding, auditor = why[-1].finding, short_id(state.members.current(why[-1].auditor))
+        return f"suspended until round {until}: replay {finding.label if finding is not None else 'failed'} found by {auditor}"
+    return ""

@@ -1,0 +1,165 @@
+"""`python -m scenarios.audits`: a trainer that cheats in some of its steps, and an auditor that challenges honest work.
+
+With sampled audits lies are found after the vote, by replaying single steps. Every peer must come to the same suspension at the
+same height, from the decided blocks alone; nobody honest may be suspended; an auditor that is killed must report after its start
+or let its audits lapse, and the job must go on all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
+from random import Random
+
+import trio
+
+from ledger.audits import AuditsState, Entry, Result
+from peer.demo import QUIET_SECONDS, DemoPeer
+from peer.demo_report import Disk
+from protocol.api import JobView
+from scenarios import network
+from scenarios.network import SMALL_JOB, Network
+from scenarios.trials import COUNT, Trial, arguments, report, table_of
+
+JOB = {**SMALL_JOB, "local_steps": "5", "audit": "sampled", "auditors": "2"}
+JOB_SECONDS_MAX = 240.0
+DOWN_ROUNDS = 2  # closed while the auditor is down
+SETTLE_SECONDS_MAX = 90.0  # after the last round: half a minute until something is called withheld, and as long to judge it
+POLL_SECONDS = 0.2
+
+
+async def cheats(random: Random, options: argparse.Namespace, peers: Network, trial: Trial) -> None:
+    """The cheat is suspended while the killed auditor comes back."""
+    job = await peers.train({**JOB, "seed": str(options.seed), "audit_window": str(options.window)}, options.rounds)
+    victim = random.choice([peer for peer in peers.honest if peer is not peers.demo.watched])
+    trial.figures["killed"] = victim.name
+    await until(peers.demo.watched, job, lambda view: view.round >= 1)
+    await trio.sleep(random.uniform(0, 1))
+    peers.kill(victim)
+    before = (await view_of(peers.demo.watched, job)).round
+    trial.figures["in round"] = before
+    await until(peers.demo.watched, job, lambda view: view.round >= min(options.rounds, before + DOWN_ROUNDS))
+    await peers.restart(victim)
+    await concluded(peers, job)
+    audits = read(peers, trial)
+    (liar,) = [peer for peer in peers.peers if peer.lies]
+    told = [entry for entry in audits.log if entry.result is Result.SUSPENDED]
+    trial.require([entry.trainer for entry in told] == [liar.identity.public], f"{len(told)} suspensions, not the liar's one")
+    trial.figures |= {"suspended in round": told[0].round, "at height": told[0].height} if told else {}
+    require_honest_clean(peers, audits, trial)
+    standing = audits.standings.get(victim.identity.public)
+    said = [standing.reports, standing.lapsed] if standing else [0, 0]
+    trial.figures |= {"its reports": said[0], "its lapsed": said[1]}
+    trial.require(any(_by(entry, victim) for entry in audits.log) or sum(said) > 0, f"{victim.name} was never heard of again")
+
+
+def _by(entry: Entry, peer: DemoPeer) -> bool:
+    return entry.auditor == peer.identity.public and entry.result in (Result.PASSED, Result.CHALLENGED, Result.LAPSED)
+
+
+async def challenges_falsely(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
+    job = await peers.train({**JOB, "seed": str(options.seed), "audit_window": str(options.window)}, options.rounds)
+    await concluded(peers, job)
+    audits = read(peers, trial)
+    (liar,) = [peer for peer in peers.peers if peer.lies]
+    standing = audits.standings.get(liar.identity.public)
+    refuted = standing.refuted if standing else 0
+    trial.figures["refuted"] = refuted
+    trial.require(refuted > 0, f"no challenge of {liar.name} was found false")
+    trial.require(all(entry.result is not Result.SUSPENDED for entry in audits.log), "somebody was suspended")
+    require_honest_clean(peers, audits, trial)
+
+
+def require_honest_clean(peers: Network, audits: AuditsState, trial: Trial) -> None:
+    for peer in peers.honest:
+        standing = audits.standings.get(peer.identity.public)
+        if standing is not None:
+            trial.require(not standing.suspensions, f"{peer.name} is honest and was suspended")
+            trial.require(not standing.refuted, f"a challenge of {peer.name} was found false")
+
+
+async def view_of(peer: DemoPeer, job: str) -> JobView:
+    return next(view for view in await peer.client.jobs() if view.job == job)
+
+
+async def until(peer: DemoPeer, job: str, condition: Callable[[JobView], bool]) -> None:
+    with trio.fail_after(JOB_SECONDS_MAX):
+        while not condition(await view_of(peer, job)):  # noqa: ASYNC110 - it is another process
+            await trio.sleep(POLL_SECONDS)
+
+
+async def concluded(peers: Network, job: str) -> None:
+    """The job is over, its audits too, and everybody stands at one height; then all are stopped."""
+    for peer in peers.honest:
+        await until(peer, job, lambda view: view.state == "finished")
+
+    height, since = 0, trio.current_time()
+
+    async def settled() -> bool:
+        nonlocal height, since
+        views = [await view_of(peer, job) for peer in peers.honest]
+        heights = {await peers.height(peer) for peer in peers.honest}
+        if max(heights) != height:
+            height, since = max(heights), trio.current_time()
+        audited = not any(view.audits_open for view in views) or trio.current_time() - since > QUIET_SECONDS
+        return audited and len(heights) == 1
+
+    await network.holds(settled, SETTLE_SECONDS_MAX)
+    await trio.to_thread.run_sync(peers.stop)
+
+
+def read(peers: Network, trial: Trial) -> AuditsState:
+    """What the disks of all honest peers say of the audits; it must be the same."""
+    states = []
+    for peer in peers.honest:
+        with closing(Disk(peer.directory)) as disk:
+            states.append(disk.state.audits)
+    trial.require(all(state == states[0] for state in states), "honest peers hold different audits")
+    results = [entry.result.value for entry in states[0].log]
+    trial.figures["results"] = ", ".join(f"{result} {results.count(result)}" for result in dict.fromkeys(results))
+    return states[0]
+
+
+def dress(peer: DemoPeer) -> None:
+    """Everybody trains, so that there are enough judges beside the accused, the liar and the killed one."""
+    peer.trains = True
+
+
+async def run(options: argparse.Namespace) -> int:
+    random, trials, failures = Random(options.seed), list[Trial](), list[str]()
+    started = trio.current_time()
+    kinds = [("wrong-steps", partial(cheats, random, options)), ("false-challenge", partial(challenges_falsely, options))]
+    for attack, attempt in kinds:
+        folder = options.keep / attack if options.keep else None
+        trials.append(trial := Trial(attack))
+        made = network.running(options.peers, 1, seed=options.seed, attack=attack, folder=folder, dress=dress)
+        async with made as peers:
+            try:
+                await attempt(peers, trial)
+            except trio.TooSlowError:
+                trial.problems.append("the network got stuck")
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(peers.stop)
+            failures += [f"{attack}: {failure}" for failure in peers.failures()]
+        print(f"{len(trials)}. {attack}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
+    failures += [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
+    seconds = trio.current_time() - started
+    title = f"sampled audits, {options.peers} peers, {options.rounds} rounds, seed {options.seed}, {seconds:.0f} s in all"
+    return report(
+        options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
+    )
+
+
+def main() -> int:
+    parser = arguments("audits", __doc__)
+    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of each of the two jobs")
+    parser.add_argument("--window", type=COUNT, default=6, metavar="N", help="rounds in which an audit can be reported")
+    return network.main(partial(run, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

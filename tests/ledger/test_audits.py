@@ -1,0 +1,617 @@
+"""Reports, disputes, suspension, rewards: the rules of sampled audits, on a ledger without a network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from consensus.ballots import Closing
+from ledger import docket
+from ledger.audits import (
+    CHALLENGES_OPEN_MAX,
+    LOG_MAX,
+    AuditReport,
+    AuditsState,
+    AuditVerdict,
+    Due,
+    JobAudits,
+    Result,
+    Standing,
+    asked_of,
+    due_for,
+)
+from ledger.docket import AFTERMATH_HEIGHTS, FALSE_CHALLENGES_MAX
+from ledger.draws import commitment_to
+from ledger.jobs import Phase, Stop
+from ledger.members import Register
+from ledger.transactions import Refused
+from protocol.identity import Signed
+from protocol.reasons import Finding, Verdict
+from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, UNAUDITED, World, nonce_of
+from tests.sim.keys import FastSigner
+
+MATCH, MISMATCH, WITHHELD = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD
+LONG = SAMPLED + b":200"
+
+
+class Court(World):
+    """A running job with sampled audits; everybody votes and trains."""
+
+    def __init__(self, n: int = 4, spec: bytes = LONG, **terms: object) -> None:
+        super().__init__(n, n, replace(AUDITS, **terms))  # type: ignore[arg-type]
+        self.key = self.start(PEOPLE[0], spec)
+        self.people = {person.public: person for person in PEOPLE}
+
+    @property
+    def audits(self) -> JobAudits:
+        return self.state.audits.jobs[self.key]
+
+    @property
+    def log(self) -> list[tuple[Result, bytes, bytes]]:
+        return [(entry.result, entry.trainer, entry.auditor) for entry in self.state.audits.log]
+
+    def standing(self, key: bytes) -> Standing:
+        return self.state.audits.standings.get(key, Standing())
+
+    def suspended(self, key: bytes) -> bool:
+        return key in self.audits.suspended
+
+    def round(self, count: int = 1, trainers: Iterable[bytes] | None = None) -> None:
+        """Closes rounds in which everybody, or `trainers`, proposed and was accepted."""
+        for _ in range(count):
+            who = self.job(self.key).trainers if trainers is None else trainers
+            self.decide(closings=(self.closing(self.key, dict.fromkeys(who, Verdict.ACCEPT)),))
+
+    def due(self, trainer: bytes | None = None, disputes: bool = False) -> list[tuple[FastSigner, Due]]:
+        """What everybody has to do."""
+        everybody = [(person, due) for key, person in self.people.items() for due in due_for(key, self.state)]
+        return [
+            (person, due)
+            for person, due in everybody
+            if due.is_dispute is disputes and (trainer is None or due.trainer == trainer)
+        ]
+
+    def said(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> Signed:
+        kind, content = ("audit/verdict", AuditVerdict) if due.is_dispute else ("audit/report", AuditReport)
+        return self.tx(person, kind, content(due.job, due.round, due.trainer, due.step, finding, 7))
+
+    def say(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> None:
+        self.decide(self.said(person, due, finding))
+
+    def challenge(self, trainer: bytes, finding: Finding = MISMATCH) -> Due:
+        """One auditor of this trainer says that a step of it is wrong."""
+        auditor, due = min(self.due(trainer), key=lambda item: (item[1].round, item[0].public))
+        self.say(auditor, due, finding)
+        return due
+
+    def judge(self, finding: Finding, count: int | None = None, trainer: bytes | None = None) -> None:
+        """So many of those whose verdict is awaited say the same."""
+        for person, due in self.due(trainer, disputes=True)[:count]:
+            self.say(person, due, finding)
+
+    def convict(self, trainer: bytes) -> None:
+        self.challenge(trainer)
+        while self.due(trainer, disputes=True) and not self.suspended(trainer):
+            self.judge(MISMATCH, 1, trainer)
+        assert self.suspended(trainer)
+
+
+@pytest.fixture
+def court() -> Court:
+    return Court()
+
+
+A, B, C, D = (person.public for person in PEOPLE[:4])
+
+
+# Drawing -----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_accepted_proposal_is_audited_by_reexecutors_other_than_its_trainer(court: Court) -> None:
+    court.round(2)
+    for of in court.audits.rounds.values():
+        assert of.drawn.keys() == {A, B, C, D} and of.reexecutors == (A, B, C, D) and of.faults == 1
+        for trainer, drawn in of.drawn.items():
+            assert len(drawn.steps) == 2 and trainer not in drawn.steps
+            assert all(0 <= step < AUDITS.steps for step in drawn.steps.values())
+            assert drawn.proposal.job == court.key
+
+
+def test_the_first_round_has_no_nonces_and_says_so_and_the_next_ones_have_those_of_all_who_voted(court: Court) -> None:
+    court.round(2)
+    assert [of.nonces for of in court.audits.rounds.values()] == [0, 4]
+    assert {voter: known.round for voter, known in court.audits.commitments.items()} == dict.fromkeys((A, B, C, D), 1)
+
+
+def closing_with(court: Court, nonces: dict[bytes, tuple[bytes | None, bytes | None]]) -> Closing:
+    """Of all voters, some of whom reveal or commit to something of their own."""
+    honest = court.nonces
+    court.nonces = lambda key, voter: nonces.get(voter, honest(key, voter))  # type: ignore[method-assign]
+    try:
+        return court.closing(court.key)
+    finally:
+        court.nonces = honest  # type: ignore[method-assign]
+
+
+def test_a_reveal_that_is_not_what_was_committed_to_draws_nothing_for_its_voter(court: Court) -> None:
+    court.round()
+    commitment = commitment_to(nonce_of(A, 1))
+    court.decide(closings=(closing_with(court, {A: (bytes(16), commitment), B: (None, commitment)}),))
+    of = court.audits.rounds[1]
+    assert of.nonces == 2
+    assert {auditor for drawn in of.drawn.values() for auditor in drawn.steps} <= {C, D}
+    assert len(of.drawn[C].steps) == 1  # fewer re-executors than are wanted
+
+
+def test_a_voter_that_commits_to_nothing_draws_nothing_in_the_next_round(court: Court) -> None:
+    court.decide(closings=(closing_with(court, {A: (None, None)}),))
+    assert A not in court.audits.commitments
+    court.round()
+    assert court.audits.rounds[1].nonces == 3
+
+
+def test_a_voter_whose_ballot_was_not_decided_is_bound_to_what_it_said_last(court: Court) -> None:
+    court.round()
+    court.vote(court.key, dict.fromkeys((A, B, C, D), Verdict.ACCEPT), voters=(A, B, C))
+    closing = court.ledger.books[court.key].closing()
+    assert closing is not None
+    court.decide(closings=(closing,))
+    assert court.audits.commitments[D].round == 0 and court.audits.commitments[A].round == 1
+    court.round()
+    assert court.audits.rounds[2].nonces == 4
+
+
+def test_only_jobs_with_sampled_audits_draw_any() -> None:
+    world = World(4, 4)
+    key = world.start(spec=UNAUDITED)
+    world.decide(closings=(world.closing(key),))
+    assert world.state.audits == AuditsState()
+
+
+def test_what_was_not_accepted_is_not_audited(court: Court) -> None:
+    court.decide(closings=(court.closing(court.key, {A: Verdict.ACCEPT, B: Verdict.NORM}),))
+    assert court.audits.rounds[0].drawn.keys() == {A}
+
+
+def test_a_job_with_sampled_audits_needs_more_reexecutors_than_twice_the_liars() -> None:
+    world = World(7, 4)
+    with pytest.raises(Refused, match="'sampled' needs 5 voters with a worker, there are 4"):
+        world.start(spec=SAMPLED)
+    enough = World(7, 5)
+    assert len(enough.job(enough.start(spec=SAMPLED)).auditors) == 5
+
+
+def test_such_a_round_is_judged_without_reexecution(court: Court) -> None:
+    job = court.job(court.key)
+    assert job.auditors == (A, B, C, D)
+    assert job.terms(court.key).auditors == frozenset() and not job.terms(court.key).audited
+
+
+# Reports -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_logged_and_awaited_once(court: Court) -> None:
+    court.round()
+    auditor, due = court.due()[0]
+    signed = court.said(auditor, due)
+    court.decide(signed)
+    assert court.log == [(Result.PASSED, due.trainer, auditor.public)]
+    entry = court.state.audits.log[0]
+    assert (entry.step, entry.finding, entry.relative_error_ppm) == (due.step, MATCH, 7)
+    assert court.standing(auditor.public) == Standing(reports=1)
+    assert due not in due_for(auditor.public, court.state)
+    assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
+
+
+def test_who_was_not_drawn_or_for_another_step_reports_nothing(court: Court) -> None:
+    court.round()
+    auditor, due = court.due()[0]
+    assert "is awaited" in (court.problem(court.said(auditor, replace(due, step=due.step + 1))) or "")
+    assert "is awaited" in (court.problem(court.said(auditor, replace(due, round=9))) or "")
+    assert "is awaited" in (court.problem(court.said(court.people[due.trainer], due)) or "")
+    assert "such a job" in (court.problem(court.said(auditor, replace(due, job=bytes(32)))) or "")
+
+
+def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_auditor(court: Court) -> None:
+    court.round(AUDITS.window)
+    auditor, due = court.due()[0]
+    assert due.round == 0 and court.problem(court.said(auditor, due)) is None
+    court.round()
+    assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
+    assert {result for result, _, _ in court.log} == {Result.LAPSED} and len(court.log) == 8
+    assert sum(court.standing(key).lapsed for key in (A, B, C, D)) == 8
+    assert list(court.audits.rounds) == [1, 2, 3]
+
+
+def test_the_log_keeps_the_last_results_only(court: Court) -> None:
+    court.round(AUDITS.window + 12)
+    assert len(court.log) == LOG_MAX and court.state.audits.log[-1].round == 11
+
+
+# Disputes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_report_opens_a_dispute_that_all_reexecutors_but_the_accused_judge(court: Court) -> None:
+    court.round()
+    due = court.challenge(B)
+    waiting = court.due(disputes=True)
+    challenger = next(iter(court.audits.disputes[0].challenges))
+    assert {person.public for person, _ in waiting} == {A, C, D} - {challenger}
+    assert all((item.trainer, item.step, item.round) == (B, due.step, 0) for _, item in waiting)
+    assert court.log[-1] == (Result.CHALLENGED, B, challenger)
+
+
+@pytest.mark.parametrize(("n", "needed"), [(2, 1), (3, 2), (4, 2), (5, 3), (7, 4), (10, 5)])
+def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, needed: int) -> None:
+    """The challenge counts as the first verdict."""
+    court = Court(n)
+    court.round()
+    court.challenge(A)
+    court.judge(MISMATCH, max(0, needed - 2))
+    assert court.suspended(A) == (needed == 1)
+    if needed > 1:
+        court.judge(WITHHELD, 1)
+    assert court.suspended(A) and court.log[-1][:2] == (Result.SUSPENDED, A)
+
+
+@pytest.mark.parametrize(("n", "needed"), [(4, 2), (7, 4), (10, 5)])
+def test_more_than_half_of_the_judges_refute_and_one_less_does_not(n: int, needed: int) -> None:
+    court = Court(n)
+    court.round()
+    court.challenge(A)
+    challenger = next(iter(court.audits.disputes[0].challenges))
+    court.judge(MATCH, needed - 1)
+    assert court.audits.disputes and not court.standing(challenger).refuted
+    court.judge(MATCH, 1)
+    assert not court.audits.disputes and court.log[-1] == (Result.REFUTED, A, challenger)
+    assert court.standing(challenger).refuted == 1 and not court.suspended(A)
+
+
+def test_where_few_reexecute_half_of_them_is_not_enough_if_they_could_all_be_liars() -> None:
+    """n = 7, f = 2: with two of five re-executors left, beside the accused, three must agree, so nothing is decided."""
+    court = Court(7)
+    for person in PEOPLE[3:7]:
+        court.decide(court.tx(person, "member/register", Register(())))
+    court.round(2)
+    assert court.audits.rounds[1].reexecutors == (A, B, C)
+    auditor, due = next((person, due) for person, due in court.due(A) if due.round == 1)
+    court.say(auditor, due, MISMATCH)
+    court.judge(MISMATCH)
+    assert not court.suspended(A) and court.audits.disputes
+
+
+def test_neither_the_accused_nor_a_stranger_judges_and_nobody_twice() -> None:
+    court = Court(7)
+    court.round()
+    due = replace(court.challenge(A), is_dispute=True)
+    judges = court.due(disputes=True)
+    assert "may not judge" in (court.problem(court.said(PEOPLE[0], due, MATCH)) or "")
+    court.decide(court.admission(PEOPLE[8]))
+    assert "may not judge" in (court.problem(court.said(PEOPLE[8], due, MISMATCH)) or "")
+    challenger = court.people[next(iter(court.audits.disputes[0].challenges))]
+    assert "given its verdict" in (court.problem(court.said(challenger, due, MISMATCH)) or "")
+    court.say(*judges[0])
+    for finding in (MATCH, MISMATCH):
+        assert "given its verdict" in (court.problem(court.said(judges[0][0], due, finding)) or "")
+    assert "no dispute" in (court.problem(court.said(judges[1][0], replace(due, step=due.step + 1))) or "")
+
+
+def test_a_verdict_after_the_end_is_refused(court: Court) -> None:
+    court.round()
+    court.challenge(A)
+    late = court.due(disputes=True)
+    court.judge(MATCH, 2)
+    assert "no dispute" in (court.problem(court.said(*late[-1])) or "")
+
+
+def test_a_dispute_that_finds_no_majority_in_time_ends_without_consequence(court: Court) -> None:
+    court.round()
+    court.challenge(A)
+    (person, due), *_ = court.due(disputes=True)
+    court.say(person, due, MATCH)
+    court.round(AUDITS.window)
+    assert court.audits.disputes
+    court.round()
+    assert not court.audits.disputes and Result.DROPPED in {result for result, _, _ in court.log}
+    assert not court.suspended(A) and not any(court.standing(key).refuted for key in (A, B, C, D))
+    assert "no dispute" in (court.problem(court.said(person, due)) or "")
+
+
+def test_a_second_auditor_of_the_same_step_joins_the_dispute() -> None:
+    court = Court(7, steps=1)
+    court.round()
+    court.challenge(A)
+    court.challenge(A)
+    (dispute,) = court.audits.disputes
+    assert len(dispute.challenges) == 2 and set(dispute.guilty) == dispute.challenges.keys()
+    court.judge(MATCH, 4)
+    assert [court.standing(key).refuted for key in dispute.challenges] == [1, 1]
+
+
+def test_a_judge_that_is_drawn_for_the_disputed_step_too_counts_once() -> None:
+    court = Court(7, steps=1)
+    court.round()
+    (first, due), (second, again) = court.due(A)
+    court.say(first, due, MISMATCH)
+    court.say(second, replace(again, is_dispute=True), MISMATCH)
+    court.say(second, again, MISMATCH)
+    (dispute,) = court.audits.disputes
+    assert len(dispute.guilty) == 2 and len(dispute.challenges) == 2
+
+
+# Suspension --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(court: Court) -> None:
+    court.round(2)
+    court.convict(A)
+    assert A in court.job(court.key).trainers  # of the round that is open
+    for _ in range(AUDITS.suspension_rounds):
+        court.round(trainers=(B, C, D))
+        job = court.job(court.key)
+        assert A not in job.trainers and A not in job.awaited
+    court.round(trainers=(B, C, D))
+    job = court.job(court.key)
+    assert A in job.trainers and A in job.awaited and not court.audits.suspended
+
+
+def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job(court: Court) -> None:
+    court.round()
+    court.convict(A)
+    first = court.audits.suspended[A] - court.job(court.key).round
+    court.round(first, trainers=(B, C, D))
+    court.round(2)
+    court.convict(A)
+    assert court.audits.suspended[A] - court.job(court.key).round - 1 == 2 * AUDITS.suspension_rounds
+    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
+    court.key = court.start(PEOPLE[1], LONG)
+    assert A in court.job(court.key).trainers
+    court.round()
+    court.convict(A)
+    assert court.audits.suspended[A] - 1 == court.job(court.key).round + 4 * AUDITS.suspension_rounds
+
+
+def test_a_conviction_ends_all_other_audits_of_the_trainer_and_nothing_more_is_drawn_of_it(court: Court) -> None:
+    court.round(2)
+    court.challenge(A)
+    court.convict(A)
+    assert not court.audits.disputes and not court.due(A)
+    court.round()  # its proposal of the open round is accepted, and counts for nothing
+    assert A not in court.audits.rounds[2].drawn
+    assert court.standing(A).suspensions == 1 and A not in court.audits.unvested
+
+
+def test_a_suspended_trainer_neither_audits_nor_judges(court: Court) -> None:
+    court.round(2)
+    court.convict(A)
+    court.round(trainers=(B, C, D))
+    of = court.audits.rounds[2]
+    assert of.reexecutors == (B, C, D) and all(A not in drawn.steps for drawn in of.drawn.values())
+
+
+def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(court: Court) -> None:
+    court.round(2)
+    court.convict(A)
+    assert sum(court.standing(key).upheld for key in (B, C, D)) == 1
+    assert court.standing(A).lost == 2 and court.standing(A).rewards == 0
+
+
+# False challenges --------------------------------------------------------------------------------------------------------
+
+
+def refute(court: Court, liar: bytes, finding: Finding = MISMATCH) -> None:
+    """One false challenge of this liar, found false."""
+    while not any(person.public == liar for person, _ in court.due()):
+        court.round()
+    person, due = next((person, due) for person, due in court.due() if person.public == liar)
+    court.say(person, due, finding)
+    court.judge(MATCH, 2)
+    assert not court.audits.disputes
+
+
+def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while(court: Court) -> None:
+    for _ in range(FALSE_CHALLENGES_MAX):
+        refute(court, D)
+    assert court.standing(D).refuted == FALSE_CHALLENGES_MAX
+    court_round = court.job(court.key).round
+    assert court.audits.unheard == {D: court_round + 1 + AUDITS.suspension_rounds}
+    waiting = [due for person, due in court.due() if person.public == D]
+    for due in waiting:
+        assert "too often" in (court.problem(court.said(PEOPLE[3], due, MISMATCH)) or "")
+        assert court.problem(court.said(PEOPLE[3], due, MATCH)) is None
+    court.round()
+    assert D not in court.audits.rounds[court_round].reexecutors
+    assert all(D not in drawn.steps for drawn in court.audits.rounds[court_round].drawn.values())
+    assert D in court.job(court.key).trainers
+    court.round(AUDITS.suspension_rounds + 1)
+    assert D in court.audits.rounds[court.job(court.key).round - 1].reexecutors
+
+
+def test_that_something_could_not_be_got_is_not_held_against_who_says_so(court: Court) -> None:
+    refute(court, D, WITHHELD)
+    assert court.standing(D).refuted == 0
+
+
+def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
+    court = Court(4, window=20)
+    court.round(12)
+    mine = [due for person, due in court.due() if person.public == D]
+    for due in mine[:CHALLENGES_OPEN_MAX]:
+        court.say(PEOPLE[3], due, MISMATCH)
+    assert "the most at once" in (court.problem(court.said(PEOPLE[3], mine[CHALLENGES_OPEN_MAX], MISMATCH)) or "")
+    assert court.problem(court.said(PEOPLE[3], mine[CHALLENGES_OPEN_MAX], MATCH)) is None
+    while len(court.audits.disputes) == CHALLENGES_OPEN_MAX:
+        court.judge(MATCH, 1)
+    assert court.problem(court.said(PEOPLE[3], mine[CHALLENGES_OPEN_MAX], MISMATCH)) is None
+
+
+# Rewards -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_is_the_trainers_own_when_the_window_of_its_round_has_passed(court: Court) -> None:
+    court.round(AUDITS.window)
+    assert court.audits.unvested[A] == (0, 1, 2) and court.standing(A).rewards == 0
+    court.round()
+    assert court.audits.unvested[A] == (1, 2, 3) and court.standing(A).rewards == 1
+
+
+def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: Court) -> None:
+    court.round(AUDITS.window)
+    assert court.challenge(A).round == 0
+    court.round(2)
+    assert 0 in court.audits.unvested[A] and court.standing(A).rewards == 1
+    assert court.standing(B).rewards == 2
+    court.judge(MATCH, 2)
+    court.round()
+    assert court.standing(A).rewards == 3
+
+
+# Ends --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["rounds", "stop"])
+def test_the_audits_of_a_job_that_ended_go_on_until_all_is_said_and_then_the_rest_is_paid(ends: str) -> None:
+    court = Court(4, SAMPLED + (b":1" if ends == "rounds" else b":9"))
+    court.round()
+    if ends == "stop":
+        court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
+    assert court.job(court.key).phase is Phase.FINISHED
+    court.challenge(A)
+    court.judge(MISMATCH, 1)
+    assert court.standing(A) == Standing(suspensions=1, lost=1, reports=court.standing(A).reports)
+    while court.due():
+        court.say(*court.due()[0])
+    assert court.key not in court.state.audits.jobs
+    assert [court.standing(key).rewards for key in (A, B, C, D)] == [0, 1, 1, 1]
+
+
+def test_what_nobody_reports_of_a_job_that_ended_lapses_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docket, "AFTERMATH_HEIGHTS", 5)
+    assert AFTERMATH_HEIGHTS > 100
+    court = Court(4, SAMPLED + b":1")
+    court.round()
+    for _ in range(5):
+        court.decide()
+        assert court.key in court.state.audits.jobs
+    court.decide()
+    assert court.state.audits.jobs == {} and [court.standing(key).rewards for key in (A, B, C, D)] == [1, 1, 1, 1]
+
+
+def test_an_expelled_trainer_is_not_drawn_any_more(court: Court) -> None:
+    court.round(2)
+    closing = court.closing(court.key)
+    court.decide(closings=(closing,), evidence=(court.double(PEOPLE[1]),))
+    of = court.audits.rounds[2]
+    assert B not in of.drawn and B not in of.reexecutors
+
+
+def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docket, "DRAWN_MAX", 9)
+    court = Court(4, window=50)
+    court.round(5)
+    assert sum(len(of.drawn) for of in court.audits.rounds.values()) == 8
+    assert list(court.audits.rounds) == [3, 4] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 24
+
+
+# Rotated keys ------------------------------------------------------------------------------------------------------------
+
+NEW = FastSigner("rotated")
+BY_KEY[NEW.public] = NEW
+
+
+def rotated(court: Court, person: FastSigner) -> None:
+    court.decide(court.rotation(person, NEW))
+    court.people.pop(person.public)
+    court.people[NEW.public] = NEW
+
+
+def test_an_auditor_with_a_new_key_reports_and_the_old_key_says_nothing(court: Court) -> None:
+    court.round()
+    auditor, due = court.due()[0]
+    rotated(court, auditor)
+    assert due in due_for(NEW.public, court.state) and due_for(auditor.public, court.state) == []
+    court.say(NEW, due)
+    assert court.standing(NEW.public).reports == 1
+
+
+def test_a_judge_with_a_new_key_does_not_vote_again() -> None:
+    court = Court(7)
+    court.round()
+    court.challenge(A)
+    judge, due = court.due(disputes=True)[0]
+    court.say(judge, due)
+    rotated(court, judge)
+    assert "given its verdict" in (court.problem(court.said(NEW, due)) or "")
+
+
+def test_the_accused_does_not_judge_with_a_new_key_and_is_suspended_with_it(court: Court) -> None:
+    court.round(2)
+    due = replace(court.challenge(A), is_dispute=True)
+    rotated(court, PEOPLE[0])
+    assert "may not judge" in (court.problem(court.said(NEW, due)) or "")
+    assert asked_of(NEW.public, court.state) and not asked_of(A, court.state)
+    court.judge(MISMATCH, 1)
+    assert court.suspended(NEW.public) and court.standing(NEW.public).lost == 2
+
+
+def test_a_suspended_trainer_does_not_come_back_into_a_round_that_its_new_key_makes_others_take_over(court: Court) -> None:
+    """Of four voters one is missing after a rotation, so that the open round is renewed in the same block."""
+    court.round(2)
+    court.convict(A)
+    court.round(trainers=(B, C, D))
+    opened = court.job(court.key).opened
+    rotated(court, PEOPLE[0])
+    job = court.job(court.key)
+    assert job.opened > opened and NEW.public in job.voters
+    assert job.trainers == job.awaited == (B, C, D)
+
+
+@pytest.mark.parametrize("in_the_closing_block", [False, True])
+def test_a_suspended_trainer_does_not_come_back_with_a_new_key(court: Court, in_the_closing_block: bool) -> None:
+    court.round(2)
+    court.convict(A)
+    if in_the_closing_block:
+        closing = court.closing(court.key, dict.fromkeys((B, C, D), Verdict.ACCEPT))
+        court.decide(court.rotation(PEOPLE[0], NEW), closings=(closing,))
+    else:
+        court.decide(court.rotation(PEOPLE[0], NEW))
+        court.round(trainers=(B, C, D))
+    assert not {A, NEW.public} & set(court.job(court.key).trainers)
+    assert court.suspended(NEW.public) and court.standing(NEW.public).suspensions == 1
+
+
+# The state ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_the_same_after_a_snapshot_and_goes_on_alike(court: Court) -> None:
+    court.round(2)
+    court.challenge(A)
+    court.convict(B)
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.audits == court.state.audits and again.root == court.state.root
+    signed = court.said(*court.due(disputes=True)[0])
+    height = again.height + 1
+    one, other = (court.rules.apply_transaction(state, signed, height).audits for state in (again, court.state))
+    assert one == other
+
+
+def test_an_empty_block_changes_nothing(court: Court) -> None:
+    court.round(2)
+    court.challenge(A)
+    root = court.state.root
+    court.decide()
+    assert court.state.root == root
+
+
+def test_the_same_history_gives_the_same_state() -> None:
+    def history() -> bytes:
+        court = Court()
+        court.round(2)
+        court.convict(C)
+        court.round(2, trainers=(A, B, D))
+        return hashlib.sha256(court.state.encoded("audits")).digest()
+
+    assert history() == history()

@@ -1,0 +1,121 @@
+"""What a voter commits to and reveals in its ballots, where audits are sampled."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from ledger.draws import commitment_to
+from peer.nonces import DOMAIN, Nonces
+from peer.rounds import REPLAY_FACTOR, REPLAYS_SECONDS_MIN, Rounds
+from protocol import codec, messages
+from protocol.identity import Identity, secret
+from protocol.messages import Ballot, Proposal
+from protocol.reasons import Verdict
+from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, UNAUDITED, World
+from tests.sim.keys import FastSigner
+
+NOW = 100.0
+
+
+def ballot_of(world: World, key: bytes, person: FastSigner, name: str = "") -> Ballot:
+    """What this person says of the open round, after a start: nothing is remembered but what is decided."""
+    rounds = Rounds(person, world.chain, {})
+    rounds.follow(world.state)
+    job = world.job(key)
+    rounds.open(key, job, NOW, {}, 60.0)
+    for trainer in job.trainers:
+        signed = world.proposal(key, trainer)
+        proposal = codec.decode_message(signed.body, (Proposal,))
+        if trainer == person.public:
+            rounds.publish(proposal, NOW)
+        else:
+            rounds.receive(signed, proposal, NOW)
+        rounds.judge((key, job.round), trainer, Verdict.ACCEPT, None, NOW)
+    ballots = [signed for signed in rounds.due(NOW).sends if signed.signer == person.public]
+    return codec.decode_message(ballots[0].body, (Ballot,))
+
+
+def decide_round(world: World, key: bytes, ballots: dict[bytes, Ballot]) -> None:
+    world.nonces = lambda key, voter: (ballots[voter].reveal, ballots[voter].commitment)  # type: ignore[method-assign]
+    world.decide(closings=(world.closing(key),))
+
+
+def test_each_ballot_commits_to_a_nonce_that_the_next_decided_one_reveals() -> None:
+    world = World(4, 4)
+    key = world.start(spec=SAMPLED + b":9")
+    before: dict[bytes, Ballot] = {}
+    for number in range(3):
+        ballots = {person.public: ballot_of(world, key, person) for person in PEOPLE[:4]}
+        for voter, ballot in ballots.items():
+            reveal = before[voter].commitment if number else None
+            assert (commitment_to(ballot.reveal) if ballot.reveal else None) == reveal
+        decide_round(world, key, ballots)
+        assert world.state.audits.jobs[key].rounds[number].nonces == (4 if number else 0)
+        before = ballots
+    assert len({ballot.commitment for ballot in before.values()}) == 4
+
+
+def test_a_ballot_that_was_not_decided_leaves_the_last_decided_commitment_in_force() -> None:
+    world = World(4, 4)
+    key = world.start(spec=SAMPLED + b":9")
+    first = {person.public: ballot_of(world, key, person) for person in PEOPLE[:4]}
+    decide_round(world, key, first)
+    missing = PEOPLE[3].public
+    ballots = {person.public: ballot_of(world, key, person) for person in PEOPLE[:4]}
+    world.nonces = lambda key, voter: (ballots[voter].reveal, ballots[voter].commitment)  # type: ignore[method-assign]
+    everybody = dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)
+    world.vote(key, everybody, voters=tuple(person.public for person in PEOPLE[:3]))
+    closing = world.ledger.books[key].closing()
+    assert closing is not None
+    world.decide(closings=(closing,))
+    again = ballot_of(world, key, PEOPLE[3])
+    assert again.reveal is not None and commitment_to(again.reveal) == first[missing].commitment
+    assert again.commitment not in (first[missing].commitment, ballots[missing].commitment)
+
+
+def test_a_restart_says_the_same_bytes_again() -> None:
+    world = World(4, 4)
+    key = world.start(spec=SAMPLED)
+    assert ballot_of(world, key, PEOPLE[0]) == ballot_of(world, key, PEOPLE[0])
+
+
+@pytest.mark.parametrize("spec", [LANGUAGE, UNAUDITED])
+def test_where_audits_are_not_sampled_ballots_carry_no_nonces(spec: bytes) -> None:
+    world = World(4, 4)
+    key = world.start(spec=spec)
+    rounds = Nonces(PEOPLE[0], world.chain)
+    rounds.follow(world.state)
+    ballot = Ballot(key, 0, world.job(key).model_root, ())
+    assert rounds.added_to(ballot) is ballot
+
+
+def test_a_secret_differs_by_key_domain_chain_and_body_and_is_the_same_after_a_restart() -> None:
+    one, other = (Identity(hashlib.sha256(name).digest()) for name in (b"one", b"other"))
+    chain = bytes(32)
+    secrets = [
+        secret(one, "a", chain, b"body"),
+        secret(other, "a", chain, b"body"),
+        secret(one, "b", chain, b"body"),
+        secret(one, "a", bytes([1]) * 32, b"body"),
+        secret(one, "a", chain, b"other"),
+    ]
+    assert len(set(secrets)) == 5
+    assert secrets[0] == secret(Identity(one.seed), "a", chain, b"body")
+
+
+def test_no_message_has_the_domain_of_the_nonces_as_its_tag() -> None:
+    """Or the signature that a nonce is the hash of could be asked for."""
+    assert DOMAIN not in {getattr(kind, "TAG", None) for kind in vars(messages).values()}
+
+
+@pytest.mark.parametrize(("spec", "seconds"), [(LANGUAGE, 40.0), (SAMPLED, 4.0), (UNAUDITED, 4.0)])
+def test_only_a_round_whose_proposals_are_reexecuted_before_the_ballot_waits_for_replays(spec: bytes, seconds: float) -> None:
+    world = World(4, 4)
+    key = world.start(spec=spec)
+    rounds = Rounds(PEOPLE[0], world.chain, {})
+    rounds.follow(world.state)
+    rounds.open(key, world.job(key), NOW, {}, 60.0)
+    assert rounds.books[key].timers.replays == REPLAY_FACTOR * seconds > REPLAYS_SECONDS_MIN
+    assert rounds.books[key].is_auditor

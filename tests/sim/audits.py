@@ -1,0 +1,115 @@
+"""Sampled audits in a simulated network: what there is to be found at a step, and what liars say about it.
+
+A trace is a hash. That of honest work follows from the payload; of any other one half of the steps are false, which everybody who
+replays one of them sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ledger.audits import Due
+from protocol.messages import Ballot
+from protocol.reasons import Finding
+
+if TYPE_CHECKING:
+    from peer.node import Node
+
+
+def payload_of(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
+    return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
+
+
+def trace_of(payload: bytes) -> bytes:
+    return hashlib.sha256(b"trace" + payload).digest()
+
+
+def found(due: Due) -> Finding:
+    """What everybody finds who replays this step."""
+    proposal = due.proposal
+    if proposal.payload != payload_of(due.job, due.round, due.trainer, proposal.model_root):
+        return Finding.PAYLOAD
+    assert proposal.trace is not None
+    if proposal.trace != trace_of(proposal.payload) and _is_false(proposal.trace, due.step):
+        return Finding.MISMATCH
+    return Finding.MATCH
+
+
+def _is_false(trace: bytes, step: int) -> bool:
+    return hashlib.sha256(trace + bytes([step])).digest()[0] < 128
+
+
+class Auditor:
+    """Honest as it stands."""
+
+    def __init__(self, colluders: tuple[bytes, ...] = ()) -> None:
+        self.colluders = colluders
+
+    def started(self, node: Node) -> None:
+        """Its node has started."""
+
+    def trace(self, payload: bytes) -> bytes:
+        return trace_of(payload)
+
+    def finding(self, due: Due) -> Finding | None:
+        """What it says; None: nothing."""
+        return found(due)
+
+
+class Cheats(Auditor):
+    """As a trainer; as an auditor it finds that its like did well."""
+
+    def trace(self, payload: bytes) -> bytes:
+        return trace_of(b"false" + payload)
+
+    def finding(self, due: Due) -> Finding | None:
+        return Finding.MATCH if due.trainer in self.colluders else found(due)
+
+
+class Challenges(Auditor):
+    """Everybody, and finds everybody guilty."""
+
+    def finding(self, due: Due) -> Finding | None:
+        return Finding.MISMATCH
+
+
+class Passes(Auditor):
+    """Everybody."""
+
+    def finding(self, due: Due) -> Finding | None:
+        return Finding.MATCH
+
+
+class Colludes(Cheats):
+    """Cheats, finds its like innocent and all others guilty."""
+
+    def finding(self, due: Due) -> Finding | None:
+        return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
+
+
+class Withholds(Auditor):
+    """Reports nothing, and reveals what it never committed to, or nothing."""
+
+    def started(self, node: Node) -> None:
+        nonces = node.rounds._nonces
+        honest = nonces.added_to
+
+        def added_to(ballot: Ballot) -> Ballot:
+            said = honest(ballot)
+            return replace(said, reveal=None if ballot.round % 2 else said.commitment and said.commitment[:16])
+
+        nonces.added_to = added_to  # type: ignore[method-assign]
+
+    def finding(self, due: Due) -> Finding | None:
+        return None
+
+
+LIES: tuple[type[Auditor], ...] = (Auditor, Cheats, Challenges, Passes, Colludes, Withholds)
+
+
+def drawn(seed: int, number: int, colluders: tuple[bytes, ...]) -> Auditor:
+    """What a liar does about audits beside what its strategy does about everything else."""
+    return random.Random(f"auditor {seed} {number}").choice(LIES)(colluders)

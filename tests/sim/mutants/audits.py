@@ -1,0 +1,53 @@
+"""Bugs in the rules of sampled audits, beside a liar that challenges everybody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ledger.audits import AuditVerdict, Dispute
+from ledger.docket import Docket
+from protocol.reasons import Finding
+from tests.sim.audits import Challenges
+from tests.sim.mutants.agreement import with_liar
+from tests.sim.mutants.planting import Mutant, Planter
+from tests.sim.simulation import Simulation
+
+CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
+
+
+def _challenges(simulation: Simulation) -> None:
+    for peer in simulation.peers:
+        if not peer.is_honest:
+            peer.author.auditor = Challenges()
+
+
+def _one_convicts(planter: Planter) -> None:
+    def go_on(self: Docket, dispute: Dispute, after: Dispute) -> None:
+        self._disputes[self._disputes.index(dispute)] = after
+        if after.guilty:
+            self._suspend(after)
+
+    planter.replace(Docket, "_go_on", go_on)
+    planter.simulation(_challenges)
+
+
+def _every_verdict_is_guilty(planter: Planter) -> None:
+    rule = Docket.rule
+
+    def harsh(self: Docket, author: bytes, verdict: AuditVerdict) -> None:
+        rule(self, author, replace(verdict, finding=Finding.MISMATCH))
+
+    planter.replace(Docket, "rule", harsh)
+    planter.simulation(_challenges)
+
+
+AUDITS = (
+    Mutant("one-convicts", "a challenge is enough to suspend somebody", ("honest suspended",), _one_convicts, CHALLENGED),
+    Mutant(
+        "every-verdict-guilty",
+        "who finds a trainer innocent is counted among those who do not",
+        ("honest suspended",),
+        _every_verdict_is_guilty,
+        CHALLENGED,
+    ),
+)

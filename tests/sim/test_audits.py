@@ -1,0 +1,58 @@
+"""Sampled audits among whole networks of nodes: who lies about its steps, or about those of others, hurts only itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledger.audits import Standing
+from tests.sim.audits import Auditor, Challenges, Cheats, Colludes, Passes, Withholds
+from tests.sim.plan import calm
+from tests.sim.simulation import Simulation
+from tests.sim.strategies import Strategy
+
+SAMPLED_SEED = 1  # its job is one with sampled audits
+BLOCKS = 70
+
+
+def run(
+    lies: type[Auditor], n: int = 4, liars: int = 1, blocks: int = BLOCKS
+) -> tuple[Simulation, list[Standing], list[Standing]]:
+    """Standings of the liars and of the others; the invariants have looked after every block."""
+    plan = calm(SAMPLED_SEED, n, ("but for audits",) * liars, blocks=BLOCKS)
+    simulation = Simulation(plan, {"but for audits": Strategy})
+    keys = tuple(peer.key for peer in simulation.peers if not peer.is_honest)
+    for peer in simulation.peers:
+        if not peer.is_honest:
+            peer.author.auditor = lies(keys)
+    simulation.run()
+    node = simulation.honest[0].node
+    assert node is not None
+    standings = {peer.key: node.state.audits.standings.get(peer.key, Standing()) for peer in simulation.peers}
+    assert sum(standing.reports for standing in standings.values()) > 10
+    return simulation, [standings[key] for key in keys], [standing for key, standing in standings.items() if key not in keys]
+
+
+@pytest.mark.parametrize("lies", [Cheats, Colludes])
+@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
+def test_who_cheats_in_half_of_its_steps_is_suspended(lies: type[Auditor], n: int, liars: int) -> None:
+    _, of_liars, of_honest = run(lies, n, liars)
+    assert all(standing.suspensions and standing.lost for standing in of_liars)
+    assert not any(standing.suspensions or standing.refuted for standing in of_honest)
+    assert sum(standing.upheld for standing in of_honest) >= liars
+
+
+def test_who_challenges_everybody_is_refuted_and_suspends_nobody() -> None:
+    _, (liar,), of_honest = run(Challenges)
+    assert liar.refuted and not any(standing.suspensions for standing in of_honest)
+
+
+def test_who_passes_everybody_hurts_nobody() -> None:
+    _, (liar,), of_honest = run(Passes)
+    assert liar.reports and not any(standing.suspensions or standing.refuted for standing in (liar, *of_honest))
+
+
+def test_who_reports_nothing_and_reveals_nothing_is_not_drawn_and_not_waited_for() -> None:
+    simulation, (liar,), of_honest = run(Withholds)
+    assert liar.reports == 0 and liar.rewards > 0
+    assert all(standing.reports for standing in of_honest)
+    assert simulation.counts.get("dropped wrong-round") is None

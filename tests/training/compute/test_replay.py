@@ -1,0 +1,414 @@
+"""Traces of real inner steps: what honest work gives anywhere passes, and a lie is found at the step that tells it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protocol.messages import Proposal
+from protocol.reasons import Finding, Verdict
+from training import proposals, tasks, trace
+from training.compute.engine import Engine
+from training.data import open_tokens
+from training.default_text import default_text
+from training.inner_state import InnerState
+from training.replicated import codec, feedback
+from training.replicated.layout import Float32Array
+from training.replicated.model import Accepted, ReplicatedModel
+from training.spec import Audit, Inner, JobSpec, ModelSpec
+from training.spec import InnerState as Kept
+from training.tokenizer import ByteTokenizer
+from training.trace import States, Trace
+
+JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
+MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
+STEPS = 5
+SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=STEPS, batch=4, micro_batch=4, rounds=10, audit=Audit.SAMPLED)
+SPECS = {
+    "adamw": SPEC,
+    "muon": replace(SPEC, inner=Inner.MUON),
+    "adamw kept": replace(SPEC, inner_state=Kept.KEEP, beta1=0.9),
+    "muon kept": replace(SPEC, inner=Inner.MUON, inner_state=Kept.KEEP, beta1=0.9),
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_bytes(default_text()[:50_000])
+    return path
+
+
+@dataclass
+class World:
+    """Rounds 0 and 1 of one trainer, whose proposal of round 0 was accepted; what is tested is its proposal of round 1."""
+
+    folder: Path
+    engine: Engine
+    done: tasks.Proposed | None = None
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.engine.spec
+
+    def update(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        inner: InnerState | None,
+        on_state: proposals.OnState,
+    ) -> tuple[Float32Array, float]:
+        delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
+        return delta, metrics.loss
+
+    def propose(self, round: int, update: proposals.Update | None = None) -> tasks.Proposed:
+        previous = [str(self.folder / f"{name}{round - 1}") if round else None for name in ("m", "payload", "inner")]
+        request = tasks.Propose(
+            JOB,
+            round,
+            TRAINER,
+            str(self.folder / f"model{round}"),
+            previous[0],
+            previous[1],
+            str(self.folder / f"m{round}"),
+            previous[2] if self.spec.keeps_inner_state else None,
+            str(self.folder / f"states{round}"),
+        )
+        done = proposals.propose(request, update or self.update)
+        (self.folder / f"payload{round}").write_bytes(done.payload)
+        if done.inner:
+            shutil.copy(self.folder / f"states{round}" / done.inner.hex(), self.folder / f"inner{round}")
+        return done
+
+    def begin(self) -> None:
+        model = ReplicatedModel.initial(JOB, self.spec)
+        model.save(self.folder / "model0")
+        done = self.propose(0)
+        digests = done.payload_digest, len(done.payload), done.buffer_digest
+        proposal = Proposal(JOB, 0, model.root, *digests, None, done.trace, done.inner, None)
+        assert model.check(TRAINER, proposal, done.payload) is Verdict.ACCEPT
+        model.apply([Accepted(TRAINER, proposal, done.payload)], {}).save(self.folder / "model1")
+
+    @property
+    def model(self) -> ReplicatedModel:
+        return ReplicatedModel.open(self.folder / "model1")
+
+    @property
+    def listed(self) -> Trace:
+        assert self.done is not None and self.done.trace is not None
+        return Trace.decode((self.folder / "states1" / self.done.trace.hex()).read_bytes(), self.spec)
+
+    def find(self, step: int, listed: Trace | None = None) -> tasks.Replayed:
+        """What an auditor that was drawn for `step` finds; it has only what `needed` names."""
+        assert self.done is not None and self.done.trace is not None
+        (self.folder / "trace").write_bytes((listed or self.listed).encode())
+        files = {}
+        for digest, size in trace.needed(listed or self.listed, step, self.spec).items():
+            path = self.folder / ("inner0" if digest == self.model.records[TRAINER].inner else f"states1/{digest.hex()}")
+            assert path.stat().st_size in (size, size - 4)
+            files[digest] = str(path)
+        request = tasks.Replay(
+            job=JOB,
+            round=1,
+            trainer=TRAINER,
+            step=step,
+            model_directory=str(self.folder / "model1"),
+            payload=str(self.folder / "payload1"),
+            buffer=str(self.folder / "m1"),
+            previous_buffer=str(self.folder / "m0"),
+            previous_payload=str(self.folder / "payload0"),
+            trace=str(self.folder / "trace"),
+            states=files,
+            inner=self.done.inner,
+            inner_from=self.model.records[TRAINER].inner,
+        )
+        return proposals.replay(request, self.engine.inner_step)
+
+    def findings(self) -> list[Finding]:
+        return [self.find(step).finding for step in range(STEPS)]
+
+
+@pytest.fixture(params=SPECS, scope="module")
+def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> World:
+    """Nobody changes it."""
+    spec = SPECS[request.param]
+    world = World(tmp_path_factory.mktemp("honest"), Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    world.done = world.propose(1)
+    return world
+
+
+@pytest.fixture
+def world(tmp_path: Path, text: Path) -> World:
+    world = World(tmp_path, Engine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    return world
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+# Honest work
+
+
+def test_every_step_of_honest_work_passes_bit_for_bit_where_it_was_done(honest: World) -> None:
+    for step in range(STEPS):
+        found = honest.find(step)
+        assert (found.finding, found.relative_error) == (Finding.MATCH, 0), step
+
+
+def test_every_step_of_honest_work_passes_with_another_number_of_threads(honest: World, two_threads: None) -> None:
+    for step in range(STEPS):
+        found = honest.find(step)
+        assert found.finding is Finding.MATCH, step
+        assert found.relative_error < SPEC.replay_tolerance / 3, "or the tolerance is too narrow"
+
+
+def test_a_trace_begins_with_the_model_and_ends_with_what_the_buffer_says(honest: World) -> None:
+    listed = honest.listed
+    assert len(listed.states) == STEPS + 1
+    assert listed.states[0].parameters == hashlib.sha256(honest.model.parameters.tobytes()).digest()
+    if not honest.spec.keeps_inner_state:
+        assert listed.states[0].inner == trace.fresh_digest(honest.spec)
+    else:
+        assert honest.done is not None and listed.states[-1].inner == honest.done.inner
+        assert listed.states[0].inner == honest.model.records[TRAINER].inner != trace.fresh_digest(honest.spec)
+
+
+def test_the_files_are_those_that_the_trace_names_and_no_others(honest: World) -> None:
+    assert honest.done is not None and honest.done.trace is not None
+    named = {honest.done.trace, *(d for state in honest.listed.states[1:] for d in (state.parameters, state.inner))}
+    assert {file.name for file in (honest.folder / "states1").iterdir()} == {digest.hex() for digest in named}
+    for file in (honest.folder / "states1").iterdir():
+        assert hashlib.sha256(file.read_bytes()).hexdigest() == file.name
+
+
+def test_a_replay_costs_one_step(honest: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    batch = Engine.batch
+
+    def counted(engine: Engine, job: bytes, round: int, trainer: bytes, step: int, size: int) -> object:
+        asked.append(step)
+        return batch(engine, job, round, trainer, step, size)
+
+    monkeypatch.setattr(Engine, "batch", counted)
+    honest.find(3)
+    assert asked == [3]
+
+
+# Lies in a step
+
+
+class Cheat:
+    """Engine.local_steps with one step that is not what was assigned."""
+
+    def __init__(self, world: World, step: int, how: str) -> None:
+        self._world, self._step, self._how = world, step, how
+
+    def __call__(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        inner: InnerState | None,
+        on_state: proposals.OnState,
+    ) -> tuple[Float32Array, float]:
+        now, state = parameters, inner or InnerState.fresh(self._world.spec)
+        for step in range(STEPS):
+            lies = step == self._step
+            if lies and self._how == "skipped":
+                after, moments = now, InnerState(state.steps + 1, state.moments)
+            else:
+                data = step + 100 if lies and self._how == "wrong data" else step
+                made, moments = self._world.engine.inner_step(now, state, job, round, trainer, data)
+                after, moments = made.copy(), InnerState(moments.steps, moments.moments.copy())
+            if lies and self._how == "scaled":
+                after = now + (after - now) * np.float32(1.01)
+            if lies and self._how == "moments":
+                moments = InnerState(moments.steps, moments.moments * np.float32(1.01))
+            if lies and self._how == "count":
+                moments = InnerState(moments.steps + 1, moments.moments)
+            on_state(after, moments)
+            now, state = after, moments
+        return parameters - now, 0.0
+
+
+@pytest.mark.parametrize(
+    ("how", "step"),
+    [("wrong data", 0), ("wrong data", STEPS - 1), ("skipped", 2), ("scaled", 0), ("scaled", 2), ("moments", 2), ("count", 2)],
+)
+def test_a_lie_in_a_step_fails_at_that_step_and_at_no_other(world: World, how: str, step: int) -> None:
+    world.done = world.propose(1, Cheat(world, step, how))
+    assert world.findings() == [Finding.MISMATCH if number == step else Finding.MATCH for number in range(STEPS)]
+    assert world.find(step).relative_error > 5 * SPEC.replay_tolerance
+
+
+def test_values_that_are_no_numbers_fail_like_any_other(world: World) -> None:
+    def poisoned(*arguments: object) -> tuple[Float32Array, float]:
+        parameters, on_state = arguments[0], arguments[5]
+        nothing = np.full_like(parameters, np.nan)  # type: ignore[call-overload]
+        for number in range(STEPS):
+            on_state(nothing, InnerState(number + 1, InnerState.fresh(SPEC).moments))  # type: ignore[operator]
+        return np.zeros_like(nothing), 0.0
+
+    world.done = world.propose(1, poisoned)
+    assert world.findings() == [Finding.PAYLOAD] * STEPS
+
+
+# Links that do not hold fail whatever step is drawn
+
+
+def everywhere(world: World, finding: Finding, listed: Callable[[Trace], Trace] = lambda listed: listed) -> bool:
+    return all(world.find(step, listed(world.listed)).finding is finding for step in (0, 3, STEPS - 1))
+
+
+def test_a_buffer_that_does_not_come_from_e_and_the_trace_fails_at_every_step(world: World) -> None:
+    world.done = world.propose(1)
+    m = np.fromfile(world.folder / "m1", dtype="<f4")
+    m[7] = np.nextafter(m[7], np.float32(9))
+    m.tofile(world.folder / "m1")
+    assert everywhere(world, Finding.PAYLOAD)
+
+
+def test_a_payload_that_is_not_of_the_buffer_fails_at_every_step(world: World) -> None:
+    world.done = world.propose(1)
+    m = np.fromfile(world.folder / "m1", dtype="<f4")
+    (world.folder / "payload1").write_bytes(codec.encode(world.model.header(TRAINER), -m, world.model.layout))
+    assert everywhere(world, Finding.PAYLOAD)
+
+
+def test_an_update_that_the_trace_does_not_end_with_fails_at_every_step(world: World) -> None:
+    """Everything fits the honest trace but what was sent."""
+
+    def twice(*arguments: object) -> tuple[Float32Array, float]:
+        delta, loss = world.update(*arguments)  # type: ignore[arg-type]
+        return 2 * delta, loss
+
+    world.done = world.propose(1, twice)
+    assert everywhere(world, Finding.PAYLOAD)
+
+
+def test_a_trace_that_begins_elsewhere_than_at_the_model_fails_at_every_step(world: World) -> None:
+    """Training from one's own better place, and telling the steps truly."""
+
+    def elsewhere(parameters: Float32Array, *rest: object) -> tuple[Float32Array, float]:
+        delta, loss = world.update(parameters * np.float32(0.99), *rest)  # type: ignore[arg-type]
+        return parameters - (parameters * np.float32(0.99) - delta), loss
+
+    world.done = world.propose(1, elsewhere)
+    other = trace.StateDigests(bytes(32), trace.fresh_digest(SPEC))
+    assert everywhere(world, Finding.START, lambda listed: Trace((other, *listed.states[1:])))
+    assert world.find(0).finding is not Finding.MATCH, "nor can it say that it began at the model"
+
+
+def test_moments_out_of_nowhere_at_the_start_fail_at_every_step(world: World) -> None:
+    world.done = world.propose(1)
+    start = replace(world.listed.states[0], inner=world.listed.states[2].inner)
+    assert everywhere(world, Finding.START, lambda listed: Trace((start, *listed.states[1:])))
+
+
+def test_a_trace_of_another_length_is_malformed(world: World) -> None:
+    world.done = world.propose(1)
+    assert everywhere(world, Finding.MATCH)
+    assert world.find(0, Trace(world.listed.states[:-1])).finding is Finding.MALFORMED
+
+
+@pytest.mark.parametrize("lies", ["parameters", "inner"])
+def test_a_committed_state_of_another_size_is_malformed(world: World, lies: str) -> None:
+    world.done = world.propose(1)
+    committed = world.folder / "states1" / getattr(world.listed.states[1], lies).hex()
+    committed.write_bytes(committed.read_bytes()[:-4])
+    assert world.find(0).finding is Finding.MALFORMED
+    assert world.find(3).finding is Finding.MATCH, "which does not look at that state"
+
+
+# Kept inner state under full audits
+
+
+@pytest.fixture
+def kept(tmp_path: Path, text: Path) -> World:
+    spec = replace(SPECS["adamw kept"], audit=Audit.FULL)
+    world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    world.done = world.propose(1)
+    return world
+
+
+def audited(world: World, **changes: str | None) -> tasks.Audited:
+    paths = [str(world.folder / name) for name in ("model1", "payload1", "m1", "m0", "payload0", "inner1", "inner0")]
+    request = replace(tasks.Audit(JOB, 1, TRAINER, *paths), **changes)  # type: ignore[arg-type]
+    return proposals.audit(request, world.update)
+
+
+def test_only_the_last_inner_state_is_written_where_no_states_are_traced(kept: World) -> None:
+    assert kept.done is not None and kept.done.trace is None and kept.done.inner is not None
+    assert [file.name for file in (kept.folder / "states1").iterdir()] == [kept.done.inner.hex()]
+
+
+def test_a_full_audit_goes_on_from_the_committed_inner_state(kept: World) -> None:
+    assert audited(kept).verdict is Verdict.ACCEPT
+    assert audited(kept, previous_inner=None).verdict is Verdict.REPLAY, "from fresh moments it is another update"
+
+
+def test_an_inner_state_that_the_replay_does_not_give_fails_the_audit(kept: World) -> None:
+    state = InnerState.load(kept.folder / "inner1", kept.spec)
+    for lie in (InnerState(state.steps, state.moments * np.float32(1.01)), InnerState(state.steps + 1, state.moments)):
+        (kept.folder / "inner1").write_bytes(b"".join(bytes(piece) for piece in lie.pieces()))
+        assert audited(kept).verdict is Verdict.REPLAY
+    (kept.folder / "inner1").write_bytes(b"short")
+    assert audited(kept).verdict is Verdict.REPLAY
+
+
+# Bisecting
+
+
+def states_of(world: World, folder: str, listed: Trace) -> States:
+    return States(listed, world.spec, lambda digest: world.folder / folder / digest.hex(), world.model.parameters)
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_a_challenger_that_re_executes_all_finds_the_first_step_that_leads_away(
+    world: World, step: int, two_threads: None
+) -> None:
+    torch.set_num_threads(1)
+    world.done = world.propose(1, Cheat(world, step, "wrong data"))
+    theirs = world.listed
+    (world.folder / "states1").rename(world.folder / "theirs")
+    torch.set_num_threads(2)
+    world.done = world.propose(1)
+    revealed: list[bytes] = []
+    accused = states_of(world, "theirs", theirs)
+
+    def reveal(digest: bytes) -> Path:
+        revealed.append(digest)
+        return accused.path(digest)
+
+    found = trace.bisect(states_of(world, "states1", world.listed), replace(accused, path=reveal), SPEC.replay_tolerance)
+    assert found == step
+    assert len(set(revealed)) <= 2 * (1 + 3), "log2 of 5 steps, rounded up, and the last state; two files each"
+
+
+def test_nothing_is_found_in_honest_work(world: World, two_threads: None) -> None:
+    torch.set_num_threads(1)
+    world.done = world.propose(1)
+    theirs = world.listed
+    (world.folder / "states1").rename(world.folder / "theirs")
+    torch.set_num_threads(2)
+    world.done = world.propose(1)
+    own = states_of(world, "states1", world.listed)
+    assert trace.bisect(own, states_of(world, "theirs", theirs), SPEC.replay_tolerance) is None
+    assert SPEC.replay_tolerance == feedback.REPLAY_TOLERANCE

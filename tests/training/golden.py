@@ -1,0 +1,266 @@
+"""Hashes of everything that must have the same bits on every machine, by name: `python -m tests.training.golden` prints them.
+
+    --check   compares them with `golden.json`
+    --matrix  compares them in a process for every choice that numpy, OpenBLAS, torch and the C library leave (a minute or two)
+    --write   writes `golden.json` anew, if the whole matrix agrees
+
+When is writing them anew right? After a change that is *meant* to change these bits: another format of payloads, another
+initialisation, another rule or rounding; the change says so, and its decision record why. Never to make a test pass: a hash that
+differs in one environment only is a computation that honest peers disagree about, and a hash that changed where nobody
+meant to change it is a fork between peers of two versions.
+
+All inputs are made of integers of a SHA-256 stream. `--torch DEVICE` computes a part of them with torch as well, on that device
+(`cpu`, `cuda`): they are to be the same ones, since each operation is one that IEEE 754 rounds correctly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import dispatch
+from tests.training.replicated.support import JOB, ODD, RAGGED, SMALL, buffer, header, proposed, trainer, update
+from training.data import batch_offsets
+from training.replicated import aggregate, codec, feedback, outer, stream
+from training.replicated.init import initial_parameters
+from training.replicated.layout import CHUNK, Float32Array, layout_of
+from training.replicated.model import ReplicatedModel
+from training.replicated.schedule import inner_rate
+from training.replicated.scratch import known_update
+from training.spec import BITS, PRESETS, Compression, JobSpec, ModelSpec, Objective, Outer, Rule
+
+GOLDEN = Path(__file__).with_name("golden.json")
+ROUNDS = 4  # from the second on, error feedback, momentum and the median norm take part
+SPECS = {
+    "small": SMALL,
+    "odd": ODD,
+    "default": JobSpec(name="default", data=bytes(32)),
+    "one head": JobSpec(name="wide", data=bytes(32), seed=7, model=ModelSpec(width=32, layers=2, heads=1, kv_heads=1, hidden=40)),
+}
+MODES = (
+    *(codec.Mode(Compression.DENSE, bits, CHUNK) for bits in BITS),
+    *(codec.Mode(Compression.SPARSE, bits, keep) for bits, keep in ((1, 64), (4, 512), (8, 4))),
+)
+AGGREGATED = (MODES[0], MODES[2], MODES[4])  # dense of one bit and of four, sparse
+
+Named = Iterator[tuple[str, bytes]]
+
+
+def everything() -> dict[str, str]:
+    """Name -> SHA-256, in the order they are computed in."""
+    parts = (streams, initialisation, sampling, schedules, payloads, error_feedback, aggregates, outer_steps, models)
+    return {name: hashlib.sha256(data).hexdigest() for part in parts for name, data in part()}
+
+
+def streams() -> Named:
+    yield "stream", stream.stream(1000, "golden", b"\x00\xff", 3)
+    yield "irwin-hall", _little(stream.irwin_hall(1001, "golden"))
+    yield "scratch update", _little(known_update(JOB, 1, trainer(1), layout_of(_scratch())))
+
+
+def initialisation() -> Named:
+    for name, spec in SPECS.items():
+        yield f"initial parameters, {name}", _little(initial_parameters(spec))
+
+
+def sampling() -> Named:
+    for tokens, context, batch in ((300, 64, 5), (1_000_003, 128, 16), (2**36, 1024, 64)):
+        drawn = [
+            batch_offsets(JOB, round, trainer(number), step, batch=batch, tokens=tokens, context=context, seed=seed)
+            for round, number, step, seed in ((0, 0, 0, 0), (7, 1, 9, 0), (999_999, 2, 3, 2**40))
+        ]
+        yield f"batch offsets of {tokens} tokens", _little(np.concatenate(drawn))
+    text, context = stream.stream(5000, "text"), 64
+    offsets = batch_offsets(JOB, 3, trainer(1), 2, batch=7, tokens=len(text), context=context, seed=1)
+    taken = np.stack([np.frombuffer(text, np.uint8, context + 1, start) for start in offsets]).astype("<i8")
+    yield "sequences", taken[:, :-1].tobytes() + taken[:, 1:].tobytes()
+
+
+def schedules() -> Named:
+    shaped = replace(SMALL, warmup_rounds=7, decay_rounds=20, inner_rate_floor=0.03)
+    for name, spec in (("default", SMALL), ("with a plateau", shaped)):
+        rates = [inner_rate(spec, number) for number in range(spec.rounds)]
+        yield f"inner rates, {name}", struct.pack(f"<{len(rates)}d", *rates)
+
+
+def payloads() -> Named:
+    for mode in MODES:
+        expected = header(mode=mode)
+        for name, layout in (("ragged", RAGGED), ("small", layout_of(SMALL)), ("odd", layout_of(ODD))):
+            for number, deviation in enumerate((1e-2, 3e4, 1e-20)):
+                m = buffer(layout, "payload", number, deviation=deviation)
+                m[: layout.chunk_lengths[0]] *= np.float32(0.37 * number)  # the first chunk is zero once
+                payload = codec.encode(expected, m, layout)
+                update = codec.decode(payload, expected, layout)
+                yield f"payload of {name} at {deviation}, {_told(mode)}", payload
+                said = _little(update.dense()) + struct.pack("<d", update.norm_squared())
+                yield f"decoded {name} at {deviation}, {_told(mode)}", said
+
+
+def _told(mode: codec.Mode) -> str:
+    return f"{mode.compression} {mode.bits} bit" + (f", {mode.keep} kept" if mode.compression is Compression.SPARSE else "")
+
+
+def error_feedback() -> Named:
+    m = buffer(RAGGED, "feedback")
+    payload = codec.encode(header(), m, RAGGED)
+    for stepped, halvings in ((True, 0), (False, 0), (True, 3)):
+        digests = feedback.buffer_digest(m), hashlib.sha256(payload).digest()
+        e = feedback.feedback_after(feedback.Record(*digests, 3, stepped, halvings), m, payload, RAGGED)
+        accumulated = feedback.accumulate(e, buffer(RAGGED, "delta"), 0.95)
+        yield f"feedback, stepped {stepped}, halved {halvings}", _little(e) + _little(accumulated)
+
+
+def aggregates() -> Named:
+    for mode in AGGREGATED:
+        for count, liars in ((1, 1), (2, 1), (5, 1), (13, 4)):
+            updates = [_update(number, mode) for number in range(count)]
+            yield f"gram of {count}, {_told(mode)}", str(aggregate.gram(updates)).encode()
+            for rule in Rule:
+                aggregated = aggregate.aggregate(updates, RAGGED, rule, liars)
+                yield f"{rule} of {count}, {liars} lie, {_told(mode)}", _little(aggregated)
+
+
+def _update(number: int, mode: codec.Mode) -> codec.Update:
+    """Of different lengths, so that some are clipped and the grid is not that of any one."""
+    return update(buffer(RAGGED, "aggregate", number, deviation=0.01 * (1 + number % 5) ** 2), RAGGED, number, mode)
+
+
+def outer_steps() -> Named:
+    for kind in Outer:
+        spec = replace(SMALL, outer=kind, local_steps=1)
+        vectors = [buffer(RAGGED, "parameters", deviation=1.0)]
+        vectors += [np.zeros(RAGGED.size, dtype=np.float32) for _ in outer.slots_of(spec)]
+        powers = outer.first_powers(spec)
+        for number in range(ROUNDS):
+            powers = outer.next_powers(spec, powers)
+            step = outer.optimizer_of(spec, number, powers).step
+            step(vectors[0], vectors[1:], buffer(RAGGED, "gradient", number), True)
+        yield f"{kind} steps", b"".join(map(_little, vectors))
+
+
+def by_torch(device: str) -> dict[str, str]:
+    """Some of the same, computed with torch on a device: what a trainer loads, which sequences it reads, one outer optimizer."""
+    import torch
+
+    from training.compute.engine import windows
+
+    def on_device(array: Float32Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    def parts() -> Named:
+        for name, spec in SPECS.items():
+            yield f"initial parameters, {name}", _little((on_device(initial_parameters(spec)) * 1.0).cpu().numpy())
+        parameters, momentum = on_device(buffer(RAGGED, "parameters", deviation=1.0)), torch.zeros(RAGGED.size, device=device)
+        mu, eta = (float(np.float32(value)) for value in (SMALL.outer_momentum, SMALL.outer_rate))
+        for number in range(ROUNDS):
+            gradient = on_device(buffer(RAGGED, "gradient", number))
+            momentum = _flushed(momentum * mu + gradient)
+            parameters = parameters - _flushed((momentum * mu + gradient) * eta)
+        yield "nesterov steps", _little(parameters.cpu().numpy()) + _little(momentum.cpu().numpy())
+        tokens = np.frombuffer(stream.stream(5000, "text"), dtype=np.uint8)
+        offsets = batch_offsets(JOB, 3, trainer(1), 2, batch=7, tokens=len(tokens), context=64, seed=1)
+        yield "sequences", b"".join(_little((part.to(device) + 0).cpu().numpy()) for part in windows(tokens, offsets, 64))
+
+    return {name: hashlib.sha256(data).hexdigest() for name, data in parts()}
+
+
+def _flushed(vector: Any) -> Any:
+    return vector.where(vector.abs() >= float(outer.LEAST), 0.0)
+
+
+def models() -> Named:
+    for name, preset in PRESETS.items():
+        yield from _model(name, replace(SMALL, **preset))
+    yield from _model("scratch", _scratch())
+
+
+def _scratch() -> JobSpec:
+    return JobSpec(name="scratch", objective=Objective.SCRATCH, rounds=ROUNDS)
+
+
+def _model(name: str, spec: JobSpec) -> Named:
+    """The model root after several rounds of five trainers, and the vectors' own: the root also covers the specification."""
+    model = ReplicatedModel.initial(JOB, spec)
+    sent: dict[bytes, tuple[Float32Array | None, bytes | None]] = {}
+    for number in range(ROUNDS):
+        items = []
+        for key in map(trainer, range(5)):
+            e = feedback.feedback_after(model.records.get(key), *sent.get(key, (None, None)), model.layout)
+            m = feedback.accumulate(e, buffer(model.layout, "golden", number, key), spec.feedback_decay)
+            items.append(proposed(model, key, m))
+            sent[key] = m, items[-1].payload
+        model = model.apply(items, {})
+    yield f"vectors after {ROUNDS} rounds, {name}", b"".join(map(_little, model.vectors.values()))
+    yield f"model root after {ROUNDS} rounds, {name}", model.root
+
+
+def _little(array: np.ndarray) -> bytes:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+# Comparing -----------------------------------------------------------------------------------------------------------
+
+
+def expected() -> dict[str, str]:
+    golden: dict[str, str] = json.loads(GOLDEN.read_text())
+    return golden
+
+
+def differences(found: dict[str, str], wanted: dict[str, str]) -> list[str]:
+    return [name for name in (*wanted, *(found.keys() - wanted.keys())) if found.get(name) != wanted.get(name)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="tests.training.golden", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group()
+    for option in ("check", "matrix", "write"):
+        what.add_argument(f"--{option}", action="store_true")
+    parser.add_argument("--torch", metavar="DEVICE")
+    options = parser.parse_args()
+    if options.matrix:
+        return 1 if compare_matrix(expected()) else 0
+    hashes = everything()
+    if options.write:
+        return write(hashes)
+    computed = by_torch(options.torch) if options.torch else {}
+    if options.check:
+        wrong = differences(hashes, expected()) + [f"torch: {name}" for name in computed if computed[name] != hashes[name]]
+        print("\n".join(wrong) or f"{len(hashes)} hashes are as they must be, {len(computed)} of them also with torch")
+        return 1 if wrong else 0
+    print(json.dumps({"seen": dispatch.seen(), "hashes": hashes, "torch": computed}))
+    return 0
+
+
+def write(hashes: dict[str, str]) -> int:
+    if compare_matrix(hashes):
+        print(f"{GOLDEN} is left as it is: a computation that depends on the machine is to be mended first", file=sys.stderr)
+        return 1
+    GOLDEN.write_text(json.dumps(hashes, indent=1) + "\n")
+    return 0
+
+
+def compare_matrix(wanted: dict[str, str]) -> int:
+    """How many environments give other hashes; says which, and what each computed with."""
+    failed = 0
+    for environment in dispatch.matrix():
+        found = dispatch.last_json(environment.run("tests.training.golden", "--torch", "cpu"))
+        wrong = differences(found["hashes"], wanted) + [f"torch: {n}" for n, hash in found["torch"].items() if hash != wanted[n]]
+        failed += bool(wrong)
+        print(f"{'DIFFERS' if wrong else 'same':8}{environment.name}: {found['seen']}", *wrong, sep="\n        ", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

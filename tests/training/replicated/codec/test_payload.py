@@ -1,0 +1,316 @@
+"""Buffers to payloads and back, against a second implementation made from docs/codec.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from tests.training.replicated.codec import reference
+from tests.training.replicated.codec.samples import LAYOUTS, MODES, TOY, changed, chunks_of, fields_of, name_of, toy_buffers
+from tests.training.replicated.support import RAGGED, buffer, header
+from training.replicated import codec
+from training.replicated.codec import Mode, payload_bytes_max
+from training.replicated.layout import Float32Array, Layout
+
+HEADER_BYTES = 118
+modes = st.sampled_from(MODES)
+each_mode = pytest.mark.parametrize("mode", MODES, ids=name_of)
+
+
+def read_both(payload: bytes, layout: Layout) -> codec.Update | None:
+    """The update, if both implementations read it alike; None if both refuse."""
+    try:
+        said = reference.read(payload, layout.chunk_lengths.tolist())
+    except reference.Malformed:
+        said = None
+    try:
+        update = codec.read(payload, layout)
+    except RemoteProtocolError as error:
+        assert error.reason == "malformed" and said is None
+        return None
+    assert said is not None
+    assert said.values() == [Fraction(float(x)) for x in update.dense()]
+    return update
+
+
+def refused(payload: bytes, mode: Mode, layout: Layout = RAGGED) -> bool:
+    with pytest.raises(RemoteProtocolError) as caught:
+        codec.decode(payload, header(0, mode), layout)
+    return caught.value.reason == "malformed" and read_both(payload, layout) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(toy_buffers, modes)
+def test_a_payload_is_the_one_that_the_page_prescribes(m: Float32Array, mode: Mode) -> None:
+    said = reference.said_of(fields_of(header(0, mode)), m.tolist(), TOY.chunk_lengths.tolist())
+    assert codec.encode(header(0, mode), m, TOY) == reference.write(said)
+
+
+@each_mode
+def test_a_payload_of_whole_and_ragged_chunks_is_the_one_that_the_page_prescribes(mode: Mode) -> None:
+    m = buffer(RAGGED, "reference", mode.bits)
+    said = reference.said_of(fields_of(header(0, mode)), m.tolist(), RAGGED.chunk_lengths.tolist())
+    assert codec.encode(header(0, mode), m, RAGGED) == reference.write(said)
+
+
+@settings(deadline=None)
+@given(toy_buffers, modes)
+def test_an_update_encodes_to_the_payload_it_was_decoded_from(m: Float32Array, mode: Mode) -> None:
+    payload = codec.encode(header(0, mode), m, TOY)
+    update = read_both(payload, TOY)
+    assert update is not None and update.encode() == payload and update.header == header(0, mode)
+
+
+@settings(deadline=None)
+@given(toy_buffers, modes)
+def test_the_norm_is_exact(m: Float32Array, mode: Mode) -> None:
+    update = codec.read(codec.encode(header(0, mode), m, TOY), TOY)
+    assert update.norm_squared() == float(sum(Fraction(float(x)) ** 2 for x in update.dense()))
+
+
+@each_mode
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_entries_say_every_element_once_and_in_order(mode: Mode, layout: Layout) -> None:
+    update = codec.read(codec.encode(header(0, mode), buffer(layout, "entries"), layout), layout)
+    dense, scales = update.dense().astype(np.float64), update.scales * 2.0**update.exponent
+    for block in layout.blocks:
+        entries, said = update.entries(block), np.zeros(block.size)
+        assert entries.levels.dtype == np.int8 and np.abs(entries.levels.astype(int)).max() <= codec.LEVEL_MAX
+        if entries.positions is None:
+            assert entries.chunks is None and not mode.sparse
+            said[:] = entries.levels * np.repeat(scales[block.chunks], layout.chunk_lengths[block.chunks])
+        else:
+            assert entries.positions.dtype == np.int32 and np.all(np.diff(entries.positions) > 0)
+            said[entries.positions] = entries.levels * scales[entries.chunks]
+        assert np.array_equal(said, dense[block.elements])
+
+
+@each_mode
+def test_a_block_with_other_scales_keeps_its_levels(mode: Mode) -> None:
+    update = codec.read(codec.encode(header(0, mode), buffer(RAGGED, "signed"), RAGGED), RAGGED)
+    dense = update.dense()
+    for kind in (np.int32, np.int64, np.float32):
+        rows = [update.signed(block, (3 * update.scales).astype(kind)) for block in RAGGED.blocks]
+        assert all(row.dtype == kind for row in rows)
+        assert np.array_equal(np.concatenate(rows), (3 * dense / np.float32(2.0**update.exponent)).astype(kind))
+
+
+@each_mode
+def test_scales_and_levels_keep_to_the_bounds_that_others_rely_on(mode: Mode) -> None:
+    update = codec.read(codec.encode(header(0, mode), buffer(RAGGED, "bounds"), RAGGED), RAGGED)
+    assert update.scales.dtype == np.int64 and int(update.scales.max()).bit_length() == codec.SCALE_BITS
+    assert codec.EXPONENT_MIN <= update.exponent <= codec.EXPONENT_MAX
+
+
+# One form ------------------------------------------------------------------------------------------------------------
+
+
+def mutated(payload: bytes, data: st.DataObject) -> bytes:
+    """A few bytes or bits changed, where that is most telling; or another length."""
+    result = bytearray(payload)
+    body = HEADER_BYTES - 1
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.one_of(st.integers(0, 3), st.integers(body, len(payload) - 1), st.integers(-3, -1))) % len(result)
+        result[at] = data.draw(
+            st.one_of(st.integers(0, 255), st.sampled_from([0, 128, 240, 255, result[at] ^ 1, result[at] ^ 128]))
+        )
+    if data.draw(st.booleans()) and len(result) > 1:
+        at = data.draw(st.integers(body, len(payload) - 1))
+        result[at] ^= 1 << data.draw(st.integers(0, 7))
+    del result[len(result) - data.draw(st.sampled_from([0, 0, 0, 0, 1, 2, 30])) :]
+    return bytes(result) + data.draw(st.sampled_from([b"", b"", b"", b"", b"\0", b"\1", b"\x80"]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(toy_buffers, modes, st.data())
+def test_mutated_bytes_are_refused_or_canonical(m: Float32Array, mode: Mode, data: st.DataObject) -> None:
+    payload = mutated(codec.encode(header(0, mode), m, TOY), data)
+    update = read_both(payload, TOY)
+    assert update is None or update.encode() == payload
+
+
+@settings(max_examples=300, deadline=None)
+@given(modes, st.data())
+def test_two_payloads_never_say_the_same(mode: Mode, data: st.DataObject) -> None:
+    """Whatever is accepted: levels with a common divisor, supports with zeros or another scale are refused."""
+    compression, bits, keep, *rest = fields_of(header(0, mode))
+    codes = data.draw(st.lists(st.sampled_from([0, 1, 16, 224, 239, 240, 241, 255]), min_size=4, max_size=4))
+    counts = [reference.kept(int(length), keep) for length in TOY.chunk_lengths]
+    levels = st.sampled_from([level for level in range(-128, 128) if bits == 8 or level % 2])
+    supports = [sorted(data.draw(st.permutations(range(int(n))))[:k]) for n, k in zip(TOY.chunk_lengths, counts, strict=True)]
+    said = reference.Said(
+        TOY.chunk_lengths.tolist(),
+        (compression, bits, keep, *rest),
+        data.draw(st.sampled_from([-84, -83, 0, 12])),
+        codes,
+        [support if code else [] for support, code in zip(supports, codes, strict=True)],
+        [[data.draw(levels) for _ in support] if code else [] for support, code in zip(supports, codes, strict=True)],
+    )
+    try:
+        payload = reference.write(said)
+    except ValueError:  # a level that this mode has no form for
+        return
+    update = read_both(payload, TOY)
+    if update is not None:
+        again = seen.setdefault((name_of(mode), update.dense().tobytes()), payload)
+        assert again == payload
+
+
+seen: dict[tuple[str, bytes], bytes] = {}
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=2 * HEADER_BYTES))
+def test_garbage_is_refused(garbage: bytes) -> None:
+    assert all(refused(garbage, MODES[0], layout) for layout in LAYOUTS.values())
+
+
+@each_mode
+def test_trailing_and_missing_bytes_are_refused(mode: Mode) -> None:
+    payload = codec.encode(header(0, mode), buffer(RAGGED, "trailing"), RAGGED)
+    for other in (payload + b"\0", payload + b"\1", payload + bytes(4096), payload[:-1], payload[:HEADER_BYTES], b""):
+        assert refused(other, mode)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_padding_of_a_dense_chunk_is_refused(bits: int) -> None:
+    mode = next(mode for mode in MODES if not mode.sparse and mode.bits == bits)
+    payload = codec.encode(header(0, mode), buffer(TOY, "padding"), TOY)
+    last = HEADER_BYTES + len(TOY.chunk_lengths) + -(-3 * bits // 8) - 1  # of the first chunk, which has three elements
+    with pytest.raises(RemoteProtocolError, match="padding"):
+        codec.read(changed(payload, last, bytes([payload[last] | 1])), TOY)
+
+
+@each_mode
+def test_an_update_of_zeros_has_one_form(mode: Mode) -> None:
+    zero = codec.encode(header(0, mode), np.zeros(RAGGED.size, dtype=np.float32), RAGGED)
+    assert not codec.decode(zero, header(0, mode), RAGGED).dense().any()
+    for nothing in (-0.0, -1e-40, 1e-30):
+        assert codec.encode(header(0, mode), np.full(RAGGED.size, nothing, dtype=np.float32), RAGGED) == zero
+    assert refused(changed(zero, HEADER_BYTES - 1, b"\0"), mode)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(0, 2), (1, 0), (1, 3), (2, 0), (2, 3), (2, 16), (HEADER_BYTES - 1, 13), (HEADER_BYTES - 1, 256 - 85)],
+)
+@each_mode
+def test_another_version_mode_or_exponent_out_of_range_is_refused(mode: Mode, at: int, value: int) -> None:
+    payload = codec.encode(header(0, mode), buffer(TOY, "version"), TOY)
+    assert refused(changed(payload, at, bytes([value])), mode, TOY)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 4095, 4097, 65535])
+def test_a_dense_payload_keeps_all_and_a_sparse_one_at_least_four_of_a_chunk(keep: int) -> None:
+    for mode in (MODES[0], MODES[4]):
+        payload = codec.encode(header(0, mode), buffer(TOY, "keep"), TOY)
+        assert (mode.sparse and keep == 4095) or refused(changed(payload, 3, keep.to_bytes(2, "little")), mode, TOY)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("job", b"x" * 32), ("round", 4), ("trainer", b"x" * 32), ("base", b"x" * 32), ("local_steps", 16), ("batch", 7)],
+)
+def test_another_header_is_refused(field: str, value: object) -> None:
+    payload = codec.encode(header(), buffer(TOY, "header"), TOY)
+    with pytest.raises(RemoteProtocolError, match="header"):
+        codec.decode(payload, dataclasses.replace(header(), **{field: value}), TOY)  # type: ignore[arg-type]
+
+
+def test_a_payload_in_another_mode_is_refused() -> None:
+    for mode in MODES[1:]:
+        payload = codec.encode(header(0, mode), buffer(TOY, "mode"), TOY)
+        with pytest.raises(RemoteProtocolError, match="mode"):
+            codec.decode(payload, header(0, MODES[0]), TOY)
+
+
+# What is encoded -----------------------------------------------------------------------------------------------------
+
+
+@each_mode
+def test_levels_are_within_half_a_step_of_what_they_stand_for(mode: Mode) -> None:
+    """But for what lies beyond the scale's range, which is cut off."""
+    m = buffer(RAGGED, "steps")
+    update = codec.read(codec.encode(header(0, mode), m, RAGGED), RAGGED)
+    dense, top = update.dense(), {1: 1, 2: 3, 4: 15, 8: 127}[mode.bits]
+    steps = np.repeat(update.scales * 2.0**update.exponent, RAGGED.chunk_lengths)
+    said = dense != 0
+    inside = said & (np.abs(m) < top * steps) & (mode.bits > 1)
+    half = 0.5 if mode.bits == 8 else 1.0  # a step lies between neighbouring levels, which are two scales apart below 8 bits
+    assert np.all(np.abs(dense - m)[inside] <= half * steps[inside] * (1 + 1e-6))
+    assert np.all(np.abs(dense)[said & ~inside] <= np.maximum(np.abs(m), top * steps)[said & ~inside] * (1 + 1e-6))
+    assert np.array_equal(np.signbit(dense)[said], np.signbit(m)[said])
+
+
+@settings(deadline=None)
+@given(toy_buffers, modes)
+def test_what_a_payload_does_not_say_is_left_over_exactly(m: Float32Array, mode: Mode) -> None:
+    """Error feedback: e = m − decoded, in float32, loses nothing but that subtraction's rounding."""
+    dense = codec.read(codec.encode(header(0, mode), m, TOY), TOY).dense()
+    exact = [Fraction(float(a)) - Fraction(float(b)) for a, b in zip(m, dense, strict=True)]
+    assert [np.float32(float(x)) for x in exact] == list(m - dense)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.sparse], ids=name_of)
+def test_a_sparse_payload_says_the_largest_and_of_equals_the_first(mode: Mode) -> None:
+    m = np.round(buffer(RAGGED, "ties", deviation=2.0)).astype(np.float32) + np.float32(0)
+    update = codec.read(codec.encode(header(0, mode), m, RAGGED), RAGGED)
+    for chunk, decoded in zip(chunks_of(m, RAGGED), chunks_of(update.dense(), RAGGED), strict=True):
+        count = max(1, len(chunk) * mode.keep // 4096)
+        assert np.flatnonzero(decoded).tolist() == sorted(np.argsort(-np.abs(chunk), kind="stable")[:count].tolist())
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
+@each_mode
+def test_a_buffer_without_an_encoding_is_our_own_mistake(mode: Mode, poison: float) -> None:
+    m = np.full(RAGGED.size, poison, dtype=np.float32)
+    with pytest.raises(LocalProtocolError):
+        codec.encode(header(0, mode), m, RAGGED)
+
+
+def test_a_buffer_of_another_shape_or_type_is_our_own_mistake() -> None:
+    for m in (np.zeros(5, dtype=np.float32), np.zeros(RAGGED.size)):
+        with pytest.raises(LocalProtocolError, match="does not fit"):
+            codec.encode(header(), m, RAGGED)  # type: ignore[arg-type]
+
+
+# Golden hashes -------------------------------------------------------------------------------------------------------
+
+GOLDEN = {
+    "dense-1-4096": "b1c888d8c9c5049c8ba6c46231e26204be1869982d06ceb7702081b47a0294a7",
+    "dense-2-4096": "37478c7ea40ea2d9c842b6b0f21b2856405a00c2c1d240e7eed2dfe2f561bb1f",
+    "dense-4-4096": "572ea296d80d266f1bc9c92a22a9c2934a85c0b3bc5255ab323dbf470f15d89b",
+    "dense-8-4096": "69789ee34fa00648978ebd87bbc8af58867a6b78629ca576bd0eaa4fe1d3254e",
+    "sparse-1-64": "1b556db6e8d1e292adc8efc90ee64402701f5f3022b3214966c0929642d6dc33",
+    "sparse-1-2048": "f1f686e13ac2552d08ba79597759e6fe5798242e6b3dcfeb9b01419cfae8a18f",
+    "sparse-2-64": "27a71dbbb38fe0aed4c2b139dfda7ab4f401134fcb16fd538f8dfd92da5aa734",
+    "sparse-2-2048": "60e66cacceac1d044b90fe73ccb837359209975bb231c1fb00e3de7a9cfadad5",
+    "sparse-4-64": "4007382aa20d960fe40a04934967fb90fd61429130dc064086f971d3f9df5742",
+    "sparse-4-2048": "6e85365b5b6142ad0848cd669b3a0d1f00603b3360a31b5e55844b298d30af3e",
+    "sparse-8-64": "51a460a62981c1bef8fe99874e5657a9c91df871bcaf654d415a3e7ca9399b51",
+    "sparse-8-2048": "d910220a25a0f7ce3d8293eb03e9a632eedbccb1199278ca239893dca884b361",
+    "sparse-1-4": "d2a0e313ab5c90260c784f8723692a98afe4e803afdfa72d67576104397bdafd",
+    "sparse-1-5": "8881d464afbe1c686015cfaa4f641a3bb4238bf8dd8c199863a12105f26f37bd",
+    "sparse-1-1000": "6e9f6b63ef527c13484471279bd469ea3b702743d7acb7bee8aaa6f3c1c19651",
+    "sparse-1-3000": "06dbae600c30cc22ba7a505372f973916b26c1e19b4b47dd8e39f54daf006a7b",
+    "sparse-1-4096": "b5695c5bbfc649c5b6e1272abd15381efa5017b1a77abdda6ab36dcb2f1b3909",
+}
+
+
+@each_mode
+def test_payloads_have_their_golden_hashes(mode: Mode) -> None:
+    """Of buffers made from integers, so that a change of any bit on any machine is seen."""
+    digest = hashlib.sha256()
+    for number, deviation in enumerate((1e-2, 3e4, 1e-20)):
+        m = buffer(RAGGED, "payload", number, deviation=deviation)
+        payload = codec.encode(header(0, mode), m, RAGGED)
+        assert len(payload) <= payload_bytes_max(RAGGED, mode)
+        digest.update(payload + codec.read(payload, RAGGED).dense().astype("<f4").tobytes())
+    assert digest.hexdigest() == GOLDEN[name_of(mode)]

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.errors import RemoteProtocolError, UserError
+from training import data, shards
+from training.spec import JobSpec, ModelSpec
+from training.tokenizer import ByteTokenizer, train_bpe
+
+TOKENS = np.arange(3_000) * 7 % 256
+SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32))
+
+
+def write(folder: Path, name: str, tokens: Any) -> None:
+    (folder / name).write_bytes(np.asarray(tokens, dtype="<u2").tobytes())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two shards of bytes as tokens, with the manifest that `peer shards` prints."""
+    made = tmp_path / "tokens"
+    made.mkdir()
+    write(made, "000.bin", TOKENS[:2_000])
+    write(made, "001.bin", TOKENS[2_000:])
+    (made / "manifest.json").write_text(shards.describe(made))
+    return made
+
+
+def changed(folder: Path, **fields: Any) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_the_manifest_names_every_shard_by_hash_and_size(folder: Path) -> None:
+    assert json.loads(shards.describe(folder)) == {
+        "format": "folkmoot-tokens/1",
+        "vocabulary": 256,
+        "tokenizer": None,
+        "shards": [
+            {"file": name, "tokens": count, "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest()}
+            for name, count in (("000.bin", 2_000), ("001.bin", 1_000))
+        ],
+    }
+
+
+def test_shards_travel_as_blobs_and_are_mapped_as_the_tokens_they_were(folder: Path, tmp_path: Path) -> None:
+    opened, blobs = shards.open_folder(folder), {}
+
+    def keep(shard: bytes) -> None:
+        blobs[hashlib.sha256(shard).digest()] = shard
+
+    manifest = data.split(opened.pieces(), keep, tokenized=True)
+    assert manifest.tokenized and data.Manifest.decode(manifest.encode()) == manifest
+    data.assemble(manifest, blobs.__getitem__, tmp_path / "assembled")
+    tokens = data.open_tokens(SPEC, tmp_path / "assembled", ByteTokenizer(), tokenized=True)
+    assert tokens.train.tolist() == TOKENS[:2_700].tolist() and tokens.held_out.tolist() == TOKENS[2_700:].tolist()
+    assert isinstance(tokens.train, np.memmap)
+
+
+def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> None:
+    tokenizer = train_bpe([b"some text, some more text, and text again " * 20], 270)
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    (folder / "manifest.json").write_text(shards.describe(folder))
+    opened = shards.open_folder(folder)
+    assert opened.tokenizer == tokenizer and opened.vocabulary == 270
+    (folder / "tokenizer.json").write_bytes(tokenizer + b" ")
+    with pytest.raises(UserError, match=r"is not the tokenizer that manifest.json names"):
+        shards.open_folder(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer.json cannot be read .* put it there"):
+        shards.open_folder(folder)
+
+
+def read(folder: Path) -> int:
+    return sum(map(len, shards.open_folder(folder).pieces()))
+
+
+def test_a_shard_with_another_hash_is_named_with_what_to_do(folder: Path) -> None:
+    write(folder, "001.bin", TOKENS[1_000:2_000])
+    with pytest.raises(UserError, match=r"001.bin holds 1000 tokens with SHA-256 .* get the shard again, or make a manifest"):
+        read(folder)
+
+
+def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
+    (folder / "001.bin").unlink()
+    with pytest.raises(UserError, match=r"001.bin is missing: manifest.json beside it lists it"):
+        read(folder)
+
+
+def test_half_a_token_is_named(folder: Path) -> None:
+    with (folder / "000.bin").open("ab") as stream:
+        stream.write(b"x")
+    with pytest.raises(UserError, match=r"000.bin has an odd number of bytes"):
+        read(folder)
+
+
+def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder: Path, tmp_path: Path) -> None:
+    write(folder, "001.bin", [5, 256, 7])
+    with pytest.raises(UserError, match=r"token 256 at position 1 of .*001.bin is beyond the vocabulary of 256"):
+        shards.describe(folder)
+    with pytest.raises(UserError, match=r"token 256 at position 1 of .*001.bin"):
+        read(folder)
+    with pytest.raises(UserError, match=r"token 256 at position 1 of .*001.bin"):
+        data.open_tokens(SPEC, folder / "001.bin", ByteTokenizer(), tokenized=True)
+
+
+def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
+    write(tmp_path, "all.bin", [65_535] * 2_000)
+    shards.require_known_tokens(tmp_path / "all.bin", 65_536, lambda: None)
+    with pytest.raises(UserError, match="token 65535 at position 0"):
+        shards.require_known_tokens(tmp_path / "all.bin", 65_535, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"format": "other"}, 'has no "format": "folkmoot-tokens/1"'),
+        ({"vocabulary": 0}, r"vocabulary must be a number in 1..65536, is 0"),
+        ({"vocabulary": 300}, "without a tokenizer the vocabulary is 256, not 300"),
+        ({"shards": []}, "lists no shards"),
+        ({"shards": ["000.bin"]}, "every shard must be like"),
+        ({"shards": [{"file": "../000.bin", "tokens": 1, "sha256": "0" * 64}]}, "'../000.bin' is no name of a file beside it"),
+        ({"shards": [{"file": "000.bin", "tokens": 1, "sha256": "xyz"}]}, "not 64 hexadecimal digits"),
+        ({"shards": [{"file": "000.bin", "tokens": True, "sha256": "0" * 64}]}, "tokens must be a number"),
+    ],
+    ids=str,
+)
+def test_a_manifest_that_cannot_be_is_told_with_its_value(folder: Path, fields: dict[str, Any], words: str) -> None:
+    changed(folder, **fields)
+    with pytest.raises(UserError, match=words):
+        shards.open_folder(folder)
+
+
+def test_what_is_no_manifest_is_told(folder: Path, tmp_path: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        shards.open_folder(folder)
+    with pytest.raises(UserError, match=r"no .bin file in folder"):
+        shards.describe(tmp_path)
+    assert not shards.is_token_folder(tmp_path) and shards.is_token_folder(folder)
+
+
+def test_too_few_tokens_and_half_a_token_from_strangers_are_refused(folder: Path) -> None:
+    write(folder, "few.bin", [1] * 30)
+    with pytest.raises(UserError, match="the training part is 27 tokens, context 32 needs one more"):
+        data.open_tokens(SPEC, folder / "few.bin", ByteTokenizer(), tokenized=True)
+    with pytest.raises(RemoteProtocolError, match="3 bytes of 16-bit tokens"):
+        data.Manifest.decode(replace(data.Manifest(2, bytes(32), (bytes(32),), True), size=3).encode())

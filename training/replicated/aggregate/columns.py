@@ -1,0 +1,69 @@
+"""What a round's updates say of one block: a matrix of levels, one row per update, one column per element that any of them says.
+
+Updates that say every element have every element as a column. Sparse ones have the union of their supports, so that everything
+after this costs what they say and not what the model is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from training.replicated.codec import Entries, Update
+from training.replicated.codec.levels import TOP
+from training.replicated.layout import CHUNK, Block, Float32Array
+
+Row = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    levels: tuple[npt.NDArray[np.int8], ...]  # of each update, (columns,); 0 where it says nothing
+    counts: npt.NDArray[np.int64]  # columns of each of the block's chunks
+    positions: npt.NDArray[np.int64] | None  # in the block, ascending; None: every element is a column
+
+    def scaled(self, row: int, scales: npt.NDArray[np.int32]) -> Row:
+        """One update's elements, with these scales of the block's chunks."""
+        values = np.repeat(scales, self.counts)
+        values *= self.levels[row]
+        return values
+
+    def spread(self, values: npt.NDArray[np.float64], block: Block) -> Float32Array:
+        """The block with `values` in its columns and zero elsewhere."""
+        if self.positions is None:
+            return values.astype(np.float32)
+        spread = np.zeros(block.size, dtype=np.float32)
+        spread[self.positions] = values
+        return spread
+
+
+def level_max(update: Update) -> int:
+    """The largest level that its mode has."""
+    return TOP[update.header.mode.bits]
+
+
+def columns_of(updates: Sequence[Update], block: Block) -> Columns:
+    entries = [update.entries(block) for update in updates]
+    if any(said.positions is None for said in entries):
+        counts = updates[0].layout.chunk_lengths[block.chunks]
+        return Columns(tuple(said.levels for said in entries), counts, None)
+    return _union(entries, block)
+
+
+def _union(entries: Sequence[Entries], block: Block) -> Columns:
+    any_says = np.zeros(block.size, dtype=bool)
+    for said in entries:
+        any_says[said.positions] = True
+    positions = np.flatnonzero(any_says)
+    column_of = np.empty(block.size, dtype=np.int32)  # is read only where it was written
+    column_of[positions] = np.arange(len(positions), dtype=np.int32)
+    levels = []
+    for said in entries:
+        row = np.zeros(len(positions), dtype=np.int8)
+        row[column_of[said.positions]] = said.levels
+        levels.append(row)
+    counts = np.bincount(positions // CHUNK, minlength=block.chunks.stop - block.chunks.start)
+    return Columns(tuple(levels), counts, positions)

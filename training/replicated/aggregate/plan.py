@@ -1,0 +1,111 @@
+"""All that is decided about a round's updates before any coordinate is looked at, and how it is then done block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.limits import TRAINERS_MAX
+from training.replicated.aggregate.columns import Row, columns_of, level_max
+from training.replicated.aggregate.rules import FACTOR_BITS, Combination
+from training.replicated.aggregate.selection import middle
+from training.replicated.codec import LEVEL_MAX, SCALE_BITS, Update
+from training.replicated.layout import Block, Float32Array
+from training.replicated.outer import LEAST
+
+SUM_BITS: Final = 30  # of the sums of elements over a round's updates, so that rounding up still leaves them inside an int32
+GRID_BITS_MIN: Final = 22  # of the largest element of a round where mixed updates are added in 32 bits, else in 64
+GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `outer.LEAST`, and nothing derived is subnormal
+COLUMNS: Final = 1 << 14  # worked on at once: two dozen rows of 64 KiB stay in the caches
+
+# Rounding up a scale adds half a level to each element.
+assert (1 << SUM_BITS) + max(TRAINERS_MAX, 1 << SUM_BITS - GRID_BITS_MIN) * LEVEL_MAX < 1 << 31
+assert SUM_BITS - TRAINERS_MAX.bit_length() >= GRID_BITS_MIN
+assert SCALE_BITS + FACTOR_BITS < 63
+assert 2.0**GRID_EXPONENT_MIN / TRAINERS_MAX**2 >= LEAST
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """`values` streams over blocks. Memory: one block of every update."""
+
+    updates: tuple[Update, ...]  # ascending by trainer: the result does not depend on the order they came in
+    scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks with its factor, in units of 2^exponent
+    exponent: int
+    outsiders: tuple[tuple[int, ...], ...]  # for each update those that it is not mixed with; empty: nothing is mixed
+    trimmed: int  # largest and smallest values of each coordinate that are dropped
+    divisor: int
+    sums: type[np.signedinteger[Any]]  # of the last sum: int32 where it fits
+
+    def values(self, block: Block) -> Float32Array:
+        """The aggregate over one block."""
+        columns = columns_of(self.updates, block)
+        rows = [columns.scaled(row, scales[block.chunks]) for row, scales in enumerate(self.scales)]
+        mean = np.empty(len(rows[0]))
+        for start in range(0, len(mean), COLUMNS):
+            part = slice(start, start + COLUMNS)
+            mean[part] = self._combined([row[part] for row in rows])
+        mean /= self.divisor * 2.0**-self.exponent  # which is exact: the one rounding but for that to float32
+        return columns.spread(mean, block)
+
+    def _combined(self, rows: list[Row]) -> npt.NDArray[np.signedinteger[Any]]:
+        if self.outsiders:
+            rows = self._mix(rows)
+        if self.trimmed:
+            rows = middle(rows, self.trimmed)
+        return _total(rows, self.sums)
+
+    def _mix(self, rows: list[Row]) -> list[Row]:
+        """Sums over every update's neighbours: the sum over all, less its outsiders."""
+        total = _total(rows, np.int32)
+        mixed = []
+        for outsiders in self.outsiders:
+            left = total - rows[outsiders[0]]
+            for outsider in outsiders[1:]:
+                left -= rows[outsider]
+            mixed.append(left)
+        return mixed
+
+
+def _total(rows: Sequence[Row], dtype: type[np.signedinteger[Any]]) -> npt.NDArray[np.signedinteger[Any]]:
+    total = rows[0].astype(dtype)
+    for row in rows[1:]:
+        total += row
+    return total
+
+
+def onto_grid(updates: Sequence[Update], combination: Combination) -> Plan:
+    """All scales with their factors as integers in one unit, rounded half up."""
+    chosen = [i for i in range(len(updates)) if combination.factors[i] or combination.by_coordinate] or [0]
+    updates, factors = tuple(updates[i] for i in chosen), [combination.factors[i] for i in chosen]
+    least = min(update.exponent for update in updates)
+    largest = [int(u.scales.max()) * factor << u.exponent - least for u, factor in zip(updates, factors, strict=True)]
+    bound, sums = _largest_sum(largest, combination)
+    excess = max(0, (bound * level_max(updates[0])).bit_length() - SUM_BITS)
+    exponent = max(GRID_EXPONENT_MIN, least - FACTOR_BITS + excess)
+    scales = tuple(_rescale(update, factor, exponent) for update, factor in zip(updates, factors, strict=True))
+    return Plan(updates, scales, exponent, combination.outsiders, combination.trimmed, combination.divisor, sums)
+
+
+def _largest_sum(largest: list[int], combination: Combination) -> tuple[int, type[np.signedinteger[Any]]]:
+    """What no sum of elements exceeds, in units of the largest of each update; and the integers that the last sum needs."""
+    if not combination.outsiders:
+        return sum(largest), np.int32
+    summed = max(len(largest), combination.divisor)
+    if summed <= 1 << SUM_BITS - GRID_BITS_MIN:
+        return summed * max(largest), np.int32
+    return len(largest) * max(largest), np.int64  # of the mixed ones, which are still int32
+
+
+def _rescale(update: Update, factor: int, exponent: int) -> npt.NDArray[np.int32]:
+    scaled = update.scales * factor
+    shift = exponent + FACTOR_BITS - update.exponent
+    if shift > 62 or not scaled.any():  # below half a unit: wider shifts are undefined
+        return np.zeros(len(scaled), dtype=np.int32)
+    if shift <= 0:
+        return (scaled << -shift).astype(np.int32)
+    return ((scaled + (1 << shift - 1)) >> shift).astype(np.int32)

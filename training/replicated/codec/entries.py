@@ -1,0 +1,22 @@
+"""What an update says of one block of elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from training.replicated.codec.levels import Levels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """Element `positions[i]` of the block is `levels[i]` times the scale of chunk `chunks[i]`; all others are zero.
+
+    Levels in a chunk of scale zero mean nothing.
+    """
+
+    positions: npt.NDArray[np.int32] | None  # ascending, counted from the block's first element; None: every element
+    levels: Levels
+    chunks: npt.NDArray[np.int64] | None  # counted over the whole update; None: as the layout has them

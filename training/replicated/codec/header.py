@@ -1,0 +1,76 @@
+"""What a payload begins with: what it says (its mode), and what it says it of (job, round, trainer, model)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import RemoteProtocolError
+from training.replicated.layout import CHUNK
+from training.spec import BITS, KEEP_MAX, KEEP_MIN, Compression, JobSpec
+
+VERSION: Final = 1
+_CODES: Final = {Compression.DENSE: 1, Compression.SPARSE: 2}
+_COMPRESSIONS: Final = {code: compression for compression, code in _CODES.items()}
+_STRUCT: Final = struct.Struct("<BBBH32sQ32s32sIIb")
+HEADER_BYTES: Final = _STRUCT.size
+
+assert HEADER_BYTES == 118 and KEEP_MAX == CHUNK
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    compression: Compression
+    bits: int  # of one level: 1, 2, 4 or 8
+    keep: int  # elements of a chunk of 4096 that are said; all of them in a dense payload
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Mode:
+        return cls(spec.compression, spec.bits, spec.keep if spec.compression is Compression.SPARSE else CHUNK)
+
+    @property
+    def sparse(self) -> bool:
+        return self.compression is Compression.SPARSE
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    job: bytes
+    round: int
+    trainer: bytes
+    base: bytes  # root of the model it was computed on
+    local_steps: int
+    batch: int
+    mode: Mode
+
+    @classmethod
+    def of(cls, spec: JobSpec, job: bytes, round: int, trainer: bytes, base: bytes) -> Header:
+        return cls(job, round, trainer, base, spec.local_steps, spec.batch, Mode.of(spec))
+
+    def pack(self, exponent: int) -> bytes:
+        mode = (_CODES[self.mode.compression], self.mode.bits, self.mode.keep)
+        return _STRUCT.pack(VERSION, *mode, self.job, self.round, self.trainer, self.base, self.local_steps, self.batch, exponent)
+
+
+def unpack(payload: bytes) -> tuple[Header, int]:
+    """The header and the exponent that `payload` begins with."""
+    if len(payload) < HEADER_BYTES:
+        raise malformed(f"{len(payload)} bytes are less than a header")
+    version, compression, bits, keep, *fields, exponent = _STRUCT.unpack_from(payload)
+    if version != VERSION:
+        raise malformed(f"version {version}")
+    return Header(*(*fields, _mode(compression, bits, keep))), exponent
+
+
+def _mode(compression: int, bits: int, keep: int) -> Mode:
+    if compression not in _COMPRESSIONS or bits not in BITS:
+        raise malformed(f"compression {compression} with {bits} bits")
+    mode = Mode(_COMPRESSIONS[compression], bits, keep)
+    if not (KEEP_MIN if mode.sparse else CHUNK) <= keep <= CHUNK:
+        raise malformed(f"{keep} elements of a chunk are kept")
+    return mode
+
+
+def malformed(detail: str) -> RemoteProtocolError:
+    return RemoteProtocolError("malformed", f"payload: {detail}")

@@ -1,0 +1,219 @@
+"""The body of a sparse payload: three streams that run through all chunks of a scale above zero, each padded to whole bytes.
+
+    remainders  of the gaps between elements, p bits each
+    levels      one for each element, none of them zero
+    quotients   of the gaps, in unary; it ends with the last one
+
+Only the number of quotient bits depends on where the elements are; it is what the payload's length leaves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from training.replicated.codec import bits, levels, scales, supports
+from training.replicated.codec.entries import Entries
+from training.replicated.codec.header import Mode, malformed
+from training.replicated.layout import CHUNK, Block, Float32Array, Layout
+
+SPAN: Final = 1 << 14  # entries decoded at once: half a dozen arrays of 64 to 128 KiB stay in the cache
+
+
+def size_max(layout: Layout, mode: Mode) -> int:
+    kept, p = supports.counts(layout, mode.keep), supports.rice_parameter(mode.keep)
+    entries = int(np.sum(kept))
+    quotients = bits.size(supports.quotient_bits_max(layout.chunk_lengths, kept, p), 1)
+    return bits.size(entries, p) + bits.size(entries, mode.bits) + quotients
+
+
+class Sparse:
+    """A body as it was received. Of its entries only those of the span that was asked for last are held decoded."""
+
+    def __init__(self, layout: Layout, mode: Mode, chunk_scales: scales.Integers, packed: levels.Bytes) -> None:
+        self.layout, self.mode, self.scales = layout, mode, chunk_scales
+        self.counts = np.where(chunk_scales > 0, supports.counts(layout, mode.keep), 0)  # (chunks,): entries of each
+        self.before = np.concatenate([[0], np.cumsum(self.counts)])  # (chunks + 1,): entries before each chunk
+        entries, self._p = int(self.before[-1]), supports.rice_parameter(mode.keep)
+        ends = np.cumsum([bits.size(entries, self._p), bits.size(entries, mode.bits)])
+        self._remainders, self._levels, self._quotients = np.split(packed, ends)
+        edges = np.array([block.chunks.start for block in layout.blocks])
+        begins = np.flatnonzero(np.diff(self.before[edges] // SPAN, prepend=-1))
+        # Where each span begins, in chunks, and the end: whole blocks with about `SPAN` entries, or one block with more.
+        self._spans: list[int] = [*edges[begins].tolist(), len(chunk_scales)]
+        self._starts = [0]  # the first bit of quotients of each span, as far as they have been read
+        self._last: tuple[int, Entries] | None = None
+
+    def entries(self, block: Block) -> Entries:
+        number = bisect_right(self._spans, block.chunks.start) - 1
+        span, first = self._span(number), self.before[self._spans[number]]
+        part = slice(self.before[block.chunks.start] - first, self.before[block.chunks.stop] - first)
+        assert span.positions is not None and span.chunks is not None
+        return Entries(span.positions[part], span.levels[part], span.chunks[part])
+
+    def _span(self, number: int) -> Entries:
+        last = self._last
+        if last is None or last[0] != number:
+            for unread in range(len(self._starts) - 1, number):
+                self._sums(unread)
+            last = self._last = number, self._decode(number)
+        return last[1]
+
+    def _decode(self, number: int) -> Entries:
+        """The entries of a span whose first bit is known."""
+        chunks = self._chunks(number)
+        positions, first = self._sums(number), int(self.before[chunks.start])
+        bases = self._bases(positions, chunks) - self._offsets[chunks] + 1
+        positions -= np.repeat(bases.astype(np.int32), self.counts[chunks])
+        of_entries = np.repeat(np.arange(chunks.start, chunks.stop), self.counts[chunks])
+        return Entries(positions, self._levels_of(first, len(positions)), of_entries)
+
+    def _chunks(self, number: int) -> slice:
+        return slice(*self._spans[number : number + 2])
+
+    def _sums(self, number: int) -> npt.NDArray[np.int32]:
+        """Running sums over a span's gaps, each plus one: positions, if there were one chunk that began at 1."""
+        chunks = self._chunks(number)
+        first, count = int(self.before[chunks.start]), int(self.before[chunks.stop] - self.before[chunks.start])
+        ends = self._quotient_ends(number, chunks, count)
+        if self._p == 0:  # quotients are all there is: a map of bits
+            return ends + np.int32(1)
+        gaps = np.diff(ends, prepend=np.int32(-1)) - np.int32(1) << self._p
+        gaps += bits.read(self._remainders, first, count, self._p)
+        gaps += 1
+        return np.cumsum(gaps, dtype=np.int32)
+
+    def _quotient_ends(self, number: int, chunks: slice, count: int) -> npt.NDArray[np.int32]:
+        """The last bit of each quotient in a span, counted from the span's first bit."""
+        start = self._starts[number]
+        lengths, counts = self.layout.chunk_lengths[chunks], self.counts[chunks]
+        most = start + supports.quotient_bits_max(lengths[counts > 0], counts[counts > 0], self._p)
+        unpacked = np.unpackbits(self._quotients[start // 8 : (most + 7) // 8])[start % 8 :]
+        ends = np.flatnonzero(unpacked.view(np.bool_))[:count].astype(np.int32)
+        if len(ends) < count:
+            raise malformed("quotients of a support end beyond its chunk")
+        if number + 1 == len(self._starts):
+            self._starts.append(start + int(ends[-1]) + 1 if count else start)
+        return ends
+
+    def _bases(self, sums: npt.NDArray[np.int32], chunks: slice) -> npt.NDArray[np.int64]:
+        """What the sums are at the beginning of each chunk."""
+        padded = np.concatenate([np.zeros(1, np.int32), sums])
+        return padded[self.before[chunks] - self.before[chunks.start]].astype(np.int64)
+
+    def _require_inside(self, number: int) -> None:
+        chunks, sums = self._chunks(number), self._sums(number)
+        bases = self._bases(sums, chunks)
+        if np.any(np.diff(bases, append=sums[-1:] if len(sums) else 0) > self.layout.chunk_lengths[chunks]):
+            raise malformed("a support ends beyond its chunk")
+
+    @cached_property
+    def _offsets(self) -> npt.NDArray[np.int64]:
+        """(chunks,): elements of its block before each chunk."""
+        return np.concatenate([np.arange(0, block.size, CHUNK) for block in self.layout.blocks])
+
+    def _levels_of(self, first: int, count: int) -> levels.Levels:
+        each = 8 // self.mode.bits
+        unpacked = levels.unpack(self._levels[first // each : -(-(first + count) // each)], self.mode.bits)
+        return unpacked[first % each :][:count]
+
+    def squares(self) -> npt.NDArray[np.int64]:
+        """(chunks,): the sum of all level² in each chunk."""
+        if self.mode.bits == 1:
+            return self.counts
+        sums = np.zeros(len(self.scales), dtype=np.int64)
+        for chunks, part in self._level_parts():
+            starts = self._filled_starts(chunks)
+            squares = np.square(part, dtype=np.int16)
+            sums[chunks][self.counts[chunks] > 0] = np.add.reduceat(squares, starts, dtype=np.int64) if len(starts) else 0
+        return sums
+
+    def _level_parts(self) -> Iterator[tuple[slice, levels.Levels]]:
+        """The levels of every span, with its chunks."""
+        for start, stop in pairwise(self._spans):
+            first, end = self.before[start], self.before[stop]
+            yield slice(start, stop), self._levels_of(int(first), int(end - first))
+
+    def _filled_starts(self, chunks: slice) -> npt.NDArray[np.int64]:
+        """Where in a span the entries of each chunk that has any begin."""
+        return (self.before[chunks] - self.before[chunks.start])[self.counts[chunks] > 0]
+
+    def require_canonical(self) -> None:
+        self._require_lengths()
+        for number in range(len(self._spans) - 1):
+            self._require_inside(number)
+        if self.mode.bits > 1:
+            self._require_levels()
+
+    def _require_lengths(self) -> None:
+        """Every stream has as many numbers as there are entries, and nothing else."""
+        entries = int(self.before[-1])
+        for stream, width in ((self._remainders, self._p), (self._levels, self.mode.bits)):
+            if len(stream) != bits.size(entries, width):
+                raise malformed(f"too short for {entries} entries")
+            if bits.padding(stream, entries, width):
+                raise malformed("padding bits are set")
+        ends = int(np.sum(np.bitwise_count(self._quotients), dtype=np.int64))
+        if ends != entries or (len(self._quotients) and not self._quotients[-1]):
+            raise malformed(f"{ends} quotients of {entries}, or bytes after the last")
+
+    def _require_levels(self) -> None:
+        top = levels.TOP[self.mode.bits]
+        for chunks, part in self._level_parts():
+            if not part.all() or part.min(initial=0) < -top:
+                raise malformed("a level is none of this mode")
+            starts = self._filled_starts(chunks)
+            if len(starts) and np.any(np.maximum.reduceat(np.abs(part), starts) < top):
+                raise malformed("a chunk does not use its scale's range")
+
+
+def coded(m: Float32Array, layout: Layout, mode: Mode) -> tuple[int, scales.Codes, levels.Bytes]:
+    """Exponent, scale codes and body of what can be said of `m`."""
+    unit = scales.unit_of(m)
+    chosen, sums, largest = _magnitudes(m, layout, mode, unit)
+    codes, exponent = scales.of_chunks(sums, supports.counts(layout, mode.keep), largest, unit, mode.bits)
+    return exponent, codes, _pack(m, layout, mode, chosen, scales.SCALES[codes], exponent)
+
+
+def _pack(
+    m: Float32Array,
+    layout: Layout,
+    mode: Mode,
+    chosen: Sequence[supports.Positions],
+    chunk_scales: scales.Integers,
+    exponent: int,
+) -> levels.Bytes:
+    """The body that says `m` at the positions `chosen` in each block, by the scales `chunk_scales` · 2^exponent."""
+    kept, p = supports.counts(layout, mode.keep), supports.rice_parameter(mode.keep)
+    said: tuple[list[Any], ...] = ([], [], [])  # of each block: remainders, levels, quotients
+    for block, positions in zip(layout.blocks, chosen, strict=True):
+        of_entries = np.repeat(chunk_scales[block.chunks], kept[block.chunks])
+        counts = np.where(chunk_scales[block.chunks] > 0, kept[block.chunks], 0)
+        positions = positions[of_entries > 0]
+        quotients, remainders = supports.write(positions, counts, p)
+        part = levels.quantise(m[block.elements][positions], of_entries[of_entries > 0], exponent, mode.bits, least=1)
+        for stream, item in zip(said, (remainders, part, quotients), strict=True):
+            stream.append(item)
+    remainders, part, quotients = (np.concatenate(stream) for stream in said)
+    return np.concatenate([bits.write(remainders, p), levels.pack(part, mode.bits), np.packbits(quotients)])
+
+
+def _magnitudes(
+    m: Float32Array, layout: Layout, mode: Mode, unit: int
+) -> tuple[list[supports.Positions], scales.Integers, scales.Integers]:
+    """The positions to be said of every block; the sum and the largest of |m| / 2^unit there, rounded, of every chunk."""
+    kept = supports.counts(layout, mode.keep)
+    chosen, (sums, largest) = [], (np.empty(len(kept), dtype=np.int64) for _ in range(2))
+    for block in layout.blocks:
+        part, counts = m[block.elements], kept[block.chunks]
+        chosen.append(supports.choose(part, counts))
+        grid, starts = scales.grid(part[chosen[-1]], unit), np.cumsum(counts) - counts
+        sums[block.chunks] = np.add.reduceat(grid, starts)
+        largest[block.chunks] = np.maximum.reduceat(grid, starts)
+    return chosen, sums, largest

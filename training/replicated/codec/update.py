@@ -1,0 +1,71 @@
+"""A decoded payload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from training.replicated.codec import levels, scales
+from training.replicated.codec.dense import Dense
+from training.replicated.codec.entries import Entries
+from training.replicated.codec.header import Header
+from training.replicated.codec.sparse import Sparse
+from training.replicated.layout import Block, Float32Array, Layout
+
+Number = TypeVar("Number", np.int32, np.int64, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """Element = level · scale of its chunk · 2^exponent, exactly."""
+
+    header: Header
+    layout: Layout
+    exponent: int
+    codes: scales.Codes  # (chunks,), of the scales
+    packed: levels.Bytes  # the body, see `dense` and `sparse`
+
+    def encode(self) -> bytes:
+        return self.header.pack(self.exponent) + self.codes.tobytes() + self.packed.tobytes()
+
+    @cached_property
+    def scales(self) -> scales.Integers:
+        """(chunks,)"""
+        return scales.SCALES[self.codes]
+
+    @cached_property
+    def body(self) -> Dense | Sparse:
+        kind = Sparse if self.header.mode.sparse else Dense
+        return kind(self.layout, self.header.mode, self.scales, self.packed)
+
+    def entries(self, block: Block) -> Entries:
+        return self.body.entries(block)
+
+    def signed(self, block: Block, scales: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """One block of elements whose chunks have other `scales` (of the whole update, any dtype), with this update's levels."""
+        entries = self.entries(block)
+        if entries.positions is None:
+            values = np.repeat(scales[block.chunks], self.layout.chunk_lengths[block.chunks])
+            values *= entries.levels
+            return values
+        values = np.zeros(block.size, dtype=scales.dtype)
+        values[entries.positions] = entries.levels * scales[entries.chunks]
+        return values
+
+    def norm_squared(self) -> float:
+        """‖update‖²: an exact integer, rounded once to the nearest float64."""
+        sums = np.bincount(self.codes, weights=self.body.squares(), minlength=len(scales.SCALES))  # exact: far below 2^53
+        total = sum(int(level) * int(scale) ** 2 for level, scale in zip(sums, scales.SCALES, strict=True))
+        return float(total) * 2.0 ** (2 * self.exponent)
+
+    def dense(self) -> Float32Array:
+        """The whole update as float32; exact, since a level times a scale has twelve significant bits."""
+        values = self.scales.astype(np.float32) * np.float32(2.0**self.exponent)
+        dense = np.empty(self.layout.size, dtype=np.float32)
+        for block in self.layout.blocks:
+            dense[block.elements] = self.signed(block, values)
+        return dense

@@ -1,0 +1,26 @@
+"""The learning rate over a job: piecewise linear, so that it is the same number everywhere.
+
+    warm-up: rising to the peak        constant        linear decay to `inner_rate_floor` of the peak in the last round
+    round 0 .. warmup_rounds           in between      the last `decay_rounds` rounds
+
+Additions, multiplications and divisions of float64, each rounded once: no library's cosine takes part.
+"""
+
+from __future__ import annotations
+
+from training.spec import JobSpec
+
+
+def inner_rate(spec: JobSpec, round: int) -> float:
+    """The rate of every inner step, or of the one outer AdamW step, of a round; positive in every round of the job."""
+    if round < spec.warmup_rounds:
+        return spec.inner_rate * (round + 1) / (spec.warmup_rounds + 1)
+    return spec.inner_rate * (spec.inner_rate_floor + (1 - spec.inner_rate_floor) * _left(spec, round))
+
+
+def _left(spec: JobSpec, round: int) -> float:
+    """1 before the decay, 0 in the last round and, for who asks, after it."""
+    if spec.decay_rounds == 0:
+        return 1.0
+    decay = spec.rounds - 1 - spec.warmup_rounds if spec.decay_rounds is None else spec.decay_rounds
+    return min(1.0, max(0.0, (spec.rounds - 1 - round) / max(1, decay)))
