@@ -49,6 +49,7 @@ T = TypeVar("T")
 class AuditsModule:
     name = "audits"
     kinds = frozenset(KINDS)
+    patient = kinds  # windows are counted in rounds
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules

@@ -130,6 +130,7 @@ def job_id(author: bytes, transaction: Transaction) -> bytes:
 class JobsModule:
     name = "jobs"
     kinds = frozenset({"job/start", "job/stop"})
+    patient = frozenset[str]()
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules

@@ -85,7 +85,7 @@ class Ledger:
         closings, room = self._closings(BODY_BYTES_MAX - BODY_FIXED_BYTES - _size(evidence))
         due = self.notices.due(self.state.members.voters, height)
         transactions = self.pool.select(self.rules, state, min(room, TRANSACTIONS_BYTES_MAX), first=due)
-        if not closings and not evidence and not transactions and not self._certification_due():
+        if not closings and not evidence and not self._certification_due() and not self._is_selectable():
             return None
         return codec.encode(Body(closings, evidence, transactions))
 
@@ -153,9 +153,13 @@ class Ledger:
     def _is_selectable(self) -> bool:
         known = self._selectable
         if known is None or known[0] is not self.state or known[1] != self.pool.version:
-            found = bool(self.pool.select(self.rules, self.state, count_max=1))
+            found = not self._all_can_wait() and bool(self.pool.select(self.rules, self.state, count_max=1))
             known = self._selectable = (self.state, self.pool.version, found)
         return known[2]
+
+    def _all_can_wait(self) -> bool:
+        """Whether a round is open, whose closing will carry all that waits here: reports of audits would double the heights."""
+        return bool(self.state.jobs.running()) and all(map(self.rules.is_patient, self.pool))
 
     def participants(self, body: bytes) -> frozenset[bytes] | None:
         closings = decode_body(body).closings

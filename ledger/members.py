@@ -155,6 +155,7 @@ KINDS: dict[str, type[Content]] = {
 class MembersModule:
     name = "members"
     kinds = frozenset(KINDS)
+    patient = frozenset[str]()
 
     def state_type(self) -> type:
         return MembersState

@@ -138,6 +138,7 @@ class Rules:
         modules: list[Module] = [MembersModule(), self.jobs, self.audits, *features]
         self.modules = {module.name: module for module in modules}
         self._by_kind = {kind: module for module in self.modules.values() for kind in module.kinds}
+        self._patient = frozenset(kind for module in self.modules.values() for kind in module.patient)
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
         self._judged: tuple[State, bytes, Transition | str] | None = None
 
@@ -184,6 +185,9 @@ class Rules:
 
     def open_transaction(self, signed: Signed) -> Transaction:
         return self.open(signed, (Transaction,))
+
+    def is_patient(self, signed: Signed) -> bool:
+        return self.open_transaction(signed).kind in self._patient
 
     # Evidence
 

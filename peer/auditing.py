@@ -68,7 +68,8 @@ class Auditing:
                 await self._forget()
                 self._tell(self._driver.state)
                 self._follow(self._driver.state)
-                with trio.move_on_at(min((at for at, _ in self._rests.values()), default=math.inf)):
+                now = trio.current_time()
+                with trio.move_on_at(min((at for at, _ in self._rests.values() if at > now), default=math.inf)):
                     await self._wake.wait()
 
     async def _wake_when_applied(self) -> None:

@@ -25,6 +25,7 @@ import trio
 from peer.datadir import storage_errors
 from protocol import codec
 from protocol.api import (
+    AuditsView,
     EventView,
     ExportView,
     JobView,
@@ -288,6 +289,9 @@ class ControlClient:
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         return typing.cast(tuple[RoundView, ...], await self._call("rounds", last))
+
+    async def audits(self, last: int) -> AuditsView:
+        return typing.cast(AuditsView, await self._call("audits", last))
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         return typing.cast(tuple[EventView, ...], await self._call("events", after, float(wait_seconds)))

@@ -76,6 +76,7 @@ class Workshop:
         """No round opens any more in which the job's last model would be measured."""
         self._host.prune(*key)
         self._nursery.start_soon(self._guarded, "measuring", self.role.observe, self.view(key, job))
+        self._nursery.start_soon(trio.to_thread.run_sync, self.delete_passed)
 
     def view(self, key: RoundKey, job: Job) -> OpenRound:
         """What a role sees of the job's open round, or of a finished job."""

@@ -17,10 +17,11 @@ from random import Random
 
 import trio
 
-from ledger.audits import AuditsState, Entry, Result
+from ledger.audits import AuditsState, Result, Standing
 from peer.demo import QUIET_SECONDS, DemoPeer
 from peer.demo_report import Disk
 from protocol.api import JobView
+from protocol.identity import peer_id
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
@@ -40,7 +41,7 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
     await until(peers.demo.watched, job, lambda view: view.round >= 1)
     await trio.sleep(random.uniform(0, 1))
     peers.kill(victim)
-    before = (await view_of(peers.demo.watched, job)).round
+    before, heard = (await view_of(peers.demo.watched, job)).round, await said_by(peers.demo.watched, victim)
     trial.figures["in round"] = before
     await until(peers.demo.watched, job, lambda view: view.round >= min(options.rounds, before + DOWN_ROUNDS))
     await peers.restart(victim)
@@ -51,14 +52,16 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
     trial.require([entry.trainer for entry in told] == [liar.identity.public], f"{len(told)} suspensions, not the liar's one")
     trial.figures |= {"suspended in round": told[0].round, "at height": told[0].height} if told else {}
     require_honest_clean(peers, audits, trial)
-    standing = audits.standings.get(victim.identity.public)
-    said = [standing.reports, standing.lapsed] if standing else [0, 0]
-    trial.figures |= {"its reports": said[0], "its lapsed": said[1]}
-    trial.require(any(_by(entry, victim) for entry in audits.log) or sum(said) > 0, f"{victim.name} was never heard of again")
+    standing = audits.standings.get(victim.identity.public, Standing())
+    trial.figures |= {"reports since": standing.reports - heard[0], "lapsed since": standing.lapsed - heard[1]}
+    trial.require((standing.reports, standing.lapsed) > heard, f"{victim.name} reported nothing more, and nothing lapsed")
 
 
-def _by(entry: Entry, peer: DemoPeer) -> bool:
-    return entry.auditor == peer.identity.public and entry.result in (Result.PASSED, Result.CHALLENGED, Result.LAPSED)
+async def said_by(asked: DemoPeer, auditor: DemoPeer) -> tuple[int, int]:
+    """(its reports, its audits that lapsed), as far as they are decided."""
+    views = {view.peer: view for view in (await asked.client.audits(1)).standings}
+    view = views.get(peer_id(auditor.identity.public))
+    return (view.reports, view.lapsed) if view else (0, 0)
 
 
 async def challenges_falsely(options: argparse.Namespace, peers: Network, trial: Trial) -> None:

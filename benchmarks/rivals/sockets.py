@@ -1,8 +1,8 @@
 """Bytes that processes have sent over TCP, as the kernel counts them: one method for every rival and for us.
 
 `sock_diag` (RFC 3549 netlink) lists all TCP sockets with their `tcp_info`; /proc says whose they are. What is counted is
-`tcpi_bytes_sent`: stream bytes without headers, with retransmissions, of which loopback has none. A socket that closes between two
-looks loses what it sent since the first of them.
+`tcpi_bytes_sent`: stream bytes without headers, with retransmissions, of which loopback has none. A socket that closes between
+two looks loses what it sent since the first of them.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from ledger.docket import AFTERMATH_HEIGHTS, FALSE_CHALLENGES_MAX
 from ledger.draws import commitment_to
 from ledger.jobs import Phase, Stop
 from ledger.members import Register
+from ledger.state import Body, decode_body
 from ledger.transactions import Refused
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
@@ -615,3 +616,45 @@ def test_the_same_history_gives_the_same_state() -> None:
         return hashlib.sha256(court.state.encoded("audits")).digest()
 
     assert history() == history()
+
+
+# When blocks are made for it ---------------------------------------------------------------------------------------------
+
+
+def proposed(court: Court) -> Body | None:
+    assert court.ledger.has_work() == (court.ledger.propose(court.state.height + 1, 0) is not None)
+    body = court.ledger.propose(court.state.height + 1, 0)
+    return None if body is None else decode_body(body)
+
+
+def test_a_report_waits_for_the_block_that_closes_the_open_round(court: Court) -> None:
+    court.round()
+    auditor, due = court.due()[0]
+    report = court.said(auditor, due)
+    court.ledger.pool.add(report)
+    assert proposed(court) is None
+    court.vote(court.key, dict.fromkeys(court.job(court.key).trainers, Verdict.ACCEPT))
+    body = proposed(court)
+    assert body is not None and body.closings and body.transactions == (report,)
+
+
+def test_what_is_in_a_hurry_takes_a_report_along(court: Court) -> None:
+    court.round()
+    auditor, due = court.due()[0]
+    report = court.said(auditor, due)
+    person = next(person for person in PEOPLE[:4] if person is not auditor)
+    court.ledger.pool.add(report)
+    court.ledger.pool.add(court.tx(person, "member/register", Register(())))
+    body = proposed(court)
+    assert body is not None and report in body.transactions and len(body.transactions) == 2
+
+
+def test_where_no_round_is_open_a_report_gets_its_own_block(court: Court) -> None:
+    court.round()
+    auditor, due = court.due()[0]
+    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
+    while not court.state.jobs.running() and court.ledger.propose(court.state.height + 1, 0) is not None:
+        court.decide()  # the block that certifies the last root
+    court.ledger.pool.add(court.said(auditor, due))
+    body = proposed(court)
+    assert body is not None and len(body.transactions) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ledger import blobs as blobs_module
-from ledger.blobs import Blobs
+from ledger.blobs import JOB_BYTES, Blobs
 from protocol.errors import RemoteProtocolError, StorageError
 
 DATA = b"some payload" * 100
@@ -147,6 +147,46 @@ def test_what_passes_is_deleted_when_its_owner_has_let_go_and_nobody_keeps_it(bl
     assert blobs.size(DIGEST) is not None, "it is needed for the next round"
     blobs.delete_passed(set())
     assert blobs.size(DIGEST) is None and files(tmp_path) == []
+
+
+def test_what_two_owners_expect_stays_until_both_have_let_go(blobs: Blobs) -> None:
+    blobs.expect_to_pass(DIGEST, "audit 1")
+    blobs.add(DATA)
+    blobs.expect_to_pass(DIGEST, "audit 2")
+    blobs.release("audit 1")
+    blobs.delete_passed(set())
+    assert blobs.size(DIGEST) is not None
+    blobs.release("audit 2")
+    blobs.delete_passed(set())
+    assert blobs.size(DIGEST) is None
+
+
+def test_what_was_let_go_and_is_expected_again_before_it_is_deleted_stays(blobs: Blobs) -> None:
+    blobs.expect_to_pass(DIGEST, "audit 1")
+    blobs.add(DATA)
+    blobs.release("audit 1")
+    blobs.expect_to_pass(DIGEST, "audit 2")
+    blobs.delete_passed(set())
+    assert blobs.read(DIGEST) == DATA
+
+
+def test_only_what_serves_audits_is_a_reveal(blobs: Blobs, tmp_path: Path) -> None:
+    state = hashlib.sha256(b"state").digest()
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, b"state"), [])
+    blobs.add(DATA)
+    passing = hashlib.sha256(b"buffer").digest()
+    blobs.expect_to_pass(passing, "round 1")
+    assert [blobs.is_reveal(digest) for digest in (state, passing, DIGEST)] == [True, True, False]
+
+
+def test_single_rounds_that_were_kept_together_are_named_and_deleted(blobs: Blobs, tmp_path: Path) -> None:
+    digests = [hashlib.sha256(data).digest() for data in (b"three", b"four")]
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, b"three"), [])
+    blobs.keep_together(JOB, 4, folder_of(tmp_path, b"four"), [])
+    assert sorted(blobs.kept_together()) == [(JOB[:JOB_BYTES], 3), (JOB[:JOB_BYTES], 4)]
+    blobs.delete_rounds([(JOB[:JOB_BYTES], 3)])
+    assert blobs.kept_together() == [(JOB[:JOB_BYTES], 4)]
+    assert [blobs.size(digest) for digest in digests] == [None, 4]
 
 
 def test_what_is_kept_already_does_not_pass(blobs: Blobs) -> None:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 import trio
 
 from protocol.api import (
+    AuditsView,
+    AuditView,
     EventView,
     ExportView,
     JobView,
     LinkView,
     PeerView,
     RoundView,
+    StandingView,
     StatsView,
     StatusView,
     TrainRequest,
@@ -23,15 +26,42 @@ ME, OTHER = "abcd" + "a" * 48, "abce" + "b" * 48
 STATUS = StatusView(
     ME, "anna", "lab", "c" * 64, "trainer", "0.1.0", "127.0.0.1:7700", "/data", 4711, 12, 0, "d" * 64, True, 4, 1, 3, 2, "", 61.5
 )
-STATS = StatsView(STATUS, 12, 41.0, None, 3.5, {"vote": 1_000_000}, {"bulk": 5}, {"bad-signature": 2}, (), 0, "ready", 130.0)
+STANDING = StandingView(ME, 3, 0, 0, 2, 1, 1, 0)
+STATS = StatsView(
+    STATUS, 12, 41.0, None, 3.5, {"vote": 1_000_000}, {"bulk": 5}, {"bad-signature": 2}, (), 0, "ready", 130.0, (), STANDING
+)
 PEERS = (
     PeerView(ME, "anna", ("trainer",), True, True, True, True, None, (), "height 12"),
     PeerView(
         OTHER, "[bold]ben", ("voter",), True, False, False, False, LinkView(OTHER, "h:1", True, 1.0, 2.5, 10, 20), (ME,), ""
     ),
 )
-JOBS = (JobView("e" * 64, "text", "language", "running", 3, 80, "f" * 64, "full", "0" * 64, {ME: 3}, {OTHER: {"replay": 2}}, 1),)
+JOBS = (
+    JobView(
+        "e" * 64,
+        "text",
+        "language",
+        "running",
+        3,
+        80,
+        "f" * 64,
+        "full",
+        "0" * 64,
+        {ME: 3},
+        {OTHER: {"replay": 2}},
+        1,
+        {OTHER: 23},
+    ),
+)
 ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME,), True, "f" * 64, 2.5, None, 1.25, 40.0),)
+
+AUDITS = AuditsView(
+    (STANDING, StandingView(OTHER, 0, 4, 1, 0, 0, 0, 2)),
+    (
+        AuditView(9, "e" * 64, 1, ME, OTHER, 4, "lapsed", "", None),
+        AuditView(11, "e" * 64, 2, OTHER, ME, 0, "challenged", "mismatch", 0.25),
+    ),
+)
 
 
 @dataclass
@@ -56,6 +86,9 @@ class FakeApi:
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         return ROUNDS[-last:]
+
+    async def audits(self, last: int) -> AuditsView:
+        return AuditsView(AUDITS.standings, AUDITS.log[-last:])
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         if after < 0:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from peer import console, grammar
 from peer.grammar import COMMANDS, help_text, option_names, parse
 from peer.prompt import Prompt, Words
 from peer.service import parse_overrides
-from protocol.api import TrainRequest
+from protocol.api import AuditsView, TrainRequest
 from protocol.errors import UserError
+from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
 from training.spec import PRESETS
 
@@ -120,9 +122,13 @@ async def said(
     ("line", "words"),
     [
         ("status", [ME, "lab", "3 decide, 1 may lie", "1 min 1 s"]),
-        ("stats", ["p50 41 ms, p99 – ms", "bad-signature 2", "vote 1.00 MB"]),
+        (
+            "stats",
+            ["p50 41 ms, p99 – ms", "bad-signature 2", "vote 1.00 MB", "3 rewards, 0 lost", "1 challenges upheld, 0 refuted"],
+        ),
         ("peers", ["abcdaaaa me", "[bold]ben", "1 approvals", "2.5 ms"]),
-        ("jobs", ["3/80", "abcdaaaa:3", "abcebbbb: replay 2"]),
+        ("jobs", ["3/80", "abcdaaaa:3", "abcebbbb: replay 2", "abcebbbb until 23"]),
+        ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
         ("rounds", ["abcebbbb:replay", "2.500", "40 ms"]),
         ("train --rounds 3", ["1" * 64]),
         ("invite", ["invitation-string"]),
@@ -138,6 +144,23 @@ async def test_each_command_shows_what_the_peer_says(
     assert status == 0
     for word in words:
         assert word in printed
+
+
+async def test_who_is_suspended_sees_until_when_and_why_in_its_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "suspended until round 23: replay mismatch found by abce"
+    monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, suspended=why))
+    assert why in (await said(monkeypatch, capsys, "status\n"))[0]
+    monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, waiting="waiting for a quorum"))
+    assert why not in (await said(monkeypatch, capsys, "status\n"))[0], "what keeps everything from going on comes first"
+
+
+async def test_without_any_sampled_audit_the_console_says_how_to_get_some(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fake_api, "AUDITS", AuditsView((), ()))
+    assert "audit=sampled" in (await said(monkeypatch, capsys, "audits\n"))[0]
 
 
 async def test_a_test_shows_its_own_phases_until_it_is_done(

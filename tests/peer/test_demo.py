@@ -88,6 +88,26 @@ def test_four_peers_one_of_them_lying_end_with_one_root_and_a_whole_report(tmp_p
         assert "reproduced" in out
 
 
+def test_who_cheats_in_some_of_its_steps_is_suspended_by_sampled_audits_and_the_export_shows_it(tmp_path: Path) -> None:
+    tiny = (
+        "model.width=32",
+        "model.layers=1",
+        "model.hidden=64",
+        "model.context=64",
+        "local_steps=5",
+        "batch=2",
+        "audit_window=6",
+    )
+    fields = [word for setting in tiny for word in ("--set", setting)]
+    status, report, said = demo(tmp_path, "--rounds", "8", "--audit", "sampled", "--attack", "wrong-steps", *fields)
+    assert status == 0, said
+    assert (report["suspensions"], report["false_challenges"], report["audit"]) == ({"liar-2": 1}, {}, "sampled")
+    assert "suspended until round" in said and "every liar was found out" in said
+    sent = report["bytes_sent"]
+    assert isinstance(sent, dict) and 0 < sent["trainer-0"]["reveals"] <= sent["trainer-0"]["blobs"] <= sent["trainer-0"]["bulk"]
+    assert peer("audit", str(tmp_path / "run" / "export"))[0] == 0
+
+
 def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_path: Path) -> None:
     status, report, said = demo(tmp_path, "--malicious", "2")
     assert (status, report) == (2, {})

@@ -42,6 +42,7 @@ class CounterState:
 class CounterModule:
     name = "counter"
     kinds = frozenset({"counter/add"})
+    patient = frozenset[str]()
 
     def state_type(self) -> type:
         return CounterState

@@ -194,6 +194,19 @@ async def test_a_blob_is_fetched_from_its_holder(world: World, size: int) -> Non
         assert bob.traffic().blobs_received == size
 
 
+async def test_what_serves_audits_alone_is_counted_apart_at_both_ends(world: World) -> None:
+    payload, state = blob_of(1_000), blob_of(70_000)
+    served, wanted = MemoryBlobs(payload, state), MemoryBlobs()
+    served.reveals = wanted.reveals = {digest(state)}
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await world.pair(served, wanted)
+        for blob in (payload, state):
+            await bob.fetch(digest(blob), len(blob), sources=[alice.me])
+        assert alice.traffic().reveals_sent == bob.traffic().reveals_received == 70_000
+        assert alice.traffic().blobs_sent == bob.traffic().blobs_received == 71_000
+        assert alice.traffic().reveals_received == bob.traffic().reveals_sent == 0
+
+
 async def test_a_vote_overtakes_a_large_blob(world: World) -> None:
     blob, store = blob_of(50_000_000), MemoryBlobs()
     with trio.fail_after(DEADLINE_SECONDS):
