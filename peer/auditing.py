@@ -30,8 +30,9 @@ from training.tasks import Audit, Replay, Replayed
 AT_ONCE_MAX = 16  # audits whose blobs are fetched or here: as many as the exchange has transfers
 RETRY_SECONDS = 5.0  # after this peer's own worker failed, or what it said was refused; doubled each time
 RETRY_SECONDS_MAX = 300.0
-# Before anything is called withheld: a holder that stalls is left after five seconds, and asked once more.
-WITHHELD_SECONDS_MIN = 10.0
+# Before anything is called withheld: a holder has a second for its first answer, then the others are asked, and it again. Where a
+# whole window is shorter, what does not come lapses: nobody is suspended for the pace of a job.
+WITHHELD_SECONDS_MIN = 2.0
 # After a job's last round, when no round tells any more that the window ends: a trainer may take so long to start again.
 ENDED_SECONDS = 30.0
 

@@ -26,7 +26,7 @@ from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 
-JOB = {**SMALL_JOB, "local_steps": "5", "audit": "sampled", "auditors": "2"}
+JOB = {**SMALL_JOB, "local_steps": "5", "batch": "32", "micro_batch": "32", "audit": "sampled"}
 JOB_SECONDS_MAX = 240.0
 DOWN_ROUNDS = 2  # closed while the auditor is down
 SETTLE_SECONDS_MAX = 90.0  # after the last round: half a minute until something is called withheld, and as long to judge it
