@@ -40,9 +40,8 @@ class Blobs:
     def path(self, digest: bytes) -> Path:
         """Where this blob is, or would be."""
         name = digest.hex()
-        passing = self._passing / name
-        if digest in self._expected_to_pass or passing.exists():
-            return passing
+        if digest in self._expected_to_pass or os.path.exists(os.path.join(self._passing, name)):
+            return self._passing / name
         return self._together.get(digest, self._kept) / name
 
     def size(self, digest: bytes) -> int | None:
@@ -57,7 +56,7 @@ class Blobs:
 
     def read(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
         path = self.path(digest)
-        with _explained(path, "read"), path.open("rb") as file:
+        with _explained(path, "read"), path.open("rb", buffering=0) as file:
             file.seek(offset)
             return file.read(length)
 

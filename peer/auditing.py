@@ -21,7 +21,7 @@ from peer.author import Author
 from peer.driver import Driver
 from peer.roles.base import Round
 from peer.roles.voter import replay_request
-from protocol.errors import FolkmootError, RemoteProtocolError, StorageError, UserError
+from protocol.errors import FolkmootError, RemoteProtocolError, StorageError
 from protocol.identity import short_id
 from protocol.reasons import Finding
 from training.spec import JobSpec
@@ -52,7 +52,6 @@ class Auditing:
         self._driver, self._author = driver, author
         self._me = driver.signer.public
         self._running: dict[Key, trio.CancelScope] = {}
-        self._found: dict[Key, Replayed] = {}  # not said yet
         self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
         self._replaying = trio.Lock()
         self._wake = trio.Event()
@@ -63,7 +62,6 @@ class Auditing:
     async def run(self) -> None:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._wake_when_applied)
-            self._nursery.start_soon(self._speak)
             while True:
                 self._wake = trio.Event()
                 await self._forget()
@@ -86,13 +84,12 @@ class Auditing:
         due = {_key(item): item for item in due_for(self._me, state)}
         for key in self._running.keys() - due.keys():
             self._running[key].cancel()
-        self._found = {key: found for key, found in self._found.items() if key in due}
         now = trio.current_time()
         waiting = {key: rest for key, rest in self._rests.items() if key in due and rest[0] > now}
         if state.height + 1 < self._driver.replica.height:
             return  # of blocks that are decided already: what is due now may have been settled in them
         for key, item in due.items():
-            if len(self._running) < AT_ONCE_MAX and not any(key in table for table in (self._running, self._found, waiting)):
+            if len(self._running) < AT_ONCE_MAX and key not in self._running and key not in waiting:
                 self._running[key] = trio.CancelScope()
                 self._nursery.start_soon(self._audit, key, item)
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
@@ -100,7 +97,7 @@ class Auditing:
     async def _audit(self, key: Key, due: Due) -> None:
         try:
             with self._running[key]:
-                self._found[key] = await self._replayed(due)
+                await self._say(due, await self._replayed(due))
         except StorageError:
             raise
         except (FolkmootError, OSError) as error:  # also a file that went meanwhile
@@ -116,24 +113,11 @@ class Auditing:
         self._rests[key] = trio.current_time() + pause, pause
         log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
 
-    async def _speak(self) -> None:
-        """Says what was found, the most urgent first: each has to wait until the one before it is decided."""
-        while True:
-            wake = self._wake
-            due = next((due for due in due_for(self._me, self._driver.state) if _key(due) in self._found), None)
-            if due is None:
-                await wake.wait()
-                continue
-            try:
-                await self._submit(due, self._found[_key(due)])
-            except UserError as error:
-                self._rest(_key(due), due, error)
-            self._found.pop(_key(due), None)
-
-    async def _submit(self, due: Due, replayed: Replayed) -> None:
+    async def _say(self, due: Due, replayed: Replayed) -> None:
         kind, name = (AuditVerdict, "audit/verdict") if due.is_dispute else (AuditReport, "audit/report")
         ppm = round(1e6 * replayed.relative_error)
-        await self._author.submit(name, kind(due.job, due.round, due.trainer, due.step, replayed.finding, ppm))
+        said = kind(due.job, due.round, due.trainer, due.step, replayed.finding, ppm)
+        await self._author.submit(name, said, seconds_max=math.inf)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
         if not any(key[:2] == (due.job, due.round) for key in self._running):
@@ -166,7 +150,7 @@ class Auditing:
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
 
     async def _lose_patience(self, due: Due, spec: JobSpec, fetching: trio.CancelScope, waiting: trio.CancelScope) -> None:
-        """In the last round in which anything can be said, what has not come is withheld."""
+        """What has not come is withheld when a round is left to say so: the last one may be closed by the next block."""
         with waiting:
             started = trio.current_time()
             await trio.sleep(WITHHELD_SECONDS_MIN)
@@ -175,7 +159,7 @@ class Auditing:
                 if job is None or job.phase is Phase.FINISHED:
                     await trio.sleep_until(started + ENDED_SECONDS)
                     break
-                if job.round >= due.since + spec.audit_window:
+                if job.round >= due.since + max(1, spec.audit_window - 1):
                     break
                 await applied.wait()
             fetching.cancel()

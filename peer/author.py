@@ -1,6 +1,14 @@
-"""Puts transactions of this peer, or of the key it had before, on the log, one at a time, and waits until they are decided."""
+"""Puts transactions of this peer, or of the key it had before, on the log, and waits until each is decided.
+
+Several may wait at once, with consecutive nonces: a block takes them in that order, and reports of audits wait for the block that
+closes a round, which nothing else may have to wait for.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
 
 import trio
 
@@ -27,35 +35,49 @@ class Author:
         member = self._driver.state.members.members.get(self.signer.public)
         return member.nonce if member else 0
 
-    async def submit(self, kind: str, content: object) -> Transaction:
+    async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
         """The decided transaction. `UserError` if it is refused, or if nothing is decided."""
-        async with self._lock:
-            before = self.nonce
-            with trio.move_on_after(DECISION_SECONDS_MAX):
-                while True:
-                    signed, transaction = await self._put_on_log(kind, content)
-                    while self.nonce == before and signed in self._driver.ledger.pool:
-                        await self._driver.applied.wait()
-                    if self.nonce != before:
-                        return transaction
-        raise UserError(
-            f"{kind} was not decided within {DECISION_SECONDS_MAX:.0f} s: is a quorum of voters running? (`peers` shows)"
-        )
+        with trio.move_on_after(seconds_max):
+            while True:
+                signed, transaction = await self._put_on_log(kind, content)
+                while self._may_be_decided(signed, transaction):
+                    await self._driver.applied.wait()
+                if self.nonce >= transaction.nonce:
+                    return transaction
+        raise UserError(f"{kind} was not decided within {seconds_max:.0f} s: is a quorum of voters running? (`peers` shows)")
+
+    def _may_be_decided(self, signed: Signed, transaction: Transaction) -> bool:
+        """Not if it, or one of ours that must come before it, was refused: then it is signed anew."""
+        waiting = self._waiting()
+        return signed in waiting.values() and self.nonce < transaction.nonce and self.nonce + 1 in waiting
+
+    def _waiting(self) -> dict[int, Signed]:
+        """Ours that are not decided yet, by nonce."""
+        own = self._driver.ledger.pool.of(self.signer.public)
+        return {self._driver.rules.open_transaction(signed).nonce: signed for signed in own}
 
     async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
         """`UserError` if it is refused now. While this peer still catches up, what it puts there may expire or be refused later,
         which takes it out of the pool."""
-        expires = self._driver.state.height + LIFETIME_HEIGHTS
-        transaction = Transaction(self.nonce + 1, expires, kind, codec.encode(content))
-        signed = sign(self.signer, self._driver.chain_id, transaction)
-        self._require_acceptable(signed)
-        await self._driver.call(lambda: self._put(signed))
+        async with self._lock:
+            waiting = self._waiting()
+            nonce = next(number for number in itertools.count(self.nonce + 1) if number not in waiting)
+            expires = self._driver.state.height + LIFETIME_HEIGHTS
+            transaction = Transaction(nonce, expires, kind, codec.encode(content))
+            signed = sign(self.signer, self._driver.chain_id, transaction)
+            self._require_acceptable([waiting[number] for number in sorted(waiting) if number < nonce], signed)
+            await self._driver.call(lambda: self._put(signed))
         return signed, transaction
 
-    def _require_acceptable(self, signed: Signed) -> None:
-        state = self._driver.state
+    def _require_acceptable(self, before: Sequence[Signed], signed: Signed) -> None:
+        """Behind those of ours that wait, as far as they are acceptable themselves."""
+        rules, state = self._driver.rules, self._driver.state
+        height = state.height + 1
+        for waiting in before:
+            with contextlib.suppress(Refused, RemoteProtocolError):
+                state = rules.apply_transaction(state, waiting, height)
         try:
-            self._driver.rules.apply_transaction(state, signed, state.height + 1)
+            rules.apply_transaction(state, signed, height)
         except (Refused, RemoteProtocolError) as error:
             raise UserError(str(error)) from None
 

@@ -26,9 +26,9 @@ from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 
-JOB = {**SMALL_JOB, "local_steps": "5", "batch": "32", "micro_batch": "32", "audit": "sampled"}
+JOB = {**SMALL_JOB, "local_steps": "5", "batch": "128", "micro_batch": "32", "audit": "sampled"}
 JOB_SECONDS_MAX = 240.0
-DOWN_ROUNDS = 2  # closed while the auditor is down
+DOWN_ROUNDS = 1  # closed while the auditor is down
 SETTLE_SECONDS_MAX = 90.0  # after the last round: half a minute until something is called withheld, and as long to judge it
 POLL_SECONDS = 0.2
 
@@ -45,6 +45,7 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
     trial.figures["in round"] = before
     await until(peers.demo.watched, job, lambda view: view.round >= min(options.rounds, before + DOWN_ROUNDS))
     await peers.restart(victim)
+    trial.figures["back in round"] = (await view_of(victim, job)).round
     await concluded(peers, job)
     audits = read(peers, trial)
     (liar,) = [peer for peer in peers.peers if peer.lies]

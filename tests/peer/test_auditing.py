@@ -169,6 +169,14 @@ async def test_a_single_step_is_re_executed_whole(tmp_path: Path) -> None:
         assert tasks.Audit in kinds and tasks.Replay not in kinds
 
 
+async def test_a_lie_about_a_single_step_is_found_by_re_executing_it(tmp_path: Path) -> None:
+    async with trainers(tmp_path, "wrong-steps") as made:
+        job = await made.train(replace(SPEC, local_steps=1, rounds=60, auditors=2))
+        for seat in made.seats:
+            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
+        assert set(made.seats[0].driver.state.audits.suspended(job)) == {made.seats[3].public}
+
+
 async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
         spec = replace(SCRATCH, rounds=2, audit=Audit.SAMPLED, audit_window=40)
@@ -177,7 +185,7 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
             job = job_id(made.seats[1].public, await author.submit("job/start", Start(spec.encode())))
         for seat in made.seats:
             await seat.until(settled(job))
-        assert results(made.seats[0]) == [Result.PASSED] * 4
+        assert set(results(made.seats[0])) == {Result.PASSED}
 
 
 @pytest.mark.parametrize(
