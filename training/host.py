@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -171,16 +170,19 @@ class ModelHost:
         return model.root
 
     def prune(self, job: bytes, number: int) -> None:
-        """Deletes models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.
+        """Retires models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.
 
         The last durable one stays: from it the others can be computed anew.
         """
-        kept = max(ROUNDS_KEPT, self.model(job, number).spec.rounds_audited + 1)
+        spec = self.model(job, number).spec
+        kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
         base = self._last_durable(job, number)
         needed = {self.directory(job, of) for of in (base, *(of for name, of in self._pinned if name == job)) if of is not None}
         for of, directory in list(self._directories(job)):
             if of <= number - kept and directory not in needed:
-                shutil.rmtree(directory, ignore_errors=True)
+                files.retire(directory)
+        if number == spec.rounds:
+            files.remove_spare(self.directory(job, number))
 
 
 def _audit_terms(job: JobSpec) -> AuditTerms:

@@ -68,7 +68,7 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verd
     delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take)
     decay, tolerance = spec.feedback_decay, spec.replay_tolerance
     verdict = feedback.judge_replay(m, e, delta, payload, model.header(trainer), model.layout, decay, tolerance)
-    error = relative_error(m, feedback.accumulate(e, delta, decay), delta)
+    error = trace.ratio(*feedback.replay_distances(m, e, delta, decay))
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, trace.inner_error(inner, last.inner, spec))
         verdict = Verdict.ACCEPT if error <= tolerance else Verdict.REPLAY
@@ -78,11 +78,6 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verd
 def scratch_update(spec: JobSpec) -> Update:
     layout = layout_of(spec)
     return lambda parameters, job, round, trainer, inner, on_state: (known_update(job, round, trainer, layout), 0.0)
-
-
-def relative_error(m: Float32Array, expected: Float32Array, delta: Float32Array) -> float:
-    """‖m − expected‖ / ‖Δ‖ in float64, kept finite so that it can be reported."""
-    return trace.ratio(trace.distance(m, expected), trace.distance(delta, np.float32(0)))
 
 
 # One step of a trace -------------------------------------------------------------------------------------------------

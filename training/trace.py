@@ -221,7 +221,7 @@ def distance(a: Float32Array, b: Float32Array | np.float32) -> float:
         for start in range(0, len(a), BLOCK):
             part = slice(start, start + BLOCK)
             difference = a[part].astype(np.float64) - (b[part] if isinstance(b, np.ndarray) else b)
-            total += float(np.dot(difference, difference))
+            total += float(np.einsum("i,i", difference, difference))  # not `dot`: OpenBLAS would wake threads for it
     return math.sqrt(total) if total >= 0 else math.inf
 
 

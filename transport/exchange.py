@@ -209,8 +209,8 @@ class Exchange:
             transfer.pull.deadline = trio.current_time() + STALL_SECONDS
         if transfer.complete:
             transfer.wake()
-        else:
-            self._request(transfer, peer)
+        elif transfer.requested <= transfer.offset + WINDOW_CHUNKS // 2 * BLOB_CHUNK_BYTES:
+            self._request(transfer, peer)  # half a window at once: a frame of many requests costs little more than one of one
 
     # A transfer ------------------------------------------------------------------------------------------------------
 

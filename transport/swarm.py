@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import socket
 from collections import Counter
@@ -286,12 +287,16 @@ class Swarm(Hub):
 
     async def _write(self, link: TcpLink, session: Session, stream: trio.SocketStream) -> None:
         """The only place that seals frames: what is sealed is sent, in order, or the connection ends."""
-        try:
-            while True:
-                await link.output()
-                with trio.fail_after(SEND_SECONDS):
+        with trio.CancelScope() as sending:  # one for all frames
+            try:
+                while True:
+                    await link.output()
+                    sending.deadline = trio.current_time() + SEND_SECONDS
                     await stream.send_all(session.data_to_send())
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                    sending.deadline = math.inf
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                link.close()
+        if sending.cancelled_caught:
             link.close()
 
     # Dialing ---------------------------------------------------------------------------------------------------------

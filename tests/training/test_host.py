@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -66,7 +68,59 @@ def test_pruning_keeps_what_a_late_re_execution_may_read(tmp_path: Path) -> None
 
 
 def rounds_on_disk(host: ModelHost) -> list[int]:
-    return sorted(int(folder.name) for folder in host.directory(JOB, 0).parent.iterdir())
+    return sorted(int(folder.name) for folder in host.directory(JOB, 0).parent.iterdir() if folder.name != ".spare")
+
+
+def prune_as_a_peer_does(host: ModelHost, rounds: range) -> None:
+    for number in rounds:
+        host.step(closed(number), no_payload)
+        host.prune(JOB, number + 1)
+
+
+def test_a_model_that_nobody_needs_is_written_over_by_the_next_one(tmp_path: Path) -> None:
+    host, other = ModelHost(tmp_path / "a"), ModelHost(tmp_path / "b")
+    assert host.create(JOB, SPEC) == other.create(JOB, SPEC)
+    prune_as_a_peer_does(host, range(4))
+    (spare,) = (folder for folder in host.directory(JOB, 0).parent.iterdir() if folder.name == ".spare")
+    inode = (spare / "parameters.f32").stat().st_ino
+    root = host.step(closed(4), no_payload)
+    assert (host.directory(JOB, 5) / "parameters.f32").stat().st_ino == inode and not spare.exists()
+    assert [other.step(closed(number), no_payload) for number in range(5)][-1] == root
+    assert host.holds(JOB, 5, root)
+
+
+def test_a_model_that_is_still_mapped_is_never_written_over(tmp_path: Path) -> None:
+    host = ModelHost(tmp_path)
+    rounds = Rounds(host).play(2)
+    read = host.opened(JOB, 1)
+    before = bytes(read.parameters.data)
+    rounds.play(4)
+    assert 1 not in rounds_on_disk(host) and bytes(read.parameters.data) == before
+    read.verify()
+    host.model(JOB, 6).verify()
+
+
+def test_a_file_that_was_taken_before_it_was_locked_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = ModelHost(tmp_path)
+    host.create(JOB, SPEC)
+    directory, flock = host.directory(JOB, 0), fcntl.flock
+
+    def locked_late(file: IO[bytes], operation: int) -> None:
+        if directory.exists():
+            directory.rename(directory.with_name("00000001"))
+            shutil.copytree(directory.with_name("00000001"), directory)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", locked_late)
+    with pytest.raises(StorageError, match="written over"):
+        host.opened(JOB, 0)
+
+
+def test_a_finished_job_leaves_no_spare_model(tmp_path: Path) -> None:
+    host, short = ModelHost(tmp_path), JobSpec(name="test", objective=Objective.SCRATCH, rounds=5, liars=0).encode()
+    host.create(JOB, short)
+    prune_as_a_peer_does(host, range(5))
+    assert not host.directory(JOB, 0).with_name(".spare").exists()
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])
@@ -118,7 +172,7 @@ class Rounds:
 
 def power_cut(folder: Path, damage: str, only: str = "") -> None:
     """What was written and not synced has not reached the disk, or only in part."""
-    models = [path for path in (folder / JOB.hex()[:32]).iterdir() if not (path / files.DURABLE).exists()]
+    models = [path for path in (folder / JOB.hex()[:32]).glob("0*") if not (path / files.DURABLE).exists()]
     for file in (file for model in models for file in model.iterdir() if only in file.name):
         data = bytearray(file.read_bytes())
         if damage == "gone":

@@ -4,17 +4,23 @@ the outer optimizer) and `state.msgpack`.
 It is written beside its final name, made durable and then renamed, so that a name never stands for half a model. Most models of
 a job are not made durable (`docs/decisions/0030`): while the machine runs they are as good as others, and if it stops they are
 computed anew from the last one that was. An empty file, `durable`, tells them apart.
+
+Such a model that nobody needs any more is not deleted but set aside, and the next one is written over it: the kernel takes many
+times longer to find pages for a new file than to fill those that are there. Whoever maps a file holds a shared lock on it for as
+long, and what is locked is not written over.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, BinaryIO, Final
 
 import numpy as np
 
@@ -59,9 +65,12 @@ class Fresh:
         self._directory, self._folder = directory, directory.with_name(f".{directory.name}.fresh")
         remove(self._folder)
         make_directory(directory.parent)
-        self._folder.mkdir()
+        try:
+            _spare(directory).rename(self._folder)
+        except FileNotFoundError:
+            self._folder.mkdir()
         with ExitStack() as opened:
-            self._files = {name: opened.enter_context((self._folder / file_of(name)).open("wb")) for name in vectors}
+            self._files = {name: opened.enter_context(_open_over(self._folder / file_of(name))) for name in vectors}
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Fresh:
@@ -80,6 +89,7 @@ class Fresh:
             return
         with crash_points("model-write"):
             for file in self._files.values():
+                file.truncate()
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
@@ -150,10 +160,16 @@ def _root_in(directory: Path) -> bytes | None:
 
 
 def _map(path: Path, size: int) -> Float32Array:
+    """The file's elements. It stays locked while they are mapped, since the map has a duplicate of its descriptor."""
     try:
-        if path.stat().st_size != 4 * size:
-            raise _damaged(path)
-        return np.asarray(np.memmap(path, dtype="<f4", mode="r", shape=(size,)))
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            opened, named = os.fstat(file.fileno()), path.stat()
+            if opened.st_ino != named.st_ino:
+                raise FileNotFoundError(errno.ENOENT, "written over before it was locked")
+            if opened.st_size != 4 * size:
+                raise _damaged(path)
+            return np.asarray(np.memmap(file, dtype="<f4", mode="r", shape=(size,)))
     except OSError as error:
         raise StorageError(f"{path} cannot be read ({error}): restore a snapshot") from None
 
@@ -193,6 +209,41 @@ def finish_exchange(directory: Path) -> None:
 
 def _aside(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.aside")
+
+
+def retire(directory: Path) -> None:
+    """Nobody needs this model any more: the next one of the job is written over it. Durable ones are deleted, which leaves no
+    doubt of what is durable, and so is all but one."""
+    try:
+        if is_durable(directory) or directory.name.startswith("."):
+            raise FileExistsError
+        directory.rename(_spare(directory))
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_spare(directory: Path) -> None:
+    """No model follows this one."""
+    shutil.rmtree(_spare(directory), ignore_errors=True)
+
+
+def _spare(directory: Path) -> Path:
+    return directory.with_name(".spare")
+
+
+def _open_over(path: Path) -> BinaryIO:
+    """To write what is at `path` anew, in place if it is there and nobody maps it."""
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        return path.open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        path.unlink()
+        return path.open("wb")
+    return file
 
 
 def remove(directory: Path) -> None:

@@ -25,6 +25,7 @@ from training.replicated.layout import Block, Float32Array, Layout, layout_of
 from training.replicated.state import NORM_ROUNDS, PARAMETERS, State, leaf_of, root_of, vector_leaves
 from training.spec import JobSpec
 
+CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded from their check to the step; it decodes the others again
 NORM_RATIO: Final = 16  # of the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
 
 
@@ -38,11 +39,22 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Checked:
+    """A payload that was found canonical, under the header that its trainer's must have."""
+
+    digest: bytes
+    payload: bytes
+    update: codec.Update
+    norm_squared: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ReplicatedModel:
     state: State
     vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, perhaps memory-mapped
     leaves: tuple[bytes, ...] = field(repr=False)  # of the vectors, see `vector_leaves`
     root: bytes
+    _checked: dict[bytes, _Checked] = field(default_factory=dict, repr=False)  # by trainer; what deciding this round saves
 
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec) -> ReplicatedModel:
@@ -122,12 +134,20 @@ class ReplicatedModel:
         if (len(payload), hashlib.sha256(payload).digest()) != (proposal.payload_bytes, proposal.payload):
             return Verdict.MALFORMED
         try:
-            update = codec.decode(payload, self.header(trainer), self.layout)
+            checked = self._decode(trainer, proposal.payload, payload)
         except RemoteProtocolError:
             return Verdict.MALFORMED
-        if update.norm_squared() > self.norm_squared_max:
+        if checked.norm_squared > self.norm_squared_max:
             return Verdict.NORM
-        return Verdict.ACCEPT if self._continues(trainer, proposal) else Verdict.COMMITMENT
+        if not self._continues(trainer, proposal):
+            return Verdict.COMMITMENT
+        if sum(len(other.payload) for other in list(self._checked.values())) + len(payload) <= CHECKED_BYTES_MAX:
+            self._checked[trainer] = checked
+        return Verdict.ACCEPT
+
+    def _decode(self, trainer: bytes, digest: bytes, payload: bytes) -> _Checked:
+        update = codec.decode(payload, self.header(trainer), self.layout)
+        return _Checked(digest, payload, update, update.norm_squared())
 
     @property
     def norm_squared_max(self) -> float:
@@ -169,15 +189,20 @@ class ReplicatedModel:
 
     def _decide(self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict]) -> tuple[State, aggregate.Plan | None]:
         """The next state, and how to aggregate if the round takes a step."""
-        updates = [self._decode(item) for item in accepted]
+        checked = [self._checked_as_accepted(item) for item in accepted]
+        updates = [item.update for item in checked]
         stepped = len(updates) >= self.spec.accepted_min
-        state = self._next_state(accepted, rejected, stepped, [update.norm_squared() for update in updates])
+        state = self._next_state(accepted, rejected, stepped, [item.norm_squared for item in checked])
         return state, aggregate.plan(updates, self.spec.rule, self.spec.liars) if stepped else None
 
-    def _decode(self, item: Accepted) -> codec.Update:
-        if hashlib.sha256(item.payload).digest() != item.proposal.payload:
+    def _checked_as_accepted(self, item: Accepted) -> _Checked:
+        checked = self._checked.get(item.trainer)
+        if checked is not None and (checked.digest, checked.payload) == (item.proposal.payload, item.payload):
+            return checked
+        digest = hashlib.sha256(item.payload).digest()
+        if digest != item.proposal.payload:
             raise LocalProtocolError("the payload is not the one that was accepted")
-        return codec.decode(item.payload, self.header(item.trainer), self.layout)
+        return self._decode(item.trainer, digest, item.payload)
 
     def _step(self, state: State, plan: aggregate.Plan, take: Callable[[str, Block, Float32Array], object]) -> tuple[bytes, ...]:
         """Gives `take` each block of each vector after the outer step, which it may not keep; the leaves of them all."""

@@ -163,6 +163,21 @@ def test_a_step_is_aggregation_and_outer_step(first: ReplicatedModel, second: Re
     assert second.round == 1 and second.root != first.root
 
 
+def test_what_was_checked_before_makes_no_difference_to_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, fresh = ReplicatedModel.initial(JOB, SMALL), ReplicatedModel.initial(JOB, SMALL)
+    items, others = round_of(fresh, 4), [proposed(fresh, trainer(n), buffer(fresh.layout, "other", n)) for n in range(2)]
+    for item in (*others, *items):
+        assert verdict(checked, item) is Verdict.ACCEPT
+    for accepted in (items, [*others, *items[2:]]):  # the second time two other payloads than those checked last
+        assert checked.apply(accepted, {}).root == fresh.apply(accepted, {}).root
+    with pytest.raises(LocalProtocolError):
+        checked.apply([replace(items[0], payload=items[1].payload)], {})
+    monkeypatch.setattr("training.replicated.model.CHECKED_BYTES_MAX", len(items[0].payload))
+    bounded = ReplicatedModel.initial(JOB, SMALL)
+    assert [verdict(bounded, item) for item in items] == [Verdict.ACCEPT] * 4 and list(bounded._checked) == [items[0].trainer]
+    assert bounded.apply(items, {}).root == fresh.apply(items, {}).root
+
+
 def test_the_model_before_is_left_alone(first: ReplicatedModel, second: ReplicatedModel) -> None:
     assert np.array_equal(first.parameters, initial_parameters(SMALL)) and not first.vectors["momentum"].any()
     assert first.round == 0 and not first.records

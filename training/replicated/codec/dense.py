@@ -11,7 +11,8 @@ import numpy.typing as npt
 from training.replicated.codec import levels, scales
 from training.replicated.codec.entries import Entries
 from training.replicated.codec.header import Mode, malformed
-from training.replicated.layout import CHUNK, Block, Float32Array, Layout
+from training.replicated.codec.rows import Rows, rows_of
+from training.replicated.layout import Block, Float32Array, Layout
 
 
 def chunk_bytes(layout: Layout, bits: int) -> npt.NDArray[np.int64]:
@@ -36,28 +37,38 @@ class Dense:
         return np.concatenate([[0], np.cumsum(chunk_bytes(self.layout, self.mode.bits))])
 
     def levels_of(self, block: Block) -> levels.Levels:
-        unpacked = levels.unpack(self._bytes(block), self.mode.bits)
+        unpacked = levels.unpack(self._bytes(block.chunks), self.mode.bits)
         return unpacked[: block.size]  # only the last chunk of a block is padded
 
     def entries(self, block: Block) -> Entries:
         return Entries(None, self.levels_of(block), None)
 
-    def _bytes(self, block: Block) -> levels.Bytes:
-        return self.packed[self.starts[block.chunks.start] : self.starts[block.chunks.stop]]
+    def _bytes(self, chunks: slice) -> levels.Bytes:
+        return self.packed[self.starts[chunks.start] : self.starts[chunks.stop]]
+
+    def _bytes_of(self, rows: Rows) -> levels.Bytes:
+        """(rows, bytes of each)"""
+        return self._bytes(rows.chunks).reshape(rows.chunks.stop - rows.chunks.start, -1)
 
     def squares(self) -> npt.NDArray[np.int64]:
         """(chunks,): the sum of all level² in each chunk."""
-        if self.mode.bits == 1:
-            return self.layout.chunk_lengths
-        sums = np.empty(len(self.scales), dtype=np.int64)
-        for block in self.layout.blocks:
-            squares = np.square(self.levels_of(block), dtype=np.int16)
-            sums[block.chunks] = np.add.reduceat(squares, np.arange(0, block.size, CHUNK), dtype=np.int64)
-        return sums
+        return self.layout.chunk_lengths if self.mode.bits == 1 else self._sums[0]
+
+    @cached_property
+    def _sums(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Of each chunk the sum of all level² and the largest |level|: a check needs one, a norm the other."""
+        squares, largest = np.empty(len(self.scales), dtype=np.int64), np.empty(len(self.scales), dtype=np.uint8)
+        for rows in rows_of(self.layout):
+            unpacked = levels.unpack(self._bytes_of(rows), self.mode.bits)
+            magnitudes = np.abs(unpacked[:, : rows.length]).view(np.uint8)  # −128 is 128
+            largest[rows.chunks] = magnitudes.max(axis=1)
+            squares[rows.chunks] = np.square(magnitudes, dtype=np.uint16).sum(axis=1, dtype=np.int64)
+        return squares, largest
 
     def require_canonical(self) -> None:
         self._require_length()
-        self._require_nothing_in_empty_chunks()
+        if not self.scales.all():
+            self._require_nothing_in_empty_chunks()
         if self.mode.bits > 1:
             self._require_top_levels()
 
@@ -70,19 +81,16 @@ class Dense:
             raise malformed("padding bits are set")
 
     def _require_nothing_in_empty_chunks(self) -> None:
-        for chunk in np.flatnonzero(self.scales == 0):
-            if self.packed[self.starts[chunk] : self.starts[chunk + 1]].any():
+        for rows in rows_of(self.layout):
+            empty = self.scales[rows.chunks] == 0
+            if empty.any() and self._bytes_of(rows)[empty].any():
                 raise malformed("levels in a chunk of scale zero")
 
     def _require_top_levels(self) -> None:
         """Or else other levels with another scale would say the same."""
-        top = levels.TOP[self.mode.bits]
-        for block in self.layout.blocks:
-            unpacked, starts = self.levels_of(block), np.arange(0, block.size, CHUNK)
-            high, low = np.maximum.reduceat(unpacked, starts), np.minimum.reduceat(unpacked, starts)
-            full = (high == top) | (low == -top)
-            if np.any(low < -top) or not np.all(full | (self.scales[block.chunks] == 0)):
-                raise malformed("a chunk does not use its scale's range")
+        _, largest = self._sums
+        if np.any(largest > levels.TOP[self.mode.bits]) or np.any((largest < levels.TOP[self.mode.bits]) & (self.scales > 0)):
+            raise malformed("a chunk does not use its scale's range")
 
 
 def coded(m: Float32Array, layout: Layout, mode: Mode) -> tuple[int, scales.Codes, levels.Bytes]:
@@ -90,26 +98,26 @@ def coded(m: Float32Array, layout: Layout, mode: Mode) -> tuple[int, scales.Code
     unit = scales.unit_of(m)
     sums, largest = _magnitudes(m, layout, unit)
     codes, exponent = scales.of_chunks(sums, layout.chunk_lengths, largest, unit, mode.bits)
-    return exponent, codes, _pack(m, layout, mode, scales.SCALES[codes], exponent)
+    return exponent, codes, _pack(m, layout, mode, scales.values(codes, exponent))
 
 
 def _magnitudes(m: Float32Array, layout: Layout, unit: int) -> tuple[scales.Integers, scales.Integers]:
     """The sum and the largest of |m| / 2^unit, rounded to integers, of every chunk."""
     sums, largest = (np.empty(len(layout.chunk_lengths), dtype=np.int64) for _ in range(2))
-    for block in layout.blocks:
-        grid, starts = scales.grid(m[block.elements], unit), np.arange(0, block.size, CHUNK)
-        sums[block.chunks] = np.add.reduceat(grid, starts)
-        largest[block.chunks] = np.maximum.reduceat(grid, starts)
+    for rows in rows_of(layout):
+        grid = scales.grid(rows.of(m), unit)
+        sums[rows.chunks] = grid.sum(axis=1, dtype=np.float64)
+        largest[rows.chunks] = grid.max(axis=1)
     return sums, largest
 
 
-def _pack(m: Float32Array, layout: Layout, mode: Mode, chunk_scales: scales.Integers, exponent: int) -> levels.Bytes:
-    """The body that says `m` by the scales `chunk_scales` · 2^exponent."""
-    body = Dense(layout, mode, chunk_scales, np.zeros(size(layout, mode.bits), dtype=np.uint8))
-    for block in layout.blocks:
-        of_elements = np.repeat(chunk_scales[block.chunks], layout.chunk_lengths[block.chunks])
-        unpacked = levels.quantise(m[block.elements], of_elements, exponent, mode.bits)
-        body._bytes(block)[:] = levels.pack(unpacked, mode.bits)
-    for chunk in np.flatnonzero(chunk_scales == 0):
-        body.packed[body.starts[chunk] : body.starts[chunk + 1]] = 0
-    return body.packed
+def _pack(m: Float32Array, layout: Layout, mode: Mode, chunk_scales: Float32Array) -> levels.Bytes:
+    """The body that says `m` by the scales of chunks."""
+    units = levels.units_of(chunk_scales, mode.bits)
+    packed, end = np.empty(size(layout, mode.bits), dtype=np.uint8), 0
+    for rows in rows_of(layout):
+        part = levels.pack(levels.quantise(rows.of(m), units[rows.chunks, None], mode.bits), mode.bits)
+        part[chunk_scales[rows.chunks] == 0] = 0
+        start, end = end, end + part.size
+        packed[start:end] = part.ravel()
+    return packed

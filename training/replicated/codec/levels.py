@@ -39,6 +39,8 @@ def _table(bits: int) -> npt.NDArray[np.unsignedinteger]:
 
 
 _TABLES: Final = {bits: _table(bits) for bits in (1, 2, 4)}
+# As many codes as fill a byte, one in each byte of a little-endian word, times this: the highest byte has them packed.
+_FACTORS: Final = {2: 1 << 30 | 1 << 20 | 1 << 10 | 1, 4: 1 << 12 | 1}
 
 
 def unpack(packed: Bytes, bits: int) -> Levels:
@@ -48,28 +50,41 @@ def unpack(packed: Bytes, bits: int) -> Levels:
     return _TABLES[bits].take(packed).view(np.int8)
 
 
-def pack(levels: Levels, bits: int) -> Bytes:
-    """Whole bytes, the last one padded with zero bits."""
+def pack(codes: Bytes, bits: int) -> Bytes:
+    """Codes along the last axis in whole bytes, the last one of each row padded with zero bits."""
     if bits == 8:
-        return levels.view(np.uint8)
+        return codes
     if bits == 1:
-        return np.packbits(levels < 0)
-    codes = (levels < 0).astype(np.uint8) << bits - 1 | np.abs(levels).view(np.uint8) >> 1
+        return np.packbits(codes, axis=-1)
     each = 8 // bits
-    padded = np.zeros(-(-len(codes) // each) * each, dtype=np.uint8)
-    padded[: len(codes)] = codes
-    columns = padded.reshape(-1, each)
-    return np.bitwise_or.reduce(columns << np.arange(8 - bits, -1, -bits, dtype=np.uint8), axis=1)
+    if missing := -codes.shape[-1] % each:
+        codes = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
+    words = codes.view(f"<u{each}") * _FACTORS[bits]
+    words >>= 8 * (each - 1)
+    return words.astype(np.uint8)
 
 
-def quantise(part: Float32Array, scales: npt.NDArray[np.int64], exponent: int, bits: int, least: int = 0) -> Levels:
-    """The level next to each element / (its scale · 2^exponent), and at least `least` of its sign; zero counts as positive."""
+def quantise(part: Float32Array, units: Float32Array, bits: int, least: int = 0) -> Bytes:
+    """The code of the level next to each element / its scale, and at least `least` of its sign; zero counts as positive.
+
+    `units` are `units_of` the scales. Quotients in float32 are on the same side as exact ones of every edge between two levels:
+    an edge times its unit has thirteen bits, so it is a float32, from which |m| is at least one place away, or none; and a
+    quotient is rounded by half a place at most.
+    """
+    negative = (part < 0).view(np.uint8)
     if bits == 1:
-        return np.where(part < 0, np.int8(-1), np.int8(1))
-    ratios = np.abs(part).astype(np.float64)
-    ratios *= 2.0**-exponent
-    ratios /= np.maximum(scales, 1)
-    if bits < 8:  # the odd number next to a ratio, which may be beyond any integer type where a scale is zero
-        ratios = 2 * np.floor(ratios / 2) + 1
-    levels = np.clip(np.rint(ratios, out=ratios), least, TOP[bits], out=ratios).astype(np.int8)
-    return np.negative(levels, out=levels, where=part < 0)
+        return negative
+    ratios = np.abs(part)
+    ratios /= units
+    np.minimum(ratios, TOP[bits] / 2 if bits < 8 else LEVEL_MAX, out=ratios)
+    if bits < 8:
+        negative *= 1 << bits - 1
+        negative |= ratios.astype(np.uint8)
+        return negative
+    magnitudes = np.maximum(np.rint(ratios, out=ratios), least, out=ratios).astype(np.uint8)
+    return (magnitudes ^ -negative) + negative  # two's complement
+
+
+def units_of(scales: Float32Array, bits: int) -> Float32Array:
+    """What |element| is divided by: the distance of two neighbouring levels; with scale zero nothing is left of it."""
+    return np.where(scales > 0, scales * (2 if bits < 8 else 1), np.float32(np.inf))

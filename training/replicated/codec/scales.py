@@ -25,6 +25,7 @@ MANTISSA_BITS: Final = 5  # a scale is off by 3 % at most, where one bit per ele
 SHIFT_MAX: Final = 15  # chunks of one payload differ a thousandfold: norms, embedding, layers
 SCALE_BITS: Final = MANTISSA_BITS + SHIFT_MAX
 EXPONENT_MIN: Final = -84  # the least scale is above 2^-80, and everything derived stays far from float32's subnormal numbers
+UNIT_MIN: Final = EXPONENT_MIN + SCALE_BITS - 1 - GRID_BITS  # under a finer one all scales are zero; float32 has its inverse
 EXPONENT_MAX: Final = 12  # scales below 2^32: beyond any update that training can use
 
 # Times the mean |m|: what is larger is cut off and left to error feedback, or few large elements would leave no levels for all
@@ -43,20 +44,20 @@ assert int(SCALES[-1]).bit_length() == SCALE_BITS
 
 
 def unit_of(m: Float32Array) -> int:
-    """The exponent of the grid on which the largest |m| has 40 bits."""
+    """The exponent of the grid on which the largest |m| has 40 bits, or less under a unit for which all scales are zero."""
     extremes = (float(m.max()), -float(m.min()))
     if not all(math.isfinite(value) for value in extremes):
         raise LocalProtocolError("a buffer with non-finite elements has no encoding")
-    return math.frexp(max(extremes))[1] - GRID_BITS
+    return max(math.frexp(max(extremes))[1] - GRID_BITS, UNIT_MIN)
 
 
-def grid(part: Float32Array, unit: int) -> npt.NDArray[np.float64]:
-    """|part| / 2^unit, rounded to integers.
+def grid(part: Float32Array, unit: int) -> Float32Array:
+    """|part| / 2^unit, rounded to integers; exact otherwise, since float32 has every integer of 24 bits.
 
     A sum of floats would depend on the order that a machine's vector unit adds in; sums of integers do not.
     """
-    integers = np.abs(part).astype(np.float64)
-    integers *= 2.0**-unit
+    integers = np.abs(part)
+    integers *= np.float32(2.0**-unit)
     return np.rint(integers, out=integers)
 
 
@@ -84,6 +85,11 @@ def quantise(values: Integers, unit: int, up: bool) -> tuple[Codes, int]:
     mantissas = (values + (up << shifts >> 1)) >> shifts
     codes = (shifts - least << 4) + mantissas - 16  # a mantissa rounded up to 32 is 16 with the next shift
     return np.maximum(codes, 0).astype(np.uint8), exponent
+
+
+def values(codes: Codes, exponent: int) -> Float32Array:
+    """The scales themselves; exact, since they have five significant bits."""
+    return SCALES[codes].astype(np.float32) * np.float32(2.0**exponent)
 
 
 def _bit_lengths(values: Integers) -> Integers:

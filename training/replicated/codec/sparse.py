@@ -178,7 +178,7 @@ def coded(m: Float32Array, layout: Layout, mode: Mode) -> tuple[int, scales.Code
     unit = scales.unit_of(m)
     chosen, sums, largest = _magnitudes(m, layout, mode, unit)
     codes, exponent = scales.of_chunks(sums, supports.counts(layout, mode.keep), largest, unit, mode.bits)
-    return exponent, codes, _pack(m, layout, mode, chosen, scales.SCALES[codes], exponent)
+    return exponent, codes, _pack(m, layout, mode, chosen, scales.values(codes, exponent))
 
 
 def _pack(
@@ -186,10 +186,9 @@ def _pack(
     layout: Layout,
     mode: Mode,
     chosen: Sequence[supports.Positions],
-    chunk_scales: scales.Integers,
-    exponent: int,
+    chunk_scales: Float32Array,
 ) -> levels.Bytes:
-    """The body that says `m` at the positions `chosen` in each block, by the scales `chunk_scales` · 2^exponent."""
+    """The body that says `m` at the positions `chosen` in each block, by the scales of chunks."""
     kept, p = supports.counts(layout, mode.keep), supports.rice_parameter(mode.keep)
     said: tuple[list[Any], ...] = ([], [], [])  # of each block: remainders, levels, quotients
     for block, positions in zip(layout.blocks, chosen, strict=True):
@@ -197,7 +196,8 @@ def _pack(
         counts = np.where(chunk_scales[block.chunks] > 0, kept[block.chunks], 0)
         positions = positions[of_entries > 0]
         quotients, remainders = supports.write(positions, counts, p)
-        part = levels.quantise(m[block.elements][positions], of_entries[of_entries > 0], exponent, mode.bits, least=1)
+        units = levels.units_of(of_entries[of_entries > 0], mode.bits)
+        part = levels.quantise(m[block.elements][positions], units, mode.bits, least=1)
         for stream, item in zip(said, (remainders, part, quotients), strict=True):
             stream.append(item)
     remainders, part, quotients = (np.concatenate(stream) for stream in said)
@@ -214,6 +214,6 @@ def _magnitudes(
         part, counts = m[block.elements], kept[block.chunks]
         chosen.append(supports.choose(part, counts))
         grid, starts = scales.grid(part[chosen[-1]], unit), np.cumsum(counts) - counts
-        sums[block.chunks] = np.add.reduceat(grid, starts)
+        sums[block.chunks] = np.add.reduceat(grid, starts, dtype=np.float64)
         largest[block.chunks] = np.maximum.reduceat(grid, starts)
     return chosen, sums, largest

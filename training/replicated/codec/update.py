@@ -64,7 +64,7 @@ class Update:
 
     def dense(self) -> Float32Array:
         """The whole update as float32; exact, since a level times a scale has twelve significant bits."""
-        values = self.scales.astype(np.float32) * np.float32(2.0**self.exponent)
+        values = scales.values(self.codes, self.exponent)
         dense = np.empty(self.layout.size, dtype=np.float32)
         for block in self.layout.blocks:
             dense[block.elements] = self.signed(block, values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -16,8 +17,8 @@ from tests.training.replicated.codec import reference
 from tests.training.replicated.codec.samples import LAYOUTS, MODES, TOY, changed, chunks_of, fields_of, name_of, toy_buffers
 from tests.training.replicated.support import RAGGED, buffer, header
 from training.replicated import codec
-from training.replicated.codec import Mode, payload_bytes_max
-from training.replicated.layout import Float32Array, Layout
+from training.replicated.codec import Mode, levels, payload_bytes_max
+from training.replicated.layout import Float32Array, Layout, of_shapes
 
 HEADER_BYTES = 118
 modes = st.sampled_from(MODES)
@@ -58,6 +59,37 @@ def test_a_payload_of_whole_and_ragged_chunks_is_the_one_that_the_page_prescribe
     m = buffer(RAGGED, "reference", mode.bits)
     said = reference.said_of(fields_of(header(0, mode)), m.tolist(), RAGGED.chunk_lengths.tolist())
     assert codec.encode(header(0, mode), m, RAGGED) == reference.write(said)
+
+
+@each_mode
+def test_neighbouring_chunks_of_equal_length_are_each_padded(mode: Mode) -> None:
+    layout = of_shapes([(name, (5,)) for name in "abc"])
+    m = buffer(layout, "neighbours", mode.bits)
+    said = reference.said_of(fields_of(header(0, mode)), m.tolist(), layout.chunk_lengths.tolist())
+    assert codec.encode(header(0, mode), m, layout) == reference.write(said)
+
+
+@each_mode
+@pytest.mark.parametrize("power", [-149, -126, -100, -80, *range(-72, -60)])
+def test_the_least_buffers_are_what_the_page_prescribes_or_zero(mode: Mode, power: int) -> None:
+    m = np.ldexp(np.arange(-10, 11, dtype=np.float32), power)
+    said = reference.said_of(fields_of(header(0, mode)), m.tolist(), TOY.chunk_lengths.tolist())
+    assert codec.encode(header(0, mode), m, TOY) == reference.write(said)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("power", [-84, -30, 27])
+def test_levels_next_to_an_edge_are_those_of_exact_quotients(bits: int, power: int) -> None:
+    scales = np.ldexp(np.arange(16, 32, dtype=np.float32), power)[:, None]
+    edges = np.arange(1, 8) * np.float32(2) if bits < 8 else np.arange(127, dtype=np.float32) + np.float32(0.5)
+    at = scales * edges
+    m = np.concatenate([at, np.nextafter(at, np.float32(0)), np.nextafter(at, np.float32(np.inf))], axis=1)
+    codes = levels.quantise(-m, levels.units_of(scales, bits), bits)
+    said = levels.unpack(levels.pack(codes, bits), bits)[:, : m.shape[1]]
+    for scale, row, found in zip(scales[:, 0].tolist(), m.tolist(), said.tolist(), strict=True):
+        ratios = [Fraction(element) / Fraction(scale) for element in row]
+        exact = [round(ratio) if bits == 8 else 2 * math.floor(ratio / 2) + 1 for ratio in ratios]
+        assert found == [-min(level, levels.TOP[bits]) for level in exact]
 
 
 @settings(deadline=None)
