@@ -305,6 +305,6 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "audit": Audit.SAMPLED,
         "audit_rate": 0.1,
         "auditors": 2,
-        "audit_window": 20,  # rounds of half a second: what is drawn has to be fetched and replayed in them
+        "audit_window": 10,  # rounds of half a second: what is drawn has to be fetched and replayed in them
     },
 }

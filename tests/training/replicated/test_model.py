@@ -363,11 +363,20 @@ def test_saving_replaces_what_was_there(first: ReplicatedModel, second: Replicat
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("over_a_retired", [False, True])
 def test_a_crash_at_any_step_of_saving_leaves_the_old_model_or_the_new(
-    first: ReplicatedModel, second: ReplicatedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: ReplicatedModel, second: ReplicatedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_a_retired: bool
 ) -> None:
     steps = 0
-    while _crashes_at(steps, first, second, tmp_path / f"{steps}", monkeypatch):
+
+    def home() -> Path:
+        place = tmp_path / f"{steps}"
+        if over_a_retired:
+            first.save(place / "retired", durable=False)
+            files.retire(place / "retired")
+        return place
+
+    while _crashes_at(steps, first, second, home(), monkeypatch):
         steps += 1
     assert steps >= 10
 
@@ -399,6 +408,7 @@ def _crashes_at(step: int, old: ReplicatedModel, new: ReplicatedModel, home: Pat
             crashed = True
     opened = ReplicatedModel.open(home / "model")
     opened.verify()
+    assert crashed or not (home / ".spare").exists()
     assert opened.root in (old.root, new.root) and (crashed or opened.root == new.root)
     new.save(home / "model")
     assert ReplicatedModel.open(home / "model").root == new.root
