@@ -102,7 +102,7 @@ def test_who_cheats_in_some_of_its_steps_is_suspended_by_sampled_audits_and_the_
     status, report, said = demo(tmp_path, "--rounds", "8", "--audit", "sampled", "--attack", "wrong-steps", *fields)
     assert status == 0, said
     assert (report["suspensions"], report["false_challenges"], report["audit"]) == ({"liar-2": 1}, {}, "sampled")
-    assert "suspended until round" in said and "every liar was found out" in said
+    assert "every liar was found out" in said
     sent = report["bytes_sent"]
     assert isinstance(sent, dict) and 0 < sent["trainer-0"]["reveals"] <= sent["trainer-0"]["blobs"] <= sent["trainer-0"]["bulk"]
     assert peer("audit", str(tmp_path / "run" / "export"))[0] == 0
