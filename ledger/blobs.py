@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Blobs:
         self._kept, self._passing = kept, passing
         self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
         self._together: dict[bytes, Path] = {}  # digest -> a folder that holds it
+        self._together_lock = threading.Lock()  # training keeps, audits delete, each in a thread of its own
         self._numbers = itertools.count()
         for folder in (kept, passing):
             with _explained(folder):
@@ -125,7 +127,7 @@ class Blobs:
         `delete_together`. Nothing of it is made durable; the caller vouches for the digests, and `made` is gone afterwards.
         """
         folder = self._passing / _folder_name(job, round)
-        with _explained(folder):
+        with self._together_lock, _explained(folder):
             shutil.rmtree(folder, ignore_errors=True)
             if made is None:
                 folder.mkdir()
@@ -147,12 +149,13 @@ class Blobs:
 
     def delete_rounds(self, rounds: Iterable[tuple[bytes, int]]) -> None:
         """What was kept of these rounds, as `kept_together` names them."""
-        for job, number in rounds:
-            shutil.rmtree(self._passing / _folder_name(job, number), ignore_errors=True)
-        listed: dict[bytes, Path] = {}
-        for folder in self._folders():  # some of it may be in a later folder too
-            listed |= _listed(folder)
-        self._together = listed
+        with self._together_lock:
+            for job, number in rounds:
+                shutil.rmtree(self._passing / _folder_name(job, number), ignore_errors=True)
+            listed: dict[bytes, Path] = {}
+            for folder in self._folders():  # some of it may be in a later folder too
+                listed |= _listed(folder)
+            self._together = listed
 
     def _folders(self) -> list[Path]:
         return [path for path in self._passing.iterdir() if path.is_dir()]

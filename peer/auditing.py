@@ -145,7 +145,9 @@ class Auditing:
         try:
             model = await trio.to_thread.run_sync(driver.host.opened, due.job, due.round)
         except StorageError as error:
-            raise _Unable(str(error)) from None  # it was pruned, or this peer began with a snapshot of a later round
+            raise _Unable(str(error)) from None  # pruned, damaged, or this peer began with a snapshot of a later round
+        if model.root != due.proposal.model_root:
+            raise _Unable(f"the model of round {due.round} that is here has another root")
         directory = driver.host.directory(due.job, due.round)
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
 

@@ -40,6 +40,8 @@ class Author:
         with trio.move_on_after(seconds_max):
             while True:
                 signed, transaction = await self._put_on_log(kind, content)
+                if signed not in self._waiting().values() and self.nonce < transaction.nonce:
+                    await self._driver.applied.wait()  # the pool is full: a block makes room
                 while self._may_be_decided(signed, transaction):
                     await self._driver.applied.wait()
                 if self.nonce >= transaction.nonce:

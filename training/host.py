@@ -67,8 +67,12 @@ class ModelHost:
         return model
 
     def opened(self, job: bytes, number: int) -> ReplicatedModel:
-        """As `model`, of a round that may be over. It may run in another thread."""
-        return ReplicatedModel.open(self.directory(job, number))
+        """As `model`, of a round that may be over, every tensor hashed: what a power cut left of a model that was not durable
+        must not be held against somebody. It may run in another thread.
+        """
+        model = ReplicatedModel.open(self.directory(job, number))
+        model.verify()
+        return model
 
     def create(self, job: bytes, spec: bytes) -> bytes:
         return self._save(ReplicatedModel.initial(job, JobSpec.decode(spec)))

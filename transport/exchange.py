@@ -195,8 +195,8 @@ class Exchange:
             transfer.one_holder = transfer.one_holder or transfer.total is not None
             transfer.wake()
             return
-        if chunk.offset != transfer.offset or (not chunk.chunk and chunk.total):
-            return  # a gap, where the link loses messages: the stall deadline asks again
+        if chunk.offset != transfer.offset or len(chunk.chunk) < min(BLOB_CHUNK_BYTES, chunk.total - transfer.offset):
+            return  # a gap, where the link loses messages, or a holder that drips bytes: the stall deadline asks another
         if transfer.writer is None:
             transfer.total, transfer.writer = chunk.total, self._blobs.begin(transfer.digest, chunk.total)
         if transfer.offset + len(chunk.chunk) > chunk.total:

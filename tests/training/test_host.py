@@ -249,3 +249,13 @@ def test_pruning_keeps_the_last_durable_model_and_no_older_one(tmp_path: Path) -
     Rounds(host).play(2 * DURABLE_ROUNDS + 5)
     last = 2 * DURABLE_ROUNDS + 5
     assert rounds_on_disk(host) == [2 * DURABLE_ROUNDS, *range(last - ROUNDS_KEPT + 1, last + 1)]
+
+
+def test_an_older_model_that_a_power_cut_left_damaged_judges_nobody(tmp_path: Path) -> None:
+    """What is newer may be whole, so that nothing was computed anew."""
+    rounds = Rounds(host := ModelHost(tmp_path)).play(3)
+    file = host.directory(JOB, 2) / "parameters.f32"
+    file.write_bytes(bytes(file.stat().st_size))
+    assert rounds.recovered(tmp_path) == 0
+    with pytest.raises(StorageError, match="does not hash"):
+        ModelHost(tmp_path).opened(JOB, 2)

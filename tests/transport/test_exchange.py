@@ -169,3 +169,18 @@ async def test_a_blob_that_somebody_gets_later_does_not_wait_for_the_silent_one(
 async def _gets_it(links: Links, seconds: float) -> None:
     await trio.sleep(seconds)
     links.lacking.clear()
+
+
+async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autojump_clock: MockClock) -> None:
+    blob = BLOBS[0]
+
+    async def drip() -> None:
+        while not links.asked:
+            await trio.sleep(0.01)
+        for offset in range(len(blob)):
+            links.exchange.on_blob_chunk(FROZEN, BlobChunk(digest(blob), offset, len(blob), blob[offset : offset + 1]))
+            await trio.sleep(PATIENCE_SECONDS / 2)
+
+    links.nursery.start_soon(drip)
+    assert await links.fetch(blob) < 2 * STALL_SECONDS
+    assert (LIVE, digest(blob)) in links.asked
