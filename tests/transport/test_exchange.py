@@ -175,8 +175,7 @@ async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autoj
     blob = BLOBS[0]
 
     async def drip() -> None:
-        while not links.asked:
-            await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked()  # it was asked
         for offset in range(len(blob)):
             links.exchange.on_blob_chunk(FROZEN, BlobChunk(digest(blob), offset, len(blob), blob[offset : offset + 1]))
             await trio.sleep(PATIENCE_SECONDS / 2)
