@@ -133,12 +133,7 @@ class Invariants:
         if decided.height != last + 1:
             raise Violation("contiguous", f"{short_id(peer)} decided height {decided.height} after {last}")
         self._last[peer] = decided.height
-        known = self.decided.get(decided.height)
-        if known is None:
-            self._first(decided.height, decided.digest, decided.block)
-            self.views[decided.height] = codec.decode_message(decided.certificate.vote, (Commit,)).view
-        elif known != decided.digest:
-            raise Violation("agreement", f"two blocks decided at height {decided.height}")
+        self._agrees(decided)
         if self._bytes.setdefault(decided.height, decided.block) != decided.block:
             raise Violation("validity", f"{short_id(peer)} holds other bytes of the block of height {decided.height}")
         vote = self._on_certificate(decided.certificate, Commit)
@@ -152,9 +147,8 @@ class Invariants:
 
     def on_restored(self, peer: bytes, decisions: Iterable[Any], height: int, root: bytes) -> None:
         """A snapshot took the place of the decisions up to `height`."""
-        for decided in decisions:
-            if self.decided.get(decided.height) != decided.digest:
-                raise Violation("agreement", f"{short_id(peer)} restored another block of height {decided.height}")
+        for decided in decisions:  # the last one proves the state below it, and may be news: a liar can be the first to decide
+            self._agrees(decided)
             self._on_certificate(decided.certificate, Commit)
             self._last[peer] = max(decided.height, self._last.get(peer, 0))
         if self.roots.get(height) != root:
@@ -164,6 +158,14 @@ class Invariants:
         self._applied[peer] = height
         self._wrong.pop(peer, None)
         self._told.pop(peer, None)
+
+    def _agrees(self, decided: Any) -> None:
+        known = self.decided.get(decided.height)
+        if known is None:
+            self._first(decided.height, decided.digest, decided.block)
+            self.views[decided.height] = codec.decode_message(decided.certificate.vote, (Commit,)).view
+        elif known != decided.digest:
+            raise Violation("agreement", f"two blocks decided at height {decided.height}")
 
     def _first(self, height: int, digest: bytes, block: bytes) -> None:
         plain = codec.unpack(block, BLOCK_BYTES_MAX)
