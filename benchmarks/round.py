@@ -3,6 +3,8 @@
 Real daemons on loopback, all of which train and vote, with workers that have their updates ready (`benchmarks.free`). What is
 left is proposals, the exchange of payloads, judging, ballots, both phases of agreement, aggregation and the outer step, with
 every signature and every durable write. The time of a round is from one applied block to the next, as the first peer sees it.
+
+Beside it, what hivemind takes to average one vector of that size in f16, in an environment of its own (`--no-hivemind`: not).
 """
 
 from __future__ import annotations
@@ -16,12 +18,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 from rich.console import Console
@@ -29,13 +29,17 @@ from rich.table import Table
 
 from benchmarks import dispatch
 from benchmarks.provenance import provenance
+from benchmarks.rivals import environment
+from benchmarks.rivals.environment import Unavailable
+from benchmarks.rivals.processes import reports
+from benchmarks.rivals.work import Work
 from peer.datadir import DataDirectory
 from peer.demo import DemoPeer, cast_roles
 from protocol.api import PARTS
 from scenarios import network as scenario
 from scenarios.network import Watch
 from scenarios.trials import COUNT, Parser
-from training.spec import ModelSpec
+from training.spec import JobSpec, ModelSpec
 
 TICKS = os.sysconf("SC_CLK_TCK")
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; then something hangs
@@ -51,9 +55,8 @@ JOBS = {
     "4 bits, AdamW": {"audit": "sampled", "bits": "4", "outer": "adamw", "audit_rate": "0.1"},
     "dense 1 bit, all audited": {"audit": "full"},
 }
-
-Rival = Callable[[int, int], list[dict[str, Any]]]
-RIVALS: dict[str, Rival] = {}  # name -> (peers, parameters) -> rows with what a Row has; `benchmarks.rivals` adds to it
+MATCHMAKING_SECONDS = (0.5, 1.0, 3.0)  # the least that forms whole groups counts; hivemind's default is 5
+RIVAL_SECONDS_MAX = 600.0
 
 
 @dataclass
@@ -62,14 +65,15 @@ class Row:
     peers: int
     parameters: int
     rounds: int
-    seconds: float  # p50
-    seconds_least: float
-    daemon_seconds: float  # processor time of one peer's daemon, and of its worker, for a round
-    worker_seconds: float
+    seconds: float = 0.0  # p50
+    seconds_least: float = 0.0
+    daemon_seconds: float = 0.0  # processor time of one peer's daemon, and of its worker, for a round
+    worker_seconds: float = 0.0
     bytes_per_peer: dict[str, float] = field(default_factory=dict)  # sent in a round, by kind
     heights: float = 0.0  # decided in a round
     fsyncs: float = 0.0  # of one peer in a round, of files and folders
     commits: float = 0.0  # of its database
+    reason: str = ""  # why it was not measured
 
 
 @dataclass
@@ -167,6 +171,37 @@ def _row(name: str, before: _Look, after: _Look, seconds: list[float], fsyncs: i
     )
 
 
+# The rival ------------------------------------------------------------------------------------------------------------
+
+
+def hivemind(peers: int, rounds: int) -> list[Row]:
+    """Its average of one such vector in f16: with finding the group, and the exchange alone."""
+    reason = ""
+    for seconds in MATCHMAKING_SECONDS:
+        try:
+            return _averaged(peers, rounds, seconds)
+        except Unavailable as error:
+            reason = str(error)
+    return [Row("hivemind f16", peers, MODEL.parameters, 0, reason=reason)]
+
+
+def _averaged(peers: int, rounds: int, matchmaking_seconds: float) -> list[Row]:
+    python = str(environment.interpreter("hivemind", environment.HIVEMIND))
+    spec = JobSpec(name="benchmark", model=MODEL, data=bytes(32), rounds=rounds)
+    with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
+        work = Work(folder, "", spec.encode().hex(), ROUNDS_WARM, peers, 1, matchmaking_seconds)
+        found = reports(python, "hivemind_averager", work, peers, RIVAL_SECONDS_MAX)
+    row = Row(f"hivemind f16, {matchmaking_seconds:g} s to meet", peers, MODEL.parameters, rounds)
+    row.daemon_seconds = statistics.mean(report["processor_seconds"] for report in found)
+    sent = statistics.mean(report["bytes_sent"] for report in found)
+    row.bytes_per_peer = {"tensors": sent, "blobs": sent}  # the second is a part of the first, as in our own counters
+    whole, exchange = zip(*((sum(times), times[1]) for times in found[0]["times"]), strict=True)
+    return [
+        replace(row, seconds=statistics.median(whole), seconds_least=min(whole)),
+        replace(row, name="the exchange alone", seconds=statistics.median(exchange), seconds_least=min(exchange)),
+    ]
+
+
 # Report ---------------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +211,9 @@ def show(rows: list[Row]) -> None:
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:
+        if row.reason:
+            table.add_row(row.name, row.reason)
+            continue
         sent = sum(count for kind, count in row.bytes_per_peer.items() if kind not in PARTS)
         seconds = (row.seconds, row.seconds_least, row.daemon_seconds, row.worker_seconds)
         figures = [f"{1e3 * value:.0f}" for value in seconds]
@@ -196,13 +234,13 @@ def main() -> int:
     parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="of one network, each of which trains and votes")
     parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="measured, of each job")
     parser.add_argument("--jobs", nargs="*", choices=tuple(JOBS), default=tuple(JOBS), help="what is measured")
+    parser.add_argument("--no-hivemind", dest="hivemind", action="store_false", help="ours alone")
     options = parser.parse_args()
     started, rows = time.time(), []
     for name in options.jobs:
         rows.append(trio.run(partial(ours, name, options.peers, options.rounds)))
         print(f"{name}: {1e3 * rows[-1].seconds:.0f} ms", file=sys.stderr, flush=True)
-    for rival in RIVALS.values():
-        rows += [Row(**row) for row in rival(options.peers, MODEL.parameters)]
+    rows += hivemind(options.peers, options.rounds) if options.hivemind else []
     if not rows:
         parser.error("nothing is to be measured: --jobs needs a name")
     show(rows)

@@ -15,15 +15,13 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +36,7 @@ from rich.table import Table
 from benchmarks.provenance import provenance
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
+from benchmarks.rivals.processes import reports
 from benchmarks.rivals.sockets import Traffic
 from benchmarks.rivals.work import Result, Work
 from benchmarks.simulated import engine_of, held_out_nats, text_file
@@ -51,7 +50,6 @@ from scenarios.trials import COUNT, Parser, duration
 from training.host import ModelHost
 from training.spec import PRESETS, JobSpec, ModelSpec
 
-CHECKOUT = Path(__file__).resolve().parent.parent
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
 PEERS = 4
 GLOBAL_BATCH = 128  # sequences
@@ -119,39 +117,7 @@ def rival(module: str, processes: int, threads: int, task: Task, python: str = s
         spec = task.spec()
         warm = min(WARM_UPDATES, spec.rounds - 1)
         work = Work(folder, str(task.text), spec.encode().hex(), warm, PEERS, threads, seconds_max=task.seconds_max, **settings)
-        file = work.save()
-        with running(python, module, file, processes) as started:
-            wait(started, Path(folder), task.seconds_max + ROUND_SECONDS_MAX)
-        return [Result(**json.loads(work.result_file(rank).read_text())) for rank in range(processes)]
-
-
-@contextmanager
-def running(python: str, module: str, work: Path, processes: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    surroundings = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
-    started = []
-    try:
-        for rank in range(processes):
-            command = [python, "-m", f"benchmarks.rivals.{module}", str(work), str(rank)]
-            with (work.parent / f"log-{rank}").open("wb") as log:
-                started.append(subprocess.Popen(command, stdout=log, stderr=log, env=surroundings, start_new_session=True))
-        yield started
-    finally:
-        for process in started:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself
-            process.wait()
-
-
-def wait(processes: list[subprocess.Popen[bytes]], folder: Path, seconds_max: float) -> None:
-    deadline = time.monotonic() + seconds_max
-    for rank, process in enumerate(processes):
-        try:
-            status = process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise Unavailable(f"not done after {seconds_max:.0f} s") from None
-        if status:
-            lines = (folder / f"log-{rank}").read_text(errors="replace").strip().splitlines()
-            raise Unavailable(lines[-1] if lines else f"ended with status {status}")
+        return [Result(**report) for report in reports(python, module, work, processes, task.seconds_max + ROUND_SECONDS_MAX)]
 
 
 def row_of(name: str, results: list[Result], **settings: Any) -> Row:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import hivemind
 import torch
 
+from benchmarks.rivals.hivemind_swarm import START_SECONDS_MAX, join
 from benchmarks.rivals.sockets import Traffic
-from benchmarks.rivals.work import POLL_SECONDS, Replica, Work, meet
+from benchmarks.rivals.work import Replica, Work, meet
 from training.replicated.layout import layout_of
 
-START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 60.0
 AVERAGING_SECONDS_MAX = 60.0  # the package's own default
 
@@ -37,9 +36,7 @@ class ClippedAdamW(torch.optim.AdamW):
 def main() -> None:
     work, rank = Work.load(sys.argv[1]), int(sys.argv[2])
     replica = Replica(work, rank)
-    dht = hivemind.DHT(initial_peers=_introduction(work, rank), start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    if rank == 0:
-        _write(Path(work.folder) / "address", "\n".join(map(str, dht.get_visible_maddrs())))
+    dht = join(work, rank)
     optimizer = _optimizer(work, replica, dht)
     traffic = Traffic(os.getpid())
     assert meet(work, rank, "ready", START_SECONDS_MAX), "some process did not start"
@@ -54,22 +51,6 @@ def main() -> None:
     traffic.close()
     meet(work, rank, "done", STOP_SECONDS_MAX)  # whoever leaves early makes the others wait for it
     os._exit(0)  # its own shutdown waits for threads that wait for peers that are gone
-
-
-def _introduction(work: Work, rank: int) -> list[str]:
-    if rank == 0:
-        return []
-    file = Path(work.folder) / "address"
-    deadline = time.monotonic() + START_SECONDS_MAX
-    while not file.exists() and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    return file.read_text().split()
-
-
-def _write(file: Path, text: str) -> None:
-    part = file.with_suffix(".part")
-    part.write_text(text)
-    part.replace(file)
 
 
 def _optimizer(work: Work, replica: Replica, dht: Any) -> Any:

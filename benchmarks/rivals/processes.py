@@ -1,0 +1,54 @@
+"""Starts the processes of a rival, and waits for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rivals.environment import Unavailable
+from benchmarks.rivals.work import Work
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+def reports(python: str, module: str, work: Work, processes: int, seconds_max: float) -> list[dict[str, Any]]:
+    """What each process of `benchmarks.rivals.MODULE` reports. `Unavailable` with its last words if one fails."""
+    with running(python, module, work.save(), processes) as started:
+        wait(started, Path(work.folder), seconds_max)
+    return [json.loads(work.result_file(rank).read_text()) for rank in range(processes)]
+
+
+@contextmanager
+def running(python: str, module: str, work: Path, processes: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    surroundings = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    started = []
+    try:
+        for rank in range(processes):
+            command = [python, "-m", f"benchmarks.rivals.{module}", str(work), str(rank)]
+            with (work.parent / f"log-{rank}").open("wb") as log:
+                started.append(subprocess.Popen(command, stdout=log, stderr=log, env=surroundings, start_new_session=True))
+        yield started
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself
+            process.wait()
+
+
+def wait(processes: list[subprocess.Popen[bytes]], folder: Path, seconds_max: float) -> None:
+    deadline = time.monotonic() + seconds_max
+    for rank, process in enumerate(processes):
+        try:
+            status = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"not done after {seconds_max:.0f} s") from None
+        if status:
+            lines = (folder / f"log-{rank}").read_text(errors="replace").strip().splitlines()
+            raise Unavailable(lines[-1] if lines else f"ended with status {status}")
