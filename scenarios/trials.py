@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,12 +93,13 @@ async def conduct(
     vocabulary: int = 0,
     malicious: int = 0,
     attack: str = "sign-flip",
+    job: Mapping[str, str] | None = None,
 ) -> int:
     """Runs the attempts in one network that trains meanwhile; the exit status. A network that got stuck ends it."""
     started, trials = trio.current_time(), list[Trial]()
     running = network.running(options.peers, malicious, seed=options.seed, attack=attack, folder=options.keep, dress=dress)
     async with running as peers:
-        await peers.train({**SMALL_JOB, "seed": str(options.seed)}, vocabulary=vocabulary)
+        await peers.train({**SMALL_JOB, **(job or {}), "seed": str(options.seed)}, vocabulary=vocabulary)
         for what, attempt in attempts:
             trials.append(trial := Trial(what))
             stuck = await _try(peers, attempt, trial)

@@ -1,0 +1,105 @@
+"""`python -m scenarios.churn --peers 7 --rounds 1000`: a thousand rounds beside f liars, while peers are killed and replaced.
+
+Every few rounds somebody honest is killed at a random moment and started again seconds later, or leaves, loses its disk and joins
+anew. For every single round, the honest peers that hold it must have the same model root, and at least two must hold it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from functools import partial
+from random import Random
+
+import trio
+
+from consensus.quorum import faults_tolerated
+from peer.grammar import PRESETS, preset_overrides
+from peer.roles.liar import ATTACKS
+from scenarios import network, rolling
+from scenarios.network import Network
+from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order
+from scenarios.trials import COUNT, Attempt, Trial, arguments, conduct
+
+QUIET_ROUNDS_MAX = 30  # between two things that happen
+DOWN_SECONDS_MAX = 5.0
+KILLS = 4  # for each that is replaced
+BEHIND_ROUNDS_MAX = 100  # which others may have closed by the time they are asked
+HOLDERS_MIN = 2  # for a comparison
+
+
+class Churn:
+    """Goes on until enough rounds were closed, or until the network got stuck."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._random, self._rounds = Random(options.seed), options.rounds
+        self._roots: dict[int, set[str]] = {}
+        self._holders: dict[int, int] = {}
+        self.closed = 0
+
+    def attempts(self) -> Iterator[tuple[str, Attempt]]:
+        while self.closed < self._rounds:
+            yield ("replaced", self._replace) if self._random.randrange(KILLS + 1) == 0 else ("killed", self._kill)
+
+    async def _kill(self, peers: Network, trial: Trial) -> None:
+        victim = self._random.choice(peers.honest)
+        asked = next(peer for peer in peers.honest if peer is not victim)
+        with trio.fail_after(STALL_SECONDS_MAX):
+            await in_order(peers)
+        await trio.sleep(self._random.uniform(0, 1))
+        peers.kill(victim)
+        trial.figures |= {"peer": victim.name, "down": (down := self._random.uniform(0, DOWN_SECONDS_MAX))}
+        await trio.sleep(down)
+        await peers.restart(victim)
+        await comes_back(peers, victim, asked, trial)
+        await self._quiet(peers, trial)
+
+    async def _replace(self, peers: Network, trial: Trial) -> None:
+        await rolling.wipe(peers.peers.index(self._random.choice(peers.honest)), peers, trial)
+        await self._quiet(peers, trial)
+
+    async def _quiet(self, peers: Network, trial: Trial) -> None:
+        asked = peers.demo.watched
+        await goes_on(asked, 1 + self._random.randrange(QUIET_ROUNDS_MAX))
+        (last,) = await asked.client.rounds(1)
+        first, self.closed = self.closed, last.round + 1
+        trial.figures["rounds"] = self.closed - first
+        for peer in peers.honest:
+            for view in await peer.client.rounds(self.closed - first + BEHIND_ROUNDS_MAX):
+                if first <= view.round < self.closed:
+                    self._roots.setdefault(view.round, set()).add(view.model_root)
+                    self._holders[view.round] = self._holders.get(view.round, 0) + 1
+        trial.problems += self._doubts(first)
+
+    def _doubts(self, first: int) -> list[str]:
+        numbers = range(first, self.closed)
+        unequal = [number for number in numbers if len(self._roots.get(number, ())) > 1]
+        alone = [number for number in numbers if self._holders.get(number, 0) < HOLDERS_MIN]
+        return [f"honest roots differ after round {number}" for number in unequal] + [
+            f"fewer than {HOLDERS_MIN} honest peers hold round {number}" for number in alone
+        ]
+
+
+def main() -> int:
+    parser = arguments("churn", __doc__)
+    parser.add_argument("--rounds", type=COUNT, default=1000, metavar="N", help="of one job")
+    parser.add_argument("--preset", choices=PRESETS, default="local", help="how it trains")
+    parser.add_argument("--attack", choices=ATTACKS, default="sign-flip", help="of the f liars, in every round")
+    options = parser.parse_args()
+    churn, liars = Churn(options), faults_tolerated(options.peers)
+    return network.main(
+        partial(
+            conduct,
+            options,
+            f"{options.rounds} rounds with churn, {liars} liars ({options.attack}), preset {options.preset}",
+            churn.attempts(),
+            job=preset_overrides(options.preset),
+            malicious=liars,
+            attack=options.attack,
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
