@@ -53,7 +53,9 @@ POOL_PAGE_MAX = 256  # transactions: a quarter of a block
 POOL_PAGE_BYTES = 1 << 20  # a sixteenth of what may wait for one link; one transaction is a quarter of it at most
 POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that are applied
 
-OWN_REPEAT_SECONDS = 1.0  # what we want decided is said again: who had not applied what it follows from could not keep it
+# What we want decided is said again with every block, and where none comes: who had not applied what it follows from, as a
+# newcomer's admission, could not keep it.
+OWN_REPEAT_SECONDS = 1.0
 
 RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction, Notice)
 
@@ -280,6 +282,8 @@ class Node:
         self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
         self._take(_applied_event(item.state))
         self._send(None, *self._accusations())
+        if self._repeat_at is not None:
+            self._repeat_at = self._now
         self._give_notice()
         for peer, untold in list(self._untold.items()):
             if self._now >= untold.told + POOL_PAGE_SECONDS:

@@ -98,6 +98,20 @@ def test_what_we_want_decided_is_said_again_because_who_is_a_block_behind_cannot
     assert Relay(signed) not in pack[1].said(Relay)
 
 
+def test_what_we_want_decided_is_said_again_with_every_block(pack: Pack) -> None:
+    signed = pack.world.tx(PEOPLE[0], "member/register", Register(()), ahead=5)
+    pack[0].say(signed)
+    pack.settle()
+    for ahead in (1, 2):
+        began = pack.now
+        pack[0].said(Relay)
+        height = pack[0].node.state.height
+        pack[1].say(pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=ahead))
+        pack.until(lambda shell, height=height: shell.node.state.height > height)
+        assert pack.now < began + node_module.OWN_REPEAT_SECONDS
+        assert Relay(signed) in pack[0].said(Relay)
+
+
 def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
     job = start_job(pack)
     (opened,) = pack[0].node.take_round_changes()
