@@ -31,5 +31,8 @@ class Application(Protocol):
         Raises `RemoteProtocolError` if this is no valid short form. Whether it is the right body is checked by its digest.
         """
 
+    def is_member(self, peer: bytes) -> bool:
+        """Whether the leader sends decided blocks to this peer though it does not vote; strangers have to ask for them."""
+
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         """What this peer has signed in rounds that are open here: it may have forgotten that with its disk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from consensus.events import Message
@@ -28,6 +29,7 @@ class Claim:
     height: int
     wait: float = RETRY_SECONDS  # grows with every request that it leaves unanswered
     not_before: float = 0.0
+    asked: bool = False
 
 
 @dataclass(slots=True)
@@ -66,6 +68,10 @@ class CatchUp:
         if claim is not None:
             claim.wait, claim.not_before = RETRY_SECONDS, 0.0
 
+    def was_asked(self, peer: bytes) -> bool:
+        claim = self._claims.get(peer)
+        return claim is not None and claim.asked
+
     def _ahead(self) -> list[tuple[bytes, Claim]]:
         return [(peer, claim) for peer, claim in self._claims.items() if claim.height > self._height]
 
@@ -81,11 +87,16 @@ class CatchUp:
             due = self._next
         return max(due, min(claim.not_before for _, claim in ahead))
 
-    def ask(self, now: float) -> tuple[bytes, GetDecisions]:
-        """The next request. Call it when the deadline has come."""
+    def ask(self, now: float, votes: Callable[[bytes], bool] = lambda peer: False) -> tuple[bytes, GetDecisions]:
+        """The next request, to somebody who votes if one of them may be asked: anybody can claim anything, of them few lie.
+
+        Call it when the deadline has come.
+        """
         patient = [(peer, claim) for peer, claim in self._ahead() if claim.not_before <= now]
+        patient = [(peer, claim) for peer, claim in patient if votes(peer)] or patient
         self._turn += 1
         peer, claim = patient[self._turn % len(patient)]
+        claim.asked = True
         claim.not_before, claim.wait = now + claim.wait, min(RETRY_SECONDS_MAX, 2 * claim.wait)
         self._next = now + RETRY_SECONDS
         self._asked_below = self._height + DECISIONS_PER_REPLY_MAX
@@ -142,6 +153,9 @@ class Future:
     _decisions: dict[int, tuple[bytes, Decision]] = field(default_factory=dict)
 
     def keep_decision(self, peer: bytes, height: int, decision: Decision) -> None:
+        """The first one for each height, unverified: `forget` takes it back when its sender turns out to lie."""
+        if height in self._decisions:
+            return
         held = sum(len(kept.block) for _, kept in self._decisions.values())
         if held + len(decision.block) <= DECISIONS_BYTES_MAX and len(self._decisions) < DECISIONS_PER_REPLY_MAX:
             self._decisions[height] = (peer, decision)
@@ -157,6 +171,7 @@ class Future:
     def forget(self, peer: bytes) -> None:
         self._small.pop(peer, None)
         self._proposals.pop(peer, None)
+        self._decisions = {height: kept for height, kept in self._decisions.items() if kept[0] != peer}
 
     def take(self, height: int) -> list[tuple[bytes, Message]]:
         """Removes what is for `height`, and what is for lower ones."""

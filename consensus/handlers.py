@@ -198,7 +198,7 @@ class Handlers(Answers):
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
         if height > self.height:
             self._catch_up.claim(peer, height + 1)
-            if height < self.height + DECISIONS_PER_REPLY_MAX:
+            if height < self.height + DECISIONS_PER_REPLY_MAX and self._catch_up.was_asked(peer):
                 self._future.keep_decision(peer, height, message)
         if self._book is None or height != self.height or self.height - self._chain.applied > DECIDED_AHEAD_MAX:
             return

@@ -59,10 +59,14 @@ class Rules(Handlers):
         return True
 
     def _tell_observers(self, book: Book, decision: Decision, leader: bytes | None) -> None:
-        observers = tuple(sorted(peer for peer in self._links if peer not in book.voters))
-        if observers and self.me in book.voters:
-            # The leader sends the block; the others only say that there is one, in case the leader lies.
-            self._sends.append(Send(observers, decision if leader == self.me else Status(self.height, 0)))
+        """The leader sends members the block; the others only say that there is one, in case the leader lies."""
+        if self.me not in book.voters:
+            return
+        observers = sorted(peer for peer in self._links if peer not in book.voters)
+        served = {peer for peer in observers if leader == self.me and self._application.is_member(peer)}
+        for told, message in ((served, decision), (set(observers) - served, Status(self.height, 0))):
+            if told:
+                self._sends.append(Send(tuple(sorted(told)), message))
 
     def _open_height(self) -> None:
         """Starts the book of the current height, once its voters are known."""

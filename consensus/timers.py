@@ -38,7 +38,7 @@ class Timers(Rules):
 
     def _ask_for_decisions(self) -> None:
         if _is_due(self._decisions_deadline(), self._now):
-            peer, request = self._catch_up.ask(self._now)
+            peer, request = self._catch_up.ask(self._now, self._chain.is_known_voter)
             self._send(peer, request)
 
     def _decisions_deadline(self) -> float | None:

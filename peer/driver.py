@@ -37,7 +37,7 @@ from peer.workshop import Workshop
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier, Signer, short_id
-from protocol.messages import GetRound, Link, Proposal
+from protocol.messages import Decision, GetRound, Link, Proposal
 from protocol.reasons import Verdict
 from training.host import JudgedRound, ModelHost
 from training.spec import JobSpec
@@ -217,7 +217,7 @@ class Driver:
 
     def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:
         data = codec.encode(message)
-        priority = Priority.CONTROL if isinstance(message, GetRound) else Priority.VOTE
+        priority = Priority.CONTROL if isinstance(message, (GetRound, Decision)) else Priority.VOTE
         if to is None:
             self.network.broadcast(data, priority)
         else:

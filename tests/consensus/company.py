@@ -85,6 +85,9 @@ class Log:
         items = [self.known.get(digest) for digest in codec.decode(Digests, short)]
         return None if None in items else codec.encode(items)
 
+    def is_member(self, peer: bytes) -> bool:
+        return True
+
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         return ()
 

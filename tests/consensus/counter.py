@@ -55,6 +55,9 @@ class Counter:
     def expand(self, short: bytes) -> bytes | None:
         return short
 
+    def is_member(self, peer: bytes) -> bool:
+        return peer in self.candidates
+
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         return ()
 

@@ -8,6 +8,7 @@ from consensus.block import decode_block, encode_block
 from consensus.catchup import ANSWERS_AT_ONCE, ANSWERS_PER_SECOND, RETRY_SECONDS_MAX, CatchUp, Future
 from consensus.events import Connected, Disconnected, Tick
 from consensus.turn import Turn
+from protocol import codec
 from protocol.limits import CLOCK_AHEAD_SECONDS, DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
 from protocol.messages import Commit, Decision, GetBlock, GetDecisions, GetHeard, Heard, Prepare, Prepared, Status, ViewEnded
 from tests.consensus.bench import Bench
@@ -97,6 +98,33 @@ def test_who_delivers_is_asked_again_at_once_and_a_liar_does_not_slow_it_down() 
             catch_up.delivered(HONEST)
             height += DECISIONS_PER_REPLY_MAX
     assert now < 10.0
+
+
+def test_who_votes_is_asked_before_any_number_of_strangers_that_claim_more() -> None:
+    catch_up = CatchUp()
+    for number in range(400):
+        catch_up.claim(b"stranger %d" % number, ABSURD)
+    catch_up.claim(HONEST, 3_000)
+    assert catch_up.ask(0.0, lambda peer: peer == HONEST)[0] == HONEST
+    assert catch_up.ask(0.1, lambda peer: peer == HONEST)[0] != HONEST  # it has had no time to answer
+
+
+def test_decisions_ahead_are_kept_of_who_was_asked_and_nobody_replaces_them() -> None:
+    bench = follower()
+    asked, other = others(bench)[:2]
+    junk = Decision(b"junk", bench.certificate(Commit, bench.block(bench.leader()), 0, others(bench)))
+    vote = codec.encode(Commit(bytes(32), 3, 0, bytes(32)))
+    ahead = dataclasses.replace(junk, certificate=dataclasses.replace(junk.certificate, vote=vote))
+    bench.give(asked, Status(40, 0))
+    bench.step(Tick(), wait=1.0)
+    bench.give(other, dataclasses.replace(ahead, block=b"other junk"))
+    assert bench.replica._future == Future()
+    for block in (b"junk", b"more junk"):
+        bench.give(asked, dataclasses.replace(ahead, block=block))
+    ((_, kept),) = bench.replica._future._decisions.values()
+    assert kept.block == b"junk"
+    bench.step(Disconnected(bench.signers[asked].public))
+    assert bench.replica._future == Future()
 
 
 def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again() -> None:

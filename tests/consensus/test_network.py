@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from consensus.block import decode_block
+from consensus.events import Connected
 from consensus.pacemaker import LOST_SECONDS, VIEW_SECONDS_MIN
 from protocol import codec
-from protocol.messages import Commit
+from protocol.messages import Commit, Decision, Status
 from tests.consensus.counter import Counter
 from tests.consensus.network import DELAY_SECONDS, Network, Node
 
@@ -84,6 +87,23 @@ def test_observers_follow_without_voting() -> None:
     observer = network.all[-1]
     decide(network, 1)
     assert observer.counter.done == {1} and observer.replica is not None and not observer.replica.is_voter
+
+
+def test_the_leader_sends_members_the_block_and_strangers_the_news() -> None:
+    network, told = Network(observers=1), defaultdict[bytes, list[object]](list)
+    transmit, stranger, member = network._transmit, bytes(32), network.all[-1].key
+
+    def look(sender: bytes, peer: bytes, message: object) -> None:
+        told[peer].append(type(message))
+        if peer != stranger:
+            transmit(sender, peer, message)
+
+    network._transmit = look  # type: ignore[method-assign]
+    for node in network.all[:4]:
+        assert node.replica is not None
+        node.replica.take(Connected(stranger), network.now)
+    decide(network, 1)
+    assert Decision in told[member] and Decision not in told[stranger] and Status in told[stranger]
 
 
 def test_a_voter_joins_two_heights_after_the_block_that_admits_it() -> None:
