@@ -9,10 +9,12 @@ import contextlib
 import errno
 import hashlib
 import itertools
+import logging
 import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ledger.crash_points import crash_points
@@ -20,6 +22,9 @@ from ledger.durable import make_directory, sync_directory
 from protocol.errors import RemoteProtocolError, StorageError
 
 JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
+SYNCS_AT_ONCE = 16  # of the small files of a round: a journal commits them together, one by one each waits for the disk
+
+log = logging.getLogger(__name__)
 
 
 class Blobs:
@@ -29,6 +34,7 @@ class Blobs:
         self._kept, self._passing = kept, passing
         self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
         self._together: dict[bytes, Path] = {}  # digest -> a folder that holds it
+        self._whole: set[Path] = set()  # the folders that were written by this process, or verified by it
         self._together_lock = threading.Lock()  # training keeps, audits delete, each in a thread of its own
         self._numbers = itertools.count()
         for folder in (kept, passing):
@@ -36,8 +42,6 @@ class Blobs:
                 make_directory(folder)
                 for leftover in folder.glob("*.part"):
                     leftover.unlink()
-        for together in self._folders():
-            self._list(together)
 
     def path(self, digest: bytes) -> Path:
         """Where this blob is, or would be."""
@@ -78,8 +82,7 @@ class Blobs:
         """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest."""
         path = self.path(digest)
         with _explained(path), crash_points("blob"):
-            with file.open("rb+") as handle:
-                os.fsync(handle.fileno())
+            _sync(file)
             os.replace(file, path)
             sync_directory(path.parent)
 
@@ -124,19 +127,36 @@ class Blobs:
 
     def keep_together(self, job: bytes, round: int, made: Path | None, digests: Iterable[bytes]) -> None:
         """Keeps the files of the folder `made`, each named by its digest, and those of `digests` that are here, until
-        `delete_together`. Nothing of it is made durable; the caller vouches for the digests, and `made` is gone afterwards.
+        `delete_together`. All of it is durable when this returns; the caller vouches for the digests, and `made` is gone.
         """
         folder = self._passing / _folder_name(job, round)
-        with self._together_lock, _explained(folder):
+        with self._together_lock, _explained(folder), crash_points("blob"):
             shutil.rmtree(folder, ignore_errors=True)
-            if made is None:
-                folder.mkdir()
-            else:
-                made.rename(folder)
+            made = made or folder  # of links alone there is nothing that could be torn
+            made.mkdir(exist_ok=True)
+            with ThreadPoolExecutor(SYNCS_AT_ONCE) as threads:
+                list(threads.map(_sync, made.iterdir()))  # the errors, if any
             for digest in digests:
                 with contextlib.suppress(FileNotFoundError, FileExistsError):
-                    os.link(self.path(digest), folder / digest.hex())
+                    os.link(self.path(digest), made / digest.hex())
+            sync_directory(made)
+            made.rename(folder)
+            sync_directory(self._passing)
             self._list(folder)
+
+    def verify_together(self) -> None:
+        """What an earlier process kept together is held again from here on, but for what the disk has damaged, which is deleted:
+        whoever sends bytes that are not what their digest says loses the link. It reads all of it; it may run in a thread.
+        """
+        for folder in sorted(set(self._folders()) - self._whole):
+            with _explained(folder, "read"), contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                for file in list(folder.iterdir()):
+                    if not _is_whole(file):
+                        log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
+                        for name in (self._passing / file.name, file):  # two names of one file
+                            name.unlink(missing_ok=True)
+                with self._together_lock:
+                    self._list(folder)
 
     def delete_together(self, job: bytes, before: int) -> None:
         """What was kept of the rounds of `job` before this one."""
@@ -151,9 +171,11 @@ class Blobs:
         """What was kept of these rounds, as `kept_together` names them."""
         with self._together_lock:
             for job, number in rounds:
-                shutil.rmtree(self._passing / _folder_name(job, number), ignore_errors=True)
+                folder = self._passing / _folder_name(job, number)
+                shutil.rmtree(folder, ignore_errors=True)
+                self._whole.discard(folder)
             listed: dict[bytes, Path] = {}
-            for folder in self._folders():  # some of it may be in a later folder too
+            for folder in self._whole:  # some of it may be in a later folder too
                 listed |= _listed(folder)
             self._together = listed
 
@@ -162,10 +184,21 @@ class Blobs:
 
     def _list(self, folder: Path) -> None:
         self._together |= _listed(folder)
+        self._whole.add(folder)
 
 
 def _listed(folder: Path) -> dict[bytes, Path]:
     return {bytes.fromhex(file.name): folder for file in folder.iterdir()}
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _is_whole(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() == file.name
 
 
 def _folder_name(job: bytes, round: int) -> str:

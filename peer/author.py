@@ -2,6 +2,11 @@
 
 Several may wait at once, with consecutive nonces: a block takes them in that order, and reports of audits wait for the block that
 closes a round, which nothing else may have to wait for.
+
+A command is signed anew only when what was signed for it can never act any more: another transaction was decided with its nonce,
+or it expired at an applied height. Until then whoever has it may bring it into a block, however often others have refused it. So
+where one was refused, another takes its nonce that changes nothing: of two with one nonce only one is ever decided, and signing
+both is no offence. That also closes the gap before those that wait behind it.
 """
 
 from __future__ import annotations
@@ -12,6 +17,9 @@ from collections.abc import Sequence
 
 import trio
 
+from ledger.members import Register
+from ledger.pool import transaction_digest
+from ledger.state import decode_body
 from ledger.transactions import Refused
 from peer.driver import Driver
 from peer.rounds import Outcome as Said
@@ -36,27 +44,59 @@ class Author:
         return member.nonce if member else 0
 
     async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
-        """The decided transaction. `UserError` if it is refused, or if nothing is decided."""
+        """The transaction that stands in an applied block. `UserError` if it is refused, if nothing is decided in time (then it
+        may still be), or if a snapshot hides whether it was."""
         with trio.move_on_after(seconds_max):
             while True:
                 signed, transaction = await self._put_on_log(kind, content)
-                if signed not in self._waiting().values() and self.nonce < transaction.nonce:
-                    await self._driver.applied.wait()  # the pool is full: a block makes room
-                while self._may_be_decided(signed, transaction):
-                    await self._driver.applied.wait()
-                if self.nonce >= transaction.nonce:
+                if await self._was_decided(signed, transaction):
                     return transaction
-        raise UserError(f"{kind} was not decided within {seconds_max:.0f} s: is a quorum of voters running? (`peers` shows)")
+        raise UserError(
+            f"{kind} was not decided within {seconds_max:.0f} s, and may still be: is a quorum of voters running? (`peers` shows)"
+        )
 
-    def _may_be_decided(self, signed: Signed, transaction: Transaction) -> bool:
-        """Not if it, or one of ours that must come before it, was refused: then it is signed anew."""
-        waiting = self._waiting()
-        return signed in waiting.values() and self.nonce < transaction.nonce and self.nonce + 1 in waiting
+    async def _was_decided(self, signed: Signed, transaction: Transaction) -> bool:
+        """Returns when that is settled for ever."""
+        while True:
+            async with self._lock:
+                applied = self._driver.applied
+                if self.nonce >= transaction.nonce:
+                    break
+                if self._driver.state.height >= transaction.expires:
+                    return False
+                await self._keep_on_log(signed)
+            await applied.wait()
+        decided = await trio.to_thread.run_sync(self._decided_with, transaction.nonce, self._driver.state.height)
+        if decided is None:
+            text = "may have been decided: a snapshot was restored without the block that tells; look before you say it again"
+            raise UserError(f"{transaction.kind} {text}")
+        return transaction_digest(decided) == transaction_digest(signed)
+
+    def _decided_with(self, nonce: int, height: int) -> Signed | None:
+        """This author's only transaction with this nonce, from the blocks up to `height`; None if its block is not here."""
+        while (decided := self._driver.store.decision(height)) is not None:
+            for signed in decode_body(decided.decode().body).transactions:
+                if signed.signer == self.signer.public and _opened(signed).nonce == nonce:
+                    return signed
+            height -= 1
+        return None
+
+    async def _keep_on_log(self, signed: Signed) -> None:
+        """If nothing of ours can be the next one any more: puts this there again, or what takes its place if it is refused."""
+        following, members = self.nonce + 1, self._driver.state.members
+        if following in self._waiting():
+            return
+        refusal = self._refusal([], signed)
+        if refusal is not None:
+            if not members.speaks(self.signer.public):
+                raise UserError(refusal)
+            same = Register(members.members[self.signer.public].roles)
+            signed = self._signed(following, "member/register", same)
+        await self._put(signed)
 
     def _waiting(self) -> dict[int, Signed]:
         """Ours that are not decided yet, by nonce."""
-        own = self._driver.ledger.pool.of(self.signer.public)
-        return {self._driver.rules.open_transaction(signed).nonce: signed for signed in own}
+        return {_opened(signed).nonce: signed for signed in self._driver.ledger.pool.of(self.signer.public)}
 
     async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
         """`UserError` if it is refused now. While this peer still catches up, what it puts there may expire or be refused later,
@@ -64,15 +104,19 @@ class Author:
         async with self._lock:
             waiting = self._waiting()
             nonce = next(number for number in itertools.count(self.nonce + 1) if number not in waiting)
-            expires = self._driver.state.height + LIFETIME_HEIGHTS
-            transaction = Transaction(nonce, expires, kind, codec.encode(content))
-            signed = sign(self.signer, self._driver.chain_id, transaction)
-            self._require_acceptable([waiting[number] for number in sorted(waiting) if number < nonce], signed)
-            await self._driver.call(lambda: self._put(signed))
-        return signed, transaction
+            signed = self._signed(nonce, kind, content)
+            refusal = self._refusal([waiting[number] for number in sorted(waiting) if number < nonce], signed)
+            if refusal is not None:
+                raise UserError(refusal)
+            await self._put(signed)
+        return signed, _opened(signed)
 
-    def _require_acceptable(self, before: Sequence[Signed], signed: Signed) -> None:
-        """Behind those of ours that wait, as far as they are acceptable themselves."""
+    def _signed(self, nonce: int, kind: str, content: object) -> Signed:
+        expires = self._driver.state.height + LIFETIME_HEIGHTS
+        return sign(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
+
+    def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
+        """Why it cannot be decided now behind those of ours that wait, as far as they are acceptable themselves."""
         rules, state = self._driver.rules, self._driver.state
         height = state.height + 1
         for waiting in before:
@@ -81,8 +125,16 @@ class Author:
         try:
             rules.apply_transaction(state, signed, height)
         except (Refused, RemoteProtocolError) as error:
-            raise UserError(str(error)) from None
+            return str(error)
+        return None
 
-    def _put(self, signed: Signed) -> Said:
-        self._driver.ledger.pool.add(signed)
-        return Said(sends=[signed])
+    async def _put(self, signed: Signed) -> None:
+        def put() -> Said:
+            self._driver.ledger.pool.add(signed)
+            return Said(sends=[signed])
+
+        await self._driver.call(put)
+
+
+def _opened(signed: Signed) -> Transaction:
+    return codec.decode_message(signed.body, (Transaction,))

@@ -79,7 +79,7 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
 
 
 async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
-    """Payload, buffer and kept inner state become durable before the signed proposal does, and that before it is sent."""
+    """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
     proposal = proposal_of(round, request, done)
     await trio.to_thread.run_sync(keep, round, request, done, proposal)
     await round.publish(proposal)
@@ -129,7 +129,7 @@ async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Aud
     work = await _fetch_work(round, trainer, proposal)
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
-            await _fetch_reveal(round, digest, inner_bytes(round.spec), trainer)
+            await fetch_reveal(round, digest, inner_bytes(round.spec), trainer)
     return Audit(
         **work,
         inner=str(round.blobs.path(proposal.inner)) if proposal.inner else None,
@@ -147,10 +147,10 @@ async def replay_request(round: Round, trainer: bytes, proposal: Proposal, step:
     if proposal.trace is None:
         raise RemoteProtocolError("bad-trace", "the proposal names none")
     work, blobs = await _fetch_work(round, trainer, proposal), round.blobs
-    await _fetch_reveal(round, proposal.trace, trace_bytes_max(round.spec), trainer)
+    await fetch_reveal(round, proposal.trace, trace_bytes_max(round.spec), trainer)
     states = needed(Trace.decode(blobs.read(proposal.trace), round.spec), step, round.spec)
     for digest, size in states.items():
-        await _fetch_reveal(round, digest, size, trainer)
+        await fetch_reveal(round, digest, size, trainer)
     return Replay(
         **work,
         step=step,
@@ -165,9 +165,9 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
     """What was committed to, and what the trainer's work continues from: the fields that both requests have."""
     size, blobs = 4 * round.model.layout.size, round.blobs
     previous = round.model.records.get(trainer) if proposal.feedback is not None else None
-    await _fetch_reveal(round, proposal.buffer, size, trainer)
+    await fetch_reveal(round, proposal.buffer, size, trainer)
     if previous:
-        await _fetch_reveal(round, previous.buffer, size, trainer)
+        await fetch_reveal(round, previous.buffer, size, trainer)
         await round.fetch(previous.payload, payload_bytes_max(round.model.layout, Mode.of(round.spec)), (trainer,))
     return {
         "job": round.job,
@@ -181,7 +181,7 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
     }
 
 
-async def _fetch_reveal(round: Round, digest: bytes, size_max: int, trainer: bytes) -> None:
+async def fetch_reveal(round: Round, digest: bytes, size_max: int, trainer: bytes) -> None:
     """A blob that is needed until this round's judging or auditing is over."""
     round.blobs.expect_to_pass(digest, (round.job, round.number))
     await round.fetch(digest, size_max, (trainer,))

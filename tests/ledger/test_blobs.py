@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from ledger import blobs as blobs_module
 from ledger.blobs import JOB_BYTES, Blobs
 from protocol.errors import RemoteProtocolError, StorageError
+from tests.ledger.power import Disk, PowerCut
 
 DATA = b"some payload" * 100
 DIGEST = hashlib.sha256(DATA).digest()
@@ -232,6 +234,13 @@ def folder_of(tmp_path: Path, *contents: bytes) -> Path:
     return folder
 
 
+def started(tmp_path: Path) -> Blobs:
+    """By another process, which has verified what is there."""
+    blobs = Blobs(tmp_path / "kept", tmp_path / "passing")
+    blobs.verify_together()
+    return blobs
+
+
 def test_what_a_round_keeps_together_stays_over_restarts_until_the_round_is_long_past(blobs: Blobs, tmp_path: Path) -> None:
     state = hashlib.sha256(b"state").digest()
     blobs.expect_to_pass(DIGEST, "round 3")
@@ -239,7 +248,7 @@ def test_what_a_round_keeps_together_stays_over_restarts_until_the_round_is_long
     blobs.keep_together(JOB, 3, folder_of(tmp_path, b"state"), [DIGEST])
     blobs.release("round 3")
     blobs.delete_passed(set())
-    for there in (blobs, Blobs(tmp_path / "kept", tmp_path / "passing")):
+    for there in (blobs, started(tmp_path)):
         there.delete_together(JOB, 3)
         assert (there.read(state), there.read(DIGEST)) == (b"state", DATA), "the buffer passed, but its round may be audited"
     blobs.delete_together(bytes(32), 100)
@@ -272,3 +281,92 @@ def test_a_file_that_is_adopted_by_a_link_stays_where_it_is_too(blobs: Blobs, tm
     blobs.adopt_link(made / DIGEST.hex(), DIGEST)
     assert blobs.read(DIGEST) == (made / DIGEST.hex()).read_bytes() == DATA
     assert [file.name for file in made.iterdir()] == [DIGEST.hex()]
+
+
+@pytest.mark.parametrize("names_stay", [True, False])
+@pytest.mark.parametrize("made", [True, False])
+def test_a_power_cut_takes_nothing_of_what_is_kept_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: bool, names_stay: bool
+) -> None:
+    disk = Disk(monkeypatch)
+    blobs = Blobs(tmp_path / "kept", tmp_path / "passing")
+    blobs.expect_to_pass(DIGEST, "round 3")
+    blobs.add(DATA)
+    states = [b"state %d" % number for number in range(40)] if made else []
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, *states) if made else None, [DIGEST])
+    (tmp_path / "passing" / DIGEST.hex()).unlink()  # it passed, and the audits of its round are left
+    disk.cut(tmp_path / "passing", names_stay)
+    again = started(tmp_path)
+    assert [again.read(hashlib.sha256(state).digest()) for state in states] == states and again.read(DIGEST) == DATA
+
+
+@pytest.mark.parametrize("names_stay", [True, False])
+@pytest.mark.parametrize("syncs", range(10))
+def test_what_has_its_name_is_whole_whenever_the_power_is_cut(
+    blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs: int, names_stay: bool
+) -> None:
+    made = folder_of(tmp_path, *(b"state %d" % number for number in range(6)))
+    disk = Disk(monkeypatch, syncs)
+    with contextlib.suppress(PowerCut):
+        blobs.keep_together(JOB, 3, made, [])
+    disk.cut(tmp_path / "passing", names_stay)
+    held = [file for folder in (tmp_path / "passing").iterdir() for file in folder.iterdir()]
+    assert all(hashlib.sha256(file.read_bytes()).hexdigest() == file.name for file in held)
+    assert len(held) == 6 or syncs < 8, "six files, their folder and the folder above"
+
+
+def test_a_sync_that_fails_is_a_storage_error(blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    made = folder_of(tmp_path, b"state")
+    monkeypatch.setattr(blobs_module.os, "fsync", failing)
+    with pytest.raises(StorageError, match=r"cannot write .*Input/output error"):
+        blobs.keep_together(JOB, 3, made, [])
+    assert blobs.size(hashlib.sha256(b"state").digest()) is None
+
+
+@pytest.mark.parametrize("left", [b"", b"stat", b"other", None])
+def test_what_the_disk_has_damaged_is_deleted_at_the_start_and_never_held(
+    blobs: Blobs, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: bytes | None
+) -> None:
+    state, whole = hashlib.sha256(b"state").digest(), hashlib.sha256(b"whole").digest()
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, b"state", b"whole"), [])
+    file = blobs.path(state)
+    file.unlink() if left is None else file.write_bytes(left)
+    again = Blobs(tmp_path / "kept", tmp_path / "passing")
+    assert again.size(state) is None and again.size(whole) is None, "whoever asks before they were read is asked to come again"
+    again.verify_together()
+    assert again.size(state) is None and again.read(whole) == b"whole" and not file.exists()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file} is damaged: this peer deletes it, and cannot show it to an audit any more"
+    ] * (left is not None)
+
+
+def test_a_damaged_buffer_is_not_gone_on_from_either(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.expect_to_pass(DIGEST, "round 3")
+    blobs.add(DATA)
+    blobs.keep_together(JOB, 3, None, [DIGEST])
+    blobs.path(DIGEST).write_bytes(DATA[:-1])
+    assert started(tmp_path).size(DIGEST) is None and files(tmp_path) == []
+
+
+def test_rounds_that_are_deleted_or_kept_while_others_are_verified_are_as_they_were_left(
+    blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [hashlib.sha256(data).digest() for data in (b"three", b"four", b"five", b"new")]
+    for number, content in ((3, b"three"), (4, b"four"), (5, b"five")):
+        blobs.keep_together(JOB, number, folder_of(tmp_path, content), [])
+    again = Blobs(tmp_path / "kept", tmp_path / "passing")
+    is_whole = blobs_module._is_whole
+
+    def meanwhile(file: Path) -> bool:
+        if file.read_bytes() == b"three":
+            again.delete_rounds([(JOB[:JOB_BYTES], 3)])
+            assert [again.size(digest) for digest in digests] == [None] * 4, "what is not verified yet"
+            again.keep_together(JOB, 5, folder_of(tmp_path, b"new"), [])
+        return is_whole(file)
+
+    monkeypatch.setattr(blobs_module, "_is_whole", meanwhile)
+    again.verify_together()
+    assert [again.size(digest) for digest in digests] == [None, 4, None, 3]

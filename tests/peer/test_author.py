@@ -1,18 +1,330 @@
-"""Several transactions of one author at once."""
+"""What one author puts on the log acts once, or its submission has failed and it never does."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
+from consensus.block import Block, encode_block
+from consensus.turn import Decided
 from ledger.genesis import TRAINER
-from ledger.jobs import Stop
+from ledger.jobs import Phase, Start, Stop, job_id
 from ledger.members import Register
+from ledger.pool import Pool
+from ledger.state import Body, State
+from peer.author import Author
+from peer.rounds import Outcome
+from protocol import codec
 from protocol.errors import UserError
-from protocol.messages import Transaction
-from tests.peer.network import SECONDS_MAX, network
+from protocol.identity import Signed
+from protocol.messages import Certificate, Transaction
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
+from tests.peer.network import SCRATCH as REAL_SCRATCH
+from tests.peer.network import SECONDS_MAX, network, poll
+
+ME, OTHER = PEOPLE[0], PEOPLE[1]
+
+
+class Log:
+    """What an `Author` sees of its driver. Blocks are decided because the test says so, and applied as many at a time."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.nursery, self.world, self.signer, self.store = nursery, World(), ME, self
+        self.rules, self.chain_id = self.world.rules, self.world.chain
+        self.applied = trio.Event()
+        self.blocks: dict[int, Decided] = {}
+        self._say, self._said = trio.open_memory_channel[Signed](100)
+
+    @property
+    def ledger(self) -> Any:
+        return self.world.ledger
+
+    @property
+    def state(self) -> State:
+        return self.world.state
+
+    async def call(self, do: Callable[[], Outcome | None]) -> None:
+        await trio.lowlevel.checkpoint()
+        for signed in (do() or Outcome()).sends:
+            self._say.send_nowait(signed)
+
+    def decision(self, height: int) -> Decided | None:
+        return self.blocks.get(height)
+
+    async def said(self) -> Signed:
+        with trio.fail_after(SECONDS_MAX):
+            return await self._said.receive()
+
+    def is_silent(self) -> bool:
+        return not self._said.statistics().current_buffer_used
+
+    def decide(self, *blocks: Iterable[Signed]) -> None:
+        for transactions in blocks:
+            body = codec.encode(Body((), (), tuple(transactions)))
+            self.world.decide_body(body)
+            height, zero = self.state.height, bytes(32)
+            block = Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)
+            self.blocks[height] = Decided(height, zero, encode_block(block), Certificate(b"-", {}))
+            self.ledger.pool.height = height
+            self.ledger.pool.prune(self.rules, self.state)
+        self._wake()
+
+    def restored(self) -> None:
+        """As a snapshot leaves it: neither the blocks before nor what waited are here."""
+        self.blocks.clear()
+        self.ledger.pool = Pool(self.state.height)
+        self._wake()
+
+    def _wake(self) -> None:
+        applied, self.applied = self.applied, trio.Event()
+        applied.set()
+
+    def selected(self) -> tuple[Signed, ...]:
+        chosen: tuple[Signed, ...] = self.ledger.pool.select(self.rules, self.state)
+        return chosen
+
+    def starts(self) -> int:
+        """How often this author has started a job."""
+        return sum(job.author == ME.public for job in self.state.jobs.jobs.values())
+
+
+class Asked:
+    """A submission under way."""
+
+    def __init__(self, log: Log, author: Any, kind: str, content: object) -> None:
+        self.transaction: Transaction | None = None
+        self.error = ""
+        self.ended, self.scope = trio.Event(), trio.CancelScope()
+        self._log = log
+        log.nursery.start_soon(self._run, author, kind, content)
+
+    async def _run(self, author: Author, kind: str, content: object) -> None:
+        with self.scope:
+            try:
+                self.transaction = await author.submit(kind, content)
+            except UserError as error:
+                self.error = str(error)
+        self.ended.set()
+
+    async def settled(self) -> Asked:
+        """When it has ended, and everything that could be decided then is."""
+        while not self.ended.is_set() or self._log.selected():
+            await poll(lambda: self.ended.is_set() or bool(self._log.selected()))
+            self._log.decide(self._log.selected())
+        return self
+
+
+@asynccontextmanager
+async def logged() -> AsyncIterator[tuple[Log, Author]]:
+    async with trio.open_nursery() as nursery:
+        log = Log(nursery)
+        author: Any = log
+        yield log, Author(author)
+        nursery.cancel_scope.cancel()
+
+
+def start(spec: bytes = SCRATCH) -> tuple[str, Start]:
+    return "job/start", Start(spec)
+
+
+def stop(log: Log, job: bytes, *voters: int) -> tuple[Signed, ...]:
+    return tuple(log.world.tx(PEOPLE[voter], "job/stop", Stop(job)) for voter in voters)
+
+
+def transaction_of(signed: Signed) -> Transaction:
+    return codec.decode_message(signed.body, (Transaction,))
+
+
+async def test_it_is_said_to_be_decided_when_the_very_one_that_was_signed_is() -> None:
+    async with logged() as (log, author):
+        asked = Asked(log, author, *start())
+        signed = await log.said()
+        await asked.settled()
+        assert asked.transaction == transaction_of(signed)
+        assert job_id(ME.public, asked.transaction) in log.state.jobs.jobs
+
+
+async def test_another_transaction_with_its_nonce_is_not_taken_for_it() -> None:
+    async with logged() as (log, author):
+        asked = Asked(log, author, *start())
+        first = await log.said()
+        log.decide([log.world.tx(ME, "member/register", Register(()))])  # of another device, or from before a restart
+        second = await log.said()
+        assert [transaction_of(signed).nonce for signed in (first, second)] == [1, 2]
+        await asked.settled()
+        assert asked.transaction == transaction_of(second) and log.starts() == 1
+
+
+async def test_it_is_found_among_many_blocks_that_were_applied_at_once() -> None:
+    async with logged() as (log, author):
+        asked = Asked(log, author, *start())
+        signed = await log.said()
+        later, theirs = (log.world.tx(who, "member/register", Register(()), ahead) for who, ahead in ((ME, 2), (OTHER, 1)))
+        log.decide([], [signed], [theirs], [later], [])
+        await asked.settled()
+        assert asked.transaction == transaction_of(signed) and log.starts() == 1 and log.is_silent()
+
+
+async def behind_a_gap(log: Log, author: Author, count: int) -> list[Asked]:
+    """Submissions behind one that nobody waits for any more, and that a block has made impossible."""
+    job = log.world.start(ME)
+    given_up = Asked(log, author, "job/stop", Stop(job))
+    await log.said()
+    asked = []
+    for number in range(count):
+        asked.append(Asked(log, author, *start(b"scratch:%d" % (number + 3))))
+        assert transaction_of(await log.said()).nonce == number + 3
+    given_up.scope.cancel()
+    await given_up.ended.wait()
+    log.decide(stop(log, job, 1, 2, 3))
+    assert log.state.jobs.jobs[job].phase is Phase.FINISHED and len(log.ledger.pool) == count
+    return asked
+
+
+async def test_what_follows_one_that_was_refused_acts_once() -> None:
+    async with logged() as (log, author):
+        (asked,) = await behind_a_gap(log, author, 1)
+        before, members = log.starts(), log.state.members.members
+        await asked.settled()
+        assert asked.transaction is not None and log.starts() == before + 1
+        assert job_id(ME.public, asked.transaction) in log.state.jobs.jobs
+        assert log.state.members.members[ME.public].roles == members[ME.public].roles == (TRAINER,)
+
+
+async def test_several_that_wait_behind_a_gap_have_it_closed_once_and_act_in_their_order() -> None:
+    async with logged() as (log, author):
+        asked = await behind_a_gap(log, author, 3)
+        await log.said()
+        for submission in asked:
+            await submission.settled()
+        assert [submission.transaction and submission.transaction.nonce for submission in asked] == [3, 4, 5]
+        assert log.is_silent()
+
+
+async def test_what_was_refused_after_it_was_on_the_log_never_acts() -> None:
+    async with logged() as (log, author):
+        asked = Asked(log, author, *start(LANGUAGE))
+        signed = await log.said()
+        theirs = log.world.tx(OTHER, *start(LANGUAGE))
+        log.decide([theirs])
+        await asked.settled()
+        assert "one job trains at a time" in asked.error
+        log.decide(stop(log, job_id(OTHER.public, transaction_of(theirs)), 1))
+        assert "nonce" in (log.world.problem(signed) or ""), "else it acts although its author was told that it does not"
+        assert log.starts() == 0
+
+
+async def test_what_expired_is_signed_anew_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.author.LIFETIME_HEIGHTS", 3)
+    async with logged() as (log, author):
+        asked = Asked(log, author, *start())
+        first = await log.said()
+        log.decide([], [])
+        await trio.testing.wait_all_tasks_blocked()
+        assert log.is_silent() and log.world.problem(first) is None
+        log.decide([])
+        second = await log.said()
+        assert "expires" in (log.world.problem(first) or "")
+        assert (transaction_of(first).nonce, transaction_of(second).nonce) == (1, 1)
+        await asked.settled()
+        assert asked.transaction == transaction_of(second) and log.starts() == 1
+
+
+async def test_what_a_snapshot_took_out_of_the_pool_is_put_there_again_and_not_signed_anew() -> None:
+    async with logged() as (log, author):
+        asked = Asked(log, author, *start())
+        signed = await log.said()
+        log.decide([])
+        log.restored()
+        assert await log.said() == signed
+        await asked.settled()
+        assert asked.transaction == transaction_of(signed) and log.starts() == 1
+
+
+async def test_several_that_a_snapshot_took_out_of_the_pool_act_once_each() -> None:
+    async with logged() as (log, author):
+        asked = [Asked(log, author, *start(b"scratch:%d" % n)) for n in (3, 4)]
+        for _ in asked:
+            await log.said()
+        log.restored()
+        for submission in asked:
+            await submission.settled()
+        assert log.starts() == 2 and all(submission.transaction for submission in asked)
+
+
+async def test_where_a_snapshot_hides_what_was_decided_that_is_said_and_nothing_is_signed_anew() -> None:
+    async with logged() as (log, author):
+        asked = Asked(log, author, *start())
+        signed = await log.said()
+        log.decide([], [signed], [])
+        log.restored()
+        await asked.settled()
+        assert "snapshot" in asked.error and log.is_silent() and log.starts() == 1
+
+
+async def test_whoever_was_expelled_is_told_so() -> None:
+    async with logged() as (log, author):
+        asked = Asked(log, author, *start())
+        await log.said()
+        log.world.decide(evidence=(log.world.double(ME),))
+        log.decide([])
+        await asked.settled()
+        assert "is expelled" in asked.error and log.is_silent()
+
+
+async def test_what_was_not_decided_in_time_may_still_be_and_the_next_one_comes_behind_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with logged() as (log, author):
+        with pytest.raises(UserError, match="and may still be"):
+            await author.submit(*start())
+        asked = Asked(log, author, *start())
+        await trio.testing.wait_all_tasks_blocked()
+        assert [transaction_of(signed).nonce for signed in log.selected()] == [1, 2]
+        log.decide(log.selected())
+        await asked.ended.wait()
+        assert log.starts() == 2 and asked.transaction is not None and asked.transaction.nonce == 2
+
+
+async def test_what_is_refused_is_said_at_once_and_never_put_on_the_log() -> None:
+    async with logged() as (log, author):
+        with pytest.raises(UserError, match="no such job"):
+            await author.submit("job/stop", Stop(bytes(32)))
+        assert log.is_silent()
+
+
+# With real drivers ---------------------------------------------------------------------------------------------------
+
+
+async def test_two_devices_with_one_key_get_both_of_their_commands_decided(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        seat = await made.start(made.seats[0])
+        done: dict[str, Transaction] = {}
+
+        async def submit(author: Author, name: str) -> None:
+            done[name] = await author.submit("job/start", Start(replace(REAL_SCRATCH, name=name).encode()))
+
+        with trio.fail_after(SECONDS_MAX):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(submit, seat.author, "one")
+                nursery.start_soon(submit, Author(seat.driver), "two")
+                await poll(lambda: len(seat.driver.ledger.pool) == 2)
+                assert {transaction_of(signed).nonce for signed in seat.driver.ledger.pool} == {1}
+                for other in made.seats[1:]:  # now there is a quorum
+                    await made.start(other)
+        assert {transaction.nonce for transaction in done.values()} == {1, 2}
+        jobs = seat.driver.state.jobs.jobs
+        assert {name: jobs[job_id(seat.public, transaction)].name for name, transaction in done.items()} == {
+            "one": "one",
+            "two": "two",
+        }
 
 
 async def test_what_one_author_says_at_once_is_decided_in_that_order_without_waiting_for_each_other(tmp_path: Path) -> None:
@@ -26,18 +338,16 @@ async def test_what_one_author_says_at_once_is_decided_in_that_order_without_wai
         with trio.fail_after(SECONDS_MAX):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(register, "first", TRAINER)
-                while not len(seat.driver.ledger.pool):  # noqa: ASYNC110 - nothing tells of it
-                    await trio.sleep(0.01)
+                await poll(lambda: len(seat.driver.ledger.pool) == 1)
                 nursery.start_soon(register, "second")
-                while len(seat.driver.ledger.pool) < 2:  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+                await poll(lambda: len(seat.driver.ledger.pool) == 2)
                 for other in made.seats[1:]:  # now there is a quorum
                     await made.start(other)
         assert (done["first"].nonce, done["second"].nonce) == (1, 2)
         assert seat.driver.state.members.members[seat.public].roles == ()
 
 
-async def test_what_follows_a_transaction_that_left_the_pool_for_good_is_signed_anew_and_decided(tmp_path: Path) -> None:
+async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
         seat = await made.start(made.seats[0])
         pool, given_up = seat.driver.ledger.pool, trio.CancelScope()
@@ -46,23 +356,15 @@ async def test_what_follows_a_transaction_that_left_the_pool_for_good_is_signed_
             with given_up:
                 await seat.author.submit("member/register", Register((TRAINER,)))
 
-        async def go_on() -> None:
-            await seat.author.submit("member/register", Register(()))
-
         with trio.fail_after(SECONDS_MAX):
             async with trio.open_nursery() as nursery:
-                for say, count in ((give_up, 1), (go_on, 2)):
-                    nursery.start_soon(say)
-                    while len(pool) < count:  # noqa: ASYNC110 - nothing tells of it
-                        await trio.sleep(0.01)
+                nursery.start_soon(give_up)
+                await poll(lambda: len(pool) == 1)
+                nursery.start_soon(seat.scratch)
+                await poll(lambda: len(pool) == 2)
                 given_up.cancel()
                 pool._forget(next(iter(pool._waiting.values())))  # as when a block makes it impossible
                 others = [await made.start(other) for other in made.seats[1:]]
                 await others[0].author.submit("member/register", Register((TRAINER,)))
-        assert seat.author.nonce >= 1
-
-
-async def test_what_is_refused_is_said_at_once(tmp_path: Path) -> None:
-    async with network(tmp_path, founders=4) as made:
-        with pytest.raises(UserError, match="no such job"), trio.fail_after(SECONDS_MAX):
-            await made.seats[0].author.submit("job/stop", Stop(bytes(32)))
+            await poll(lambda: seat.author.nonce == 2)
+        assert len(seat.driver.state.jobs.jobs) == 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from protocol.errors import UserError
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
+from tests.ledger.power import Disk
 from tests.peer.network import SCRATCH
 from training import proposals, tasks
 from training.host import ModelHost
@@ -210,6 +212,32 @@ async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(wo
         blobs.delete_together(JOB, 2)
     assert blobs.size(second.buffer) is None and blobs.size(first.inner) is None
     assert blobs.size(second.payload) is not None
+
+
+@pytest.mark.parametrize("names_stay", [True, False])
+async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_stay: bool
+) -> None:
+    disk, host = Disk(monkeypatch), ModelHost(tmp_path / "language")
+    spec = JobSpec(
+        name="t", data=bytes(32), model=MODEL, local_steps=3, audit=Audit.SAMPLED, inner_state=Kept.KEEP, norm_start=1e6
+    )
+    host.create(JOB, spec.encode())
+    role, _ = opened(world, tmp_path, host, 0)
+
+    async def power_cut(proposal: Proposal) -> None:
+        disk.cut(tmp_path / "buffers", names_stay)
+        blobs = Blobs(tmp_path / "blobs", tmp_path / "buffers")
+        blobs.verify_together()
+        assert proposal.trace is not None and proposal.inner is not None
+        listed = Trace.decode(blobs.read(proposal.trace), spec)
+        shown = {digest for step in range(3) for digest in needed(listed, step, spec)} | {proposal.buffer, proposal.inner}
+        assert {digest: sha256(blobs.read(digest)).digest() for digest in shown} == {digest: digest for digest in shown}
+        world.published.append(proposal)
+
+    world.round = replace(world.round, publish=power_cut)
+    await role.propose(world.round)
+    assert len(world.published) == 1
 
 
 async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: World, tmp_path: Path) -> None:
