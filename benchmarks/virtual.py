@@ -68,7 +68,9 @@ class Costs:
     def measured(cls) -> Costs:
         identity, body = Identity(bytes(32)), bytes(200)
         signature, verifier = identity.sign(body), Ed25519Verifier()
-        small, large = (_per_call(lambda size=size: _through(bytes(size)), 300) for size in (300, 60_000))
+        sender, receiver = socket.socketpair()
+        with sender, receiver:
+            small, large = (_per_call(lambda size=size: _through(bytes(size), sender, receiver), 300) for size in (300, 60_000))
         per_byte = (large - small) / 59_700
         write, waits = _writes()
         return cls(
@@ -93,18 +95,17 @@ def _per_call(call: Callable[[], object], count: int) -> float:
     return statistics.median(samples)
 
 
-_ends = socket.socketpair()
 _ciphers = CipherState(bytes(32)), CipherState(bytes(32))
 
 
-def _through(data: bytes) -> None:
+def _through(data: bytes, sender: socket.socket, receiver: socket.socket) -> None:
     outbox = Outbox()
     outbox.push(Channel.APPLICATION, data, Priority.VOTE)
     sealed = _ciphers[0].encrypt(outbox.fill())
-    _ends[0].sendall(sealed)
+    sender.sendall(sealed)
     received = b""
     while len(received) < len(sealed):
-        received += _ends[1].recv(1 << 16)
+        received += receiver.recv(1 << 16)
     Inbox().take(_ciphers[1].decrypt(received))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ledger.crash_points import crash_points
+from protocol.errors import StorageError
 
 
 def sync_directory(path: Path) -> None:
@@ -26,6 +28,17 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
+
+
+def lock(descriptor: int, operation: int, path: Path) -> None:
+    """`flock` of an open file. `BlockingIOError` where it would wait; `StorageError` on a file system that has no locks."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        told = f"{path} cannot be locked ({error.strerror})"
+        raise StorageError(f"{told}: move the folder to a file system with file locks, such as a local disk") from None
 
 
 @contextmanager

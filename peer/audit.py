@@ -32,6 +32,7 @@ from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Commit, Decision
 from training.host import ModelHost
+from training.spec import JobSpec
 
 Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
 
@@ -148,7 +149,8 @@ class _Replay:
             self._rounds += 1
             self._proposals += len(closed.proposals)
             roots[closed.job] = self._host.step(closed, self._payload)
-            self._host.prune(closed.job, closed.round + 1)
+            spec = JobSpec.decode(transition.state.jobs.jobs[closed.job].spec)
+            self._host.prune(closed.job, closed.round + 1, spec)
         return roots
 
     def _payload(self, digest: bytes) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ledger.crash_points import crash_points
-from ledger.durable import sync_directory
+from ledger.durable import lock, sync_directory
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity
 
@@ -198,8 +198,8 @@ class DataDirectory:
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, self.path)
+            except BlockingIOError:
                 holder = os.pread(descriptor, PID_CHARACTERS_MAX, 0).decode("ascii", "replace").strip() or "unknown"
                 raise UserError(
                     f"a peer runs on {self.path} already (process {holder}); attach with `peer console --data-dir {self.path}`"

@@ -74,7 +74,7 @@ class Workshop:
 
     def finish(self, key: RoundKey, job: Job) -> None:
         """No round opens any more in which the job's last model would be measured."""
-        self._host.prune(*key)
+        self._host.prune(*key, JobSpec.decode(job.spec))
         self._nursery.start_soon(self._guarded, "measuring", self.role.observe, self.view(key, job))
         self._nursery.start_soon(trio.to_thread.run_sync, self.delete_passed)
 
@@ -129,7 +129,7 @@ class Workshop:
 
     def _tidy(self, key: RoundKey, spec: JobSpec) -> None:
         """Deletes what nobody needs any more: old models, states, and what trainers go on from behind the last accepted."""
-        self._host.prune(*key)
+        self._host.prune(*key, spec)
         self._store.forget_round_votes(*key)
         self.delete_passed()
 

@@ -173,12 +173,11 @@ class ModelHost:
         self._models[model.job] = mapped
         return model.root
 
-    def prune(self, job: bytes, number: int) -> None:
+    def prune(self, job: bytes, number: int, spec: JobSpec) -> None:
         """Retires models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.
 
-        The last durable one stays: from it the others can be computed anew.
+        The last durable one stays: from it the others can be computed anew. Whoever comes too late finds nothing left to do.
         """
-        spec = self.model(job, number).spec
         kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
         base = self._last_durable(job, number)
         needed = {self.directory(job, of) for of in (base, *(of for name, of in self._pinned if name == job)) if of is not None}

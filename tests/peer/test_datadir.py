@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -97,6 +98,18 @@ def test_a_second_daemon_is_told_which_process_holds_the_directory(directory: Da
         holder.kill()  # the operating system drops the lock, however the process ends
     with directory.lock():
         assert directory.lock_file.read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_files_cannot_be_locked_the_folder_is_named_and_no_peer_is_said_to_run(
+    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match=f"{directory.path} cannot be locked .* local disk"), directory.lock():
+        pass
 
 
 def test_the_lock_can_be_taken_again(directory: DataDirectory) -> None:

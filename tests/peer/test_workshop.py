@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
@@ -17,6 +20,7 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from tests.peer.chain import LANGUAGE, Chain
+from training.spec import JobSpec
 
 
 class Busy:
@@ -43,14 +47,17 @@ class Busy:
         return
 
 
+def shop_of(chain: Chain, role: Busy) -> Workshop:
+    nothing: Any = SimpleNamespace(fetch=None)  # nobody asks the network, or calls the driver
+    me, rounds = chain.people[0], Rounds(chain.people[0], chain.id, {})
+    return Workshop(me.public, role, rounds, chain.store, chain.blobs, chain.host, nothing, EventLog(), nothing, lambda: 0.0)
+
+
 async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worked_on_once(tmp_path: Path) -> None:
     chain, role = Chain(tmp_path / "chain"), Busy()
     key = chain.start(LANGUAGE)
     job = chain.ledger.state.jobs.jobs[key]
-    rounds = Rounds(chain.people[0], chain.id, {})
-    nothing: Any = SimpleNamespace(fetch=None)  # nobody asks the network, or calls the driver
-    me, log = chain.people[0].public, EventLog()
-    shop = Workshop(me, role, rounds, chain.store, chain.blobs, chain.host, nothing, log, nothing, lambda: 0.0)
+    shop = shop_of(chain, role)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
@@ -61,4 +68,34 @@ async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worke
             await trio.testing.wait_all_tasks_blocked()
             assert (role.begun, role.cancelled) == (1, 0)
             nursery.cancel_scope.cancel()
+    chain.close()
+
+
+async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, role = Chain(tmp_path / "chain"), Busy()
+    spec = replace(LANGUAGE, rounds=9)
+    key = chain.start(spec)
+    chain.play(key)
+    shop, prune, released = shop_of(chain, role), chain.host.prune, threading.Event()
+    began = trio.Event()
+
+    def late(job: bytes, number: int, spec: JobSpec) -> None:
+        trio.from_thread.run_sync(began.set)
+        released.wait(30)
+        prune(job, number, spec)
+
+    monkeypatch.setattr(chain.host, "prune", late)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(shop.run)
+            shop.open((key, 1), chain.ledger.state.jobs.jobs[key], False)
+            await began.wait()
+            shop.close((key, 1))
+            for _ in range(3):
+                chain.play(key)
+            prune(key, 4, spec)
+            assert not chain.host.directory(key, 1).exists()
+            released.set()
+            nursery.cancel_scope.cancel()  # waits for the thread, and raises what it raised
+    assert chain.host.directory(key, 4).exists()
     chain.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -63,7 +64,7 @@ def test_pruning_keeps_what_a_late_re_execution_may_read(tmp_path: Path) -> None
     host.create(JOB, SPEC)
     for number in range(4):
         host.step(closed(number), no_payload)
-    host.prune(JOB, 4)
+    host.prune(JOB, 4, JobSpec.decode(SPEC))
     assert rounds_on_disk(host) == [0, *range(4 - ROUNDS_KEPT + 1, 5)]  # from the first the others can be computed anew
 
 
@@ -71,10 +72,21 @@ def rounds_on_disk(host: ModelHost) -> list[int]:
     return sorted(int(folder.name) for folder in host.directory(JOB, 0).parent.iterdir() if folder.name != ".spare")
 
 
-def prune_as_a_peer_does(host: ModelHost, rounds: range) -> None:
+def prune_as_a_peer_does(host: ModelHost, rounds: range, spec: bytes = SPEC) -> None:
     for number in rounds:
         host.step(closed(number), no_payload)
-        host.prune(JOB, number + 1)
+        host.prune(JOB, number + 1, JobSpec.decode(spec))
+
+
+def test_pruning_for_a_round_whose_own_model_is_gone_by_now_touches_nothing_newer(tmp_path: Path) -> None:
+    """It runs in a thread beside the round's work, and may be late."""
+    host = ModelHost(tmp_path)
+    host.create(JOB, SPEC)
+    prune_as_a_peer_does(host, range(6))
+    before, model = rounds_on_disk(host), host.model(JOB, 6)
+    for late in (2, 3):
+        host.prune(JOB, late, JobSpec.decode(SPEC))
+    assert rounds_on_disk(host) == before and host.model(JOB, 6) is model
 
 
 def test_a_model_that_nobody_needs_is_written_over_by_the_next_one(tmp_path: Path) -> None:
@@ -105,7 +117,7 @@ def test_a_file_that_was_taken_before_it_was_locked_is_not_read(tmp_path: Path, 
     host.create(JOB, SPEC)
     directory, flock = host.directory(JOB, 0), fcntl.flock
 
-    def locked_late(file: IO[bytes], operation: int) -> None:
+    def locked_late(file: int, operation: int) -> None:
         if directory.exists():
             directory.rename(directory.with_name("00000001"))
             shutil.copytree(directory.with_name("00000001"), directory)
@@ -116,10 +128,27 @@ def test_a_file_that_was_taken_before_it_was_locked_is_not_read(tmp_path: Path, 
         host.opened(JOB, 0)
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_files_cannot_be_locked_the_folder_is_named_and_no_snapshot_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    host = ModelHost(tmp_path)
+    host.create(JOB, SPEC)
+    prune_as_a_peer_does(host, range(4))
+
+    def refuse(file: IO[bytes], operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for attempt in (lambda: host.opened(JOB, 4), lambda: host.step(closed(4), no_payload)):
+        with pytest.raises(StorageError, match=f"{host.directory(JOB, 0).parent}.* cannot be locked .* local disk"):
+            attempt()
+
+
 def test_a_finished_job_leaves_no_spare_model(tmp_path: Path) -> None:
     host, short = ModelHost(tmp_path), JobSpec(name="test", objective=Objective.SCRATCH, rounds=5, liars=0).encode()
     host.create(JOB, short)
-    prune_as_a_peer_does(host, range(5))
+    prune_as_a_peer_does(host, range(5), short)
     assert not host.directory(JOB, 0).with_name(".spare").exists()
 
 
@@ -157,7 +186,7 @@ class Rounds:
             self._judged.append(JudgedRound(JOB, number, signed, {}))
             outcome = Outcome({}, {}, frozenset(), frozenset())
             self.roots.append(self._host.step(ClosedRound(JOB, number, outcome, signed, ()), self._payloads.__getitem__))
-            self._host.prune(JOB, number + 1)
+            self._host.prune(JOB, number + 1, JobSpec.decode(SPEC))
         return self
 
     def recovered(self, folder: Path) -> int:

@@ -138,9 +138,9 @@ def test_pinned_models_outlive_their_rounds(tmp_path: Path) -> None:
         vectors = {name: np.array(vector) for name, vector in model.vectors.items()}
         ReplicatedModel.of(replace(model.state, round=number), vectors).save(host.directory(JOB, number))
     host.pin(frozenset({(JOB, 1), (b"other" + bytes(27), 2)}))
-    host.prune(JOB, 5)
+    host.prune(JOB, 5, SPEC)
     assert sorted(path.name for path in host.directory(JOB, 0).parent.glob("0*")) == [f"{of:08d}" for of in (1, 4, 5)]
     host.pin(frozenset())
     host.directory(JOB, 0).with_name(".00000002.incoming").mkdir()  # the process was killed while it fetched this
-    host.prune(JOB, 5)
+    host.prune(JOB, 5, SPEC)
     assert sorted(path.name for path in host.directory(JOB, 0).parent.glob("[0.][0-9]*")) == ["00000004", "00000005"]

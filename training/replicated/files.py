@@ -25,7 +25,7 @@ from typing import Annotated, BinaryIO, Final
 import numpy as np
 
 from ledger.crash_points import crash_points
-from ledger.durable import make_directory, sync_directory
+from ledger.durable import lock, make_directory, sync_directory
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
@@ -163,7 +163,7 @@ def _map(path: Path, size: int) -> Float32Array:
     """The file's elements. It stays locked while they are mapped, since the map has a duplicate of its descriptor."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
+            lock(file.fileno(), fcntl.LOCK_SH, path.parent)
             opened, named = os.fstat(file.fileno()), path.stat()
             if opened.st_ino != named.st_ino:
                 raise FileNotFoundError(errno.ENOENT, "written over before it was locked")
