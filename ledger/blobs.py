@@ -127,7 +127,7 @@ class Blobs:
 
     def keep_together(self, job: bytes, round: int, made: Path | None, digests: Iterable[bytes]) -> None:
         """Keeps the files of the folder `made`, each named by its digest, and those of `digests` that are here, until
-        `delete_together`. All of it is durable when this returns; the caller vouches for the digests, and `made` is gone.
+        `delete_rounds`. All of it is durable when this returns; the caller vouches for the digests, and `made` is gone.
         """
         folder = self._passing / _folder_name(job, round)
         with self._together_lock, _explained(folder), crash_points("blob"):
@@ -157,10 +157,6 @@ class Blobs:
                             name.unlink(missing_ok=True)
                 with self._together_lock:
                     self._list(folder)
-
-    def delete_together(self, job: bytes, before: int) -> None:
-        """What was kept of the rounds of `job` before this one."""
-        self.delete_rounds([(kept, number) for kept, number in self.kept_together() if _is_of(kept, job) and number < before])
 
     def kept_together(self) -> list[tuple[bytes, int]]:
         """(the first bytes of a job's id, round) of everything that is kept together."""
@@ -203,10 +199,6 @@ def _is_whole(file: Path) -> bool:
 
 def _folder_name(job: bytes, round: int) -> str:
     return f"{job[:JOB_BYTES].hex()}-{round}"
-
-
-def _is_of(kept: bytes, job: bytes) -> bool:
-    return kept == job[:JOB_BYTES]
 
 
 class Writer:

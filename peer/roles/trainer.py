@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -51,15 +52,31 @@ class Trainer(Voter):
     evaluates: bool = False
     registered: ClassVar[tuple[str, ...]] = (TRAINER,)
     _jobs: dict[bytes, _Job] = field(default_factory=dict)
+    _left: list[Path] = field(default_factory=list)  # what the worker wrote for rounds that closed before it had finished
+
+    def __post_init__(self) -> None:
+        self._left += self.texts.glob("*.buffer*")  # of an earlier process
 
     async def propose(self, round: OpenRound) -> None:
         if round.spec.objective is Objective.SCRATCH:
             await super().propose(round)
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
-        done = await self.ask(round, request)
-        await publish(round, request, done)
+        try:
+            done = await self.ask(round, request)
+            await trio.to_thread.run_sync(self._delete_left)  # the worker does one thing at a time: it is done with the others
+            await publish(round, request, done)
+        finally:
+            self._left += [Path(out) for out in (request.buffer_out, request.states_out) if out is not None]
         await round.measured("training_nats", done.loss)
+
+    def _delete_left(self) -> None:
+        left, self._left = self._left, []
+        for path in left:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         if round.spec.objective is Objective.SCRATCH or round.spec.audit is not Audit.FULL:

@@ -249,11 +249,11 @@ def test_what_a_round_keeps_together_stays_over_restarts_until_the_round_is_long
     blobs.release("round 3")
     blobs.delete_passed(set())
     for there in (blobs, started(tmp_path)):
-        there.delete_together(JOB, 3)
+        there.delete_rounds([(JOB[:JOB_BYTES], 2)])
         assert (there.read(state), there.read(DIGEST)) == (b"state", DATA), "the buffer passed, but its round may be audited"
-    blobs.delete_together(bytes(32), 100)
+    blobs.delete_rounds([(bytes(JOB_BYTES), 3)])
     assert blobs.size(state) == 5, "of another job"
-    blobs.delete_together(JOB, 4)
+    blobs.delete_rounds([(JOB[:JOB_BYTES], 3)])
     assert blobs.size(state) is None and blobs.size(DIGEST) is None and files(tmp_path) == []
 
 
@@ -264,7 +264,7 @@ def test_what_two_rounds_keep_goes_with_the_later_one(blobs: Blobs, tmp_path: Pa
         blobs.keep_together(JOB, number, None, [DIGEST])
     blobs.release("round 3")
     blobs.delete_passed(set())
-    blobs.delete_together(JOB, 4)
+    blobs.delete_rounds([(JOB[:JOB_BYTES], 3)])
     assert blobs.read(DIGEST) == DATA
 
 

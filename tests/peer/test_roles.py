@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from consensus.ballots import RoundTerms
-from ledger.blobs import Blobs
+from ledger.blobs import JOB_BYTES, Blobs
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
 from peer.roles.trainer import Trainer, _Job
@@ -172,6 +173,31 @@ def opened(world: World, tmp_path: Path, host: ModelHost, number: int) -> tuple[
     return role, steps
 
 
+async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=Audit.SAMPLED, norm_start=1e6)
+    host = ModelHost(tmp_path / "language")
+    host.create(JOB, spec.encode())
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "ab-7.buffer.states").mkdir()
+    (tmp_path / "texts" / "ab.txt").touch()
+    role, steps = opened(world, tmp_path, host, 0)
+
+    ask = steps.ask
+
+    async def late(request: Any) -> Any:
+        await ask(request)
+        closing.cancel()
+        await trio.sleep_forever()
+
+    steps.ask = late  # type: ignore[method-assign]
+    with trio.CancelScope() as closing:
+        await role.propose(world.round)
+    assert len(list((tmp_path / "texts").iterdir())) == 4
+    steps.ask = ask  # type: ignore[method-assign]
+    await role.propose(world.round)
+    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["ab.txt"]
+
+
 @pytest.mark.parametrize("audit", [Audit.SAMPLED, Audit.FULL])
 async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(world: World, tmp_path: Path, audit: Audit) -> None:
     spec = JobSpec(
@@ -209,7 +235,7 @@ async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(wo
             files = {digest: str(blobs.path(digest)) for digest in needed(listed, step, spec)}
             assert all(Path(file).exists() for file in files.values())
         assert None not in map(blobs.size, (second.buffer, first.buffer, first.inner)), "audits of round 1 may ask for them"
-        blobs.delete_together(JOB, 2)
+        blobs.delete_rounds([(JOB[:JOB_BYTES], 0), (JOB[:JOB_BYTES], 1)])
     assert blobs.size(second.buffer) is None and blobs.size(first.inner) is None
     assert blobs.size(second.payload) is not None
 
