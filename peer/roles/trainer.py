@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -52,31 +53,25 @@ class Trainer(Voter):
     evaluates: bool = False
     registered: ClassVar[tuple[str, ...]] = (TRAINER,)
     _jobs: dict[bytes, _Job] = field(default_factory=dict)
-    _left: list[Path] = field(default_factory=list)  # what the worker wrote for rounds that closed before it had finished
+    _left: set[Path] = field(default_factory=set)  # what the worker wrote for rounds that closed before it had finished
 
     def __post_init__(self) -> None:
-        self._left += self.texts.glob("*.buffer*")  # of an earlier process
+        self._left.update(self.texts.glob("*.buffer*"))  # of an earlier process
 
     async def propose(self, round: OpenRound) -> None:
         if round.spec.objective is Objective.SCRATCH:
             await super().propose(round)
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
+        made = {Path(out) for out in (request.buffer_out, request.states_out) if out is not None}
         try:
             done = await self.ask(round, request)
-            await trio.to_thread.run_sync(self._delete_left)  # the worker does one thing at a time: it is done with the others
+            left, self._left = self._left - made, set()
+            await trio.to_thread.run_sync(_delete, left)  # the worker does one thing at a time: it is done with all others
             await publish(round, request, done)
         finally:
-            self._left += [Path(out) for out in (request.buffer_out, request.states_out) if out is not None]
+            self._left |= made
         await round.measured("training_nats", done.loss)
-
-    def _delete_left(self) -> None:
-        left, self._left = self._left, []
-        for path in left:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         if round.spec.objective is Objective.SCRATCH or round.spec.audit is not Audit.FULL:
@@ -186,3 +181,11 @@ def _copy_text(source: Path, path: Path) -> None:
     with durable.writing(path) as file:
         for piece in data.read_text(source):
             file.write(piece)
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
