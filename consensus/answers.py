@@ -6,6 +6,7 @@ from consensus.book import Book
 from consensus.rollback import newest
 from consensus.state import ReplicaState
 from consensus.turn import SendBlock, SendDecisions
+from protocol.identity import Signed
 from protocol.limits import HEARD_MAX
 from protocol.messages import (
     Commit,
@@ -71,10 +72,15 @@ class Answers(ReplicaState):
         if ended is not None and unheard and is_covered:
             self._send_to(unheard, ViewEnded(ended))
         for view in (self.view - 1, self.view):
-            signed = self._own.get(Timeout.TAG, book.height, view)
+            signed = self._said(book, Timeout.TAG, view)
             if signed is not None:
                 self._send_to(peers, TimedOut(signed, book.high))
         for tag in (Prepare.TAG, Commit.TAG):
-            signed = self._own.get(tag, book.height, self.view)
+            signed = self._said(book, tag, self.view)
             if signed is not None:
                 self._send_to(peers, Vote(signed))
+
+    def _said(self, book: Book, tag: str, view: int) -> Signed | None:
+        """An own statement, unless it names other voters than the book's: nobody would take it."""
+        signed = self._own.get(tag, book.height, view)
+        return signed if signed in book.said_by(self.me) else None

@@ -19,9 +19,6 @@ class Application(Protocol):
     def has_work(self) -> bool:
         """Whether a block is due, which `propose` would then make: view timers run only while it is."""
 
-    def participants(self, body: bytes) -> frozenset[bytes] | None:
-        """The voters that cast a ballot in a decided body, a pure function of it; None if it closes no round."""
-
     def condense(self, body: bytes) -> bytes:
         """The body with whatever others should hold already replaced by its digest: a pure function of the body."""
 

@@ -35,7 +35,7 @@ class Block:
     next_voters: Digest  # hash of the set that decides the next one
     state_root: Digest  # after the parent was applied
     parent_certificate: Certificate | None  # commits of the parent, as many as the proposer knew; None in the first block
-    failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]  # leaders that failed -> first height at which they may lead again
+    failed: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]  # leaders that failed -> first height whose block may drop them
     body: Annotated[bytes, Length(0, BODY_BYTES_MAX)]
 
 

@@ -73,7 +73,7 @@ class Book:
         if self.closed_in is not None:
             return
         if isinstance(statement, Timeout):
-            self._given_up[signed.signer] = max(statement.view, self._given_up.get(signed.signer, -1))
+            self.note_given_up(signed.signer, statement.view)
         # Timeouts of one view count together whatever certificate they name; votes only with equal votes.
         group = b"" if isinstance(statement, Timeout) else signed.body
         tally = self._tallies.setdefault((statement.TAG, statement.view, group), {})
@@ -86,6 +86,10 @@ class Book:
             self.adopt_commit(_certificate(tally), statement)
         elif isinstance(statement, Prepare) and len(tally) == self.voters.quorum:
             self._prepared.append((_certificate(tally), statement))
+
+    def note_given_up(self, voter: bytes, view: int) -> None:
+        """(L) One number a voter, so from whatever distance: f + 1 of them lead to views that are too far ahead to be kept."""
+        self._given_up[voter] = max(view, self._given_up.get(voter, -1))
 
     def take_prepared(self) -> tuple[Certificate, Prepare] | None:
         """A prepare certificate that prepares have made since the last call."""

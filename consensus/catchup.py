@@ -99,7 +99,7 @@ class CatchUp:
         claim.asked = True
         claim.not_before, claim.wait = now + claim.wait, min(RETRY_SECONDS_MAX, 2 * claim.wait)
         self._next = now + RETRY_SECONDS
-        self._asked_below = self._height + DECISIONS_PER_REPLY_MAX
+        self._asked_below = min(self._height + DECISIONS_PER_REPLY_MAX, claim.height)  # it has no more
         return peer, GetDecisions(self._height, DECISIONS_PER_REPLY_MAX)
 
 

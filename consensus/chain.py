@@ -29,7 +29,6 @@ class Past:
     digest: bytes
     vote: Commit
     certificate: Certificate
-    participants: frozenset[bytes] | None
 
     def add_commit(self, signer: bytes, signature: bytes) -> None:
         """A commit that came after the decision: it shows in the next block that its voter is there."""
@@ -99,17 +98,15 @@ class Chain:
         voters, parent = self._voters.get(height), self._past.get(height - 1)
         if voters is None or (parent is None and height > FIRST_HEIGHT):
             return None
-        made = schedule(height, voters, parent.block if parent else None, parent.participants if parent else None)
-        self._schedules[height] = made
+        made = self._schedules[height] = schedule(height, voters, parent.block if parent else None)
         return made
 
     def add_decided(self, decided: Decided) -> None:
         assert decided.height == self.height
         block = decided.decode()
         vote = codec.decode_message(decided.certificate.vote, (Commit,))
-        participants = self._application.participants(block.body)
         slim = dataclasses.replace(block, body=b"")
-        self._past[self.height] = Past(slim, decided.digest, vote, decided.certificate, participants)
+        self._past[self.height] = Past(slim, decided.digest, vote, decided.certificate)
         self.height += 1
         self._dissenters.clear()
         # The sets change rarely: the hash in the block usually names one that is known, before this block is applied.
@@ -187,7 +184,8 @@ class Chain:
         if certificate is None or parent is None or leaders is None:
             return {}
         view = codec.decode_message(certificate.vote, (Commit,)).view
-        return failed_leaders(self.height, self._voters[self.height], parent.block, leaders, view)
+        voters = self._voters[self.height]
+        return failed_leaders(self.height, voters, parent.block, leaders, view, certificate.signatures)
 
     def problem(self, data: bytes, proposer: bytes, now_ms: int, verifier: Verifier) -> Problem | None:
         """Why a fresh block must not be prepared; None: nothing is wrong. The parent must be applied."""

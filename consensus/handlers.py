@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from consensus.answers import Answers
-from consensus.block import block_digest, header_digest
+from consensus.block import block_digest, decode_block, header_digest
 from consensus.book import Book, Offer
 from consensus.catchup import FUTURE_HEIGHTS_MAX
 from consensus.chain import DECIDED_AHEAD_MAX
@@ -152,7 +152,7 @@ class Handlers(Answers):
         if timeout.height < self.height:
             self._send(peer, Status(self.height, self.view))
         book = self._book_for(peer, timeout.height, message)
-        if book is None or not self._in_window(timeout.view):
+        if book is None or (timeout.view < self.view and not self._in_window(timeout.view)):
             return
         self._verify(book, message.timeout, timeout)
         high = None
@@ -161,7 +161,10 @@ class Handlers(Answers):
         if not covers(high, timeout) or timeout.high_view > timeout.view:
             # (S5) A timeout counts only with its certificate.
             raise RemoteProtocolError("bad-timeout", f"the certificate of view {timeout.high_view} is missing")
-        self._add(book, message.timeout, timeout)
+        if self._in_window(timeout.view):
+            self._add(book, message.timeout, timeout)
+        else:
+            book.note_given_up(message.timeout.signer, timeout.view)
 
     def _on_prepared(self, peer: bytes, message: Prepared) -> None:
         height = codec.decode_message(message.certificate.vote, (Prepare,)).height
@@ -198,13 +201,17 @@ class Handlers(Answers):
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
         if height > self.height:
             self._catch_up.claim(peer, height + 1)
-            if height < self.height + DECISIONS_PER_REPLY_MAX and self._catch_up.was_asked(peer):
+            wanted = self._catch_up.was_asked(peer) or self._chain.is_known_voter(peer)
+            if wanted and height < self.height + DECISIONS_PER_REPLY_MAX:
                 self._future.keep_decision(peer, height, message)
         if self._book is None or height != self.height or self.height - self._chain.applied > DECIDED_AHEAD_MAX:
             return
         vote = verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
         if block_digest(message.block) != vote.block:
             raise RemoteProtocolError("wrong-block", f"the bytes beside the certificate of {height}")
+        parent = self._chain.parent
+        if parent is not None and decode_block(message.block).parent != parent.digest:
+            return  # of another history: either ours is a fork's, or this one is, and only an invitation's block tells which
         self._catch_up.delivered(peer)
         self._hold(vote.block, message.block)
         self._add_certified(self._book, message.certificate, vote)

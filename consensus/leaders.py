@@ -1,11 +1,12 @@
-"""Who leads which view: rotation over the voters, leaving out those that showed that they are not there.
+"""Who leads which view: each voter has its turns, but for those whose views failed and who have not been seen since.
 
-Everything is a pure function of decided blocks, so that all honest voters, also after a restart, agree on every leader.
+Everything is a pure function of decided blocks, so that all honest voters, also after a restart, agree on every leader. Nothing
+that a proposer may choose, such as which ballots and commits it shows, takes a turn from anybody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from consensus.block import FIRST_HEIGHT, Block
@@ -17,46 +18,38 @@ class Schedule:
     """The leaders of all views of one height."""
 
     height: int
-    order: tuple[bytes, ...]
+    voters: tuple[bytes, ...]
+    present: tuple[bytes, ...]  # those that are not left out
 
     def leader(self, view: int) -> bytes:
-        return self.order[(self.height + view) % len(self.order)]
+        """Turns go round all voters, so whoever is left out or comes back moves nobody else's.
+
+        A turn that is left over goes to somebody else in each lap: an heir for good could be whoever chose the next key.
+        """
+        lap, place = divmod(self.height + view, len(self.voters))
+        key = self.voters[place]
+        return key if key in self.present else self.present[(lap + place) % len(self.present)]
 
 
-def schedule(height: int, voters: VoterSet, parent: Block | None, participants: frozenset[bytes] | None) -> Schedule:
-    """The leaders of `height`, from the decided block before it (None for the first height) and the voters named in its body.
+def schedule(height: int, voters: VoterSet, parent: Block | None) -> Schedule:
+    """The leaders of `height`, from the decided block before it (None for the first height).
 
-    At most n − q voters are left out: whoever remains is a quorum, so at least one honest voter is among them.
+    At most n − q voters are left out, the latest failures first: whoever remains is a quorum, so at least one honest voter is
+    among them.
     """
-    if parent is None:
-        return Schedule(height, voters.keys)
-    skipped: list[bytes] = []
-    for key in [*_failed(height, voters, parent), *_absent(voters, parent, participants)]:
-        if key not in skipped:
-            skipped.append(key)
-    left_out = frozenset(skipped[: len(voters) - voters.quorum])
-    return Schedule(height, tuple(key for key in voters.keys if key not in left_out))
+    failed = parent.failed if parent else {}
+    latest = sorted((-until, key) for key, until in failed.items() if key in voters)
+    left_out = {key for _, key in latest[: len(voters) - voters.quorum]}
+    return Schedule(height, voters.keys, tuple(key for key in voters.keys if key not in left_out))
 
 
-def _failed(height: int, voters: VoterSet, parent: Block) -> Iterable[bytes]:
-    """The latest failures first."""
-    current = [(-until, key) for key, until in parent.failed.items() if until > height and key in voters]
-    return [key for _, key in sorted(current)]
-
-
-def _absent(voters: VoterSet, parent: Block, participants: frozenset[bytes] | None) -> Iterable[bytes]:
-    """Without a ballot in the last block, or without a commit for the one before it (a new voter until its first one)."""
-    if participants is not None:
-        yield from (key for key in voters.keys if key not in participants)
-    if parent.parent_certificate is not None:
-        yield from (key for key in voters.keys if key not in parent.parent_certificate.signatures)
-
-
-def failed_leaders(height: int, voters: VoterSet, parent: Block, leaders: Schedule, view: int) -> Mapping[bytes, int]:
-    """`Block.failed` of a block at `height` whose parent was decided in `view` under `leaders`."""
+def failed_leaders(
+    height: int, voters: VoterSet, parent: Block, leaders: Schedule, view: int, signers: Collection[bytes]
+) -> Mapping[bytes, int]:
+    """`Block.failed` of a block at `height` whose parent was decided under `leaders`, in `view`, by the commits of `signers`."""
     assert parent.height == height - 1 == leaders.height and height > FIRST_HEIGHT
-    failed = {key: until for key, until in parent.failed.items() if until > height and key in voters}
-    for earlier in range(min(view, len(leaders.order))):
+    failed = {key: until for key, until in parent.failed.items() if key in voters and (until > height or key not in signers)}
+    for earlier in range(min(view, len(leaders.voters))):
         key = leaders.leader(view - 1 - earlier)
         if key in voters and key != leaders.leader(view):
             failed[key] = parent.height + 2 * len(voters)

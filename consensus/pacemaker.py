@@ -18,7 +18,7 @@ REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is g
 
 @dataclass(slots=True)
 class Pacemaker:
-    """Timer of the current view and of repeats. Both run only while there is known work."""
+    """Timer of the current view and of repeats: the first runs while there is work here, the other also while others may have."""
 
     _durations: dict[bytes, deque[float]] = field(default_factory=dict)  # by leader: seconds from the start of its view
     _tail: float = 0.0
@@ -32,24 +32,32 @@ class Pacemaker:
         self._started = self._repeat_from = None
 
     def run(self, working: bool, now: float) -> None:
-        """Starts or stops the timers."""
+        """Starts or stops the view timer."""
         if not working:
-            self._started = self._repeat_from = None
+            self._started = None
         elif self._started is None:
-            self._started = self._repeat_from = now
+            self._started = now
+
+    def talk(self, talking: bool, now: float) -> None:
+        """Starts or stops the repeats."""
+        if not talking:
+            self._repeat_from = None
+        elif self._repeat_from is None:
+            self._repeat_from = now
 
     def decided(self, leader: bytes, voters: VoterSet, now: float) -> None:
         """A block of `leader` was decided in the view that this peer is in.
 
         The f slowest leaders set nothing: each of f liars could otherwise propose just in time, be measured, and so get three
-        times as long the next time, up to the cap.
+        times as long the next time, up to the cap. While no more than f are measured, all may be liars: the fastest decision of
+        all counts, which no later one makes slower.
         """
         if self._started is None:
             return
         self._durations = {key: durations for key, durations in self._durations.items() if key in voters}
         self._durations.setdefault(leader, deque(maxlen=MEASURED_PER_LEADER)).append(now - self._started)
-        slowest = sorted((max(durations) for durations in self._durations.values()), reverse=True)
-        self._tail = slowest[min(voters.faults_tolerated, len(slowest) - 1)]
+        slowest, f = sorted(map(max, self._durations.values()), reverse=True), voters.faults_tolerated
+        self._tail = slowest[f] if len(slowest) > f else min(map(min, self._durations.values()))
         self._seconds = None
 
     def view_seconds(self) -> float:
@@ -64,11 +72,17 @@ class Pacemaker:
         return float(VIEW_GROWTH ** min(self._view, 64))
 
     def view_deadline(self, leader_lost: float | None) -> float | None:
-        """`leader_lost`: when the link to the leader broke; None if it did not, or if there never was one."""
+        """`leader_lost`: when the link to the leader broke; None if it did not, or if there never was one.
+
+        Whoever has been gone for a while is not waited for, but in later views: between voters whose links stay broken views
+        would otherwise end as fast as messages go.
+        """
         if self._started is None:
             return None
         deadline = self._started + self.view_seconds()
-        return deadline if leader_lost is None else min(deadline, max(self._started, leader_lost) + LOST_SECONDS * self._growth)
+        if leader_lost is None:
+            return deadline
+        return min(deadline, max(self._started, leader_lost + LOST_SECONDS) + LOST_SECONDS * (self._growth - 1.0))
 
     def repeat_deadline(self) -> float | None:
         return None if self._repeat_from is None else self._repeat_from + min(REPEAT_SECONDS_MAX, self.view_seconds())

@@ -79,7 +79,8 @@ class Rules(Handlers):
         self._lost = {peer: at for peer, at in self._lost.items() if peer in voters}
         self._enter_view(book, self._own.view(self.height))
         for signed, statement in self._own.statements(self.height):
-            book.add(signed, statement)
+            if statement.voters == voters.hash:  # what was signed on a wrong state, before a restore, counts for nobody
+                book.add(signed, statement)
         self._recover_certificate(book)
         for peer, message in self._future.take(self.height):
             self._receive(peer, message)
@@ -158,8 +159,10 @@ class Rules(Handlers):
         signed = self._own.get(Propose.TAG, book.height, self.view)
         if signed is not None:
             # (S1) Signed before a restart: the same block, unless the timeouts now oblige to another one.
-            digest = codec.decode_message(signed.body, (Propose,)).block
-            return None if obligation and obligation.block != digest else self._blocks.get(digest)
+            propose = codec.decode_message(signed.body, (Propose,))
+            if propose.voters != book.voters.hash or (obligation and obligation.block != propose.block):
+                return None
+            return self._blocks.get(propose.block)
         if obligation is not None:
             return self._blocks.get(obligation.block)
         if not self._ask_application:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from consensus.book import Book
 from consensus.chain import DECIDED_AHEAD_MAX
 from consensus.rules import Rules
 from protocol.messages import GetHeard, Status
@@ -9,19 +10,42 @@ from protocol.messages import GetHeard, Status
 
 class Timers(Rules):
     def _is_working(self) -> bool:
-        """(L) A timer runs only while there is known work that this voter could judge."""
+        """(L) The view timer runs exactly while this voter itself waits for a decision that it could judge.
+
+        The invariant: what one honest voter waits for, either reaches all of them, or ends with its view. The application's work
+        is passed on, a prepare certificate is repeated, and any leader proposes what that certifies. A proposal that has no
+        certificate yet binds no later leader, so it is work in its own view only, and not if it was refused here for good. What
+        others said is none: liars can say it for ever, and f + 1 that gave up a view are joined without any timer.
+        """
         book = self._book
-        if book is None or not self._may_sign(book) or not self._chain.is_applied:
+        if book is None or not self._takes_part(book):
             return False
-        return book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
+        return book.high is not None or self._awaits_proposal(book) or self._application.has_work()
+
+    def _awaits_proposal(self, book: Book) -> bool:
+        """Whether this view's block was prepared here, or may be yet: its bytes may come, and so may its time."""
+        return self.view in book.offers and (self.refusal is None or self._ask_again is not None)
+
+    def _may_be_missed(self) -> bool:
+        """(L) Whether others may be at work and lack what was said here: it is repeated then, without a view timer."""
+        book = self._book
+        return book is not None and self._takes_part(book) and (book.is_active() or self._own.has_voted(book.height))
+
+    def _takes_part(self, book: Book) -> bool:
+        return self._may_sign(book) and self._chain.is_applied
+
+    def _pace(self) -> None:
+        working = self._is_working()
+        self._pacemaker.run(working, self._now)
+        self._pacemaker.talk(working or self._may_be_missed(), self._now)
 
     def _run_timers(self) -> None:
         book, now = self._book, self._now
-        self._pacemaker.run(self._is_working(), now)
+        self._pace()
         if book is not None and _is_due(self._view_deadline(), now):
             self._give_up(book, self.view)
             self._settle()
-            self._pacemaker.run(self._is_working(), now)
+            self._pace()
         elif book is not None and _is_due(self._pacemaker.repeat_deadline(), now):
             self._pacemaker.repeated(now)
             self._repeat_to(tuple(key for key in book.voters.keys if key != self.me), book)
@@ -31,7 +55,7 @@ class Timers(Rules):
         self._ask_for_decisions()
 
     def _view_deadline(self) -> float | None:
-        """(L) A leader that is known to be gone is not waited for as long as a silent one."""
+        """(L) A leader that is known to be gone is not waited for as a silent one is."""
         if self._own.timed_out(self.height) >= self.view:
             return None
         return self._pacemaker.view_deadline(self._lost.get(self.leader or b""))

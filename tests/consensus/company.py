@@ -75,9 +75,6 @@ class Log:
     def has_work(self) -> bool:
         return bool(set(self.known.values()) - self.done)
 
-    def participants(self, body: bytes) -> frozenset[bytes] | None:
-        return None
-
     def condense(self, body: bytes) -> bytes:
         return codec.encode(tuple(map(digest_of, codec.decode(Numbers, body))))
 

@@ -46,9 +46,6 @@ class Counter:
     def has_work(self) -> bool:
         return bool(self.pending)
 
-    def participants(self, body: bytes) -> frozenset[bytes] | None:
-        return None
-
     def condense(self, body: bytes) -> bytes:
         return body
 

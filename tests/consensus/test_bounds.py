@@ -109,22 +109,33 @@ def test_who_votes_is_asked_before_any_number_of_strangers_that_claim_more() -> 
     assert catch_up.ask(0.1, lambda peer: peer == HONEST)[0] != HONEST  # it has had no time to answer
 
 
-def test_decisions_ahead_are_kept_of_who_was_asked_and_nobody_replaces_them() -> None:
+def test_a_decision_on_another_parent_is_not_ours_whoever_certified_it() -> None:
     bench = follower()
-    asked, other = others(bench)[:2]
-    junk = Decision(b"junk", bench.certificate(Commit, bench.block(bench.leader()), 0, others(bench)))
+    decide(bench, 1)
+    block = bench.block(bench.leader())
+    foreign = encode_block(dataclasses.replace(decode_block(block), parent=bytes(32)))
+    turn = bench.give(others(bench)[0], Decision(foreign, bench.certificate(Commit, foreign, 0, others(bench))))
+    assert not turn.decided and bench.replica.height == 2
+    assert bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench)))).decided
+
+
+def test_decisions_ahead_are_kept_of_voters_and_of_who_was_asked_and_nobody_replaces_them() -> None:
+    bench = follower()
+    voter, asked, stranger = bench.signers[others(bench)[0]].public, bytes([1]) * 32, bytes([2]) * 32
+    for peer in (asked, stranger):
+        bench.step(Connected(peer))
+    junk = Decision(b"", bench.certificate(Commit, bench.block(bench.leader()), 0, others(bench)))
     vote = codec.encode(Commit(bytes(32), 3, 0, bytes(32)))
     ahead = dataclasses.replace(junk, certificate=dataclasses.replace(junk.certificate, vote=vote))
-    bench.give(asked, Status(40, 0))
+    bench.give_from(asked, Status(40, 0))
     bench.step(Tick(), wait=1.0)
-    bench.give(other, dataclasses.replace(ahead, block=b"other junk"))
+    for sender, kept in ((stranger, None), (asked, b"of asked"), (voter, b"of asked")):
+        bench.give_from(sender, dataclasses.replace(ahead, block=b"of asked" if sender == asked else b"of another"))
+        assert [entry.block for _, entry in bench.replica._future._decisions.values()] == ([kept] if kept else [])
+    bench.step(Disconnected(asked))
     assert bench.replica._future == Future()
-    for block in (b"junk", b"more junk"):
-        bench.give(asked, dataclasses.replace(ahead, block=block))
-    ((_, kept),) = bench.replica._future._decisions.values()
-    assert kept.block == b"junk"
-    bench.step(Disconnected(bench.signers[asked].public))
-    assert bench.replica._future == Future()
+    bench.give_from(voter, ahead)
+    assert len(bench.replica._future._decisions) == 1
 
 
 def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again() -> None:
@@ -169,6 +180,16 @@ def test_statements_of_views_long_left_behind_are_forgotten() -> None:
     assert book is not None
     assert max(map(len, book._statements.values())) <= 2 * (2 * VIEWS_AHEAD_MAX + 1)
     assert len(book._tallies) <= 2 * (2 * VIEWS_AHEAD_MAX + 1)
+
+
+def test_timeouts_of_views_far_ahead_leave_one_number_a_voter() -> None:
+    bench = follower()
+    book, voter = bench.replica._book, others(bench)[0]
+    assert book is not None
+    for view in range(VIEWS_AHEAD_MAX + 1, 2 * VIEWS_AHEAD_MAX):
+        bench.give(voter, bench.timed_out(voter, view))
+    assert not book.said_by(bench.signers[voter].public) and not book._tallies
+    assert book._given_up == {bench.signers[voter].public: 2 * VIEWS_AHEAD_MAX - 1}
 
 
 def test_two_decided_heights_are_remembered_without_what_voting_needs() -> None:

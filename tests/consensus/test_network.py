@@ -55,6 +55,23 @@ def test_a_killed_leader_is_known_to_be_gone_and_is_skipped_afterwards() -> None
         assert decide(network, item) < VIEW_SECONDS_MIN / 2 and deciding_view(network, item) == 0
 
 
+def test_a_leader_that_is_known_to_be_gone_costs_messages_and_no_timer() -> None:
+    network = Network()
+    decide(network, 1)
+    network.crash(leader(network))
+    network.run_until(network.now + 5.0, lambda: False)
+    assert decide(network, 2) < LOST_SECONDS and deciding_view(network, 2) == 1
+
+
+def test_a_voter_that_died_costs_one_view_of_its_own_and_never_another() -> None:
+    network = Network()
+    decide(network, 1)
+    network.crash(leader(network))
+    for item in range(2, 60):
+        decide(network, item)
+    assert [deciding_view(network, height) for height in range(1, 60)] == [0, 1, *[0] * 57]
+
+
 def test_a_failed_leader_leads_again_after_two_rotations() -> None:
     network = Network()
     decide(network, 1)

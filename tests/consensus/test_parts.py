@@ -20,8 +20,7 @@ from consensus.block import (
     header_of,
 )
 from consensus.evidence import Evidence, verify_evidence
-from consensus.leaders import failed_leaders, schedule
-from consensus.pacemaker import VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
+from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
 from consensus.turn import Send, SendDecisions, Turn, Voted, execute, execute_in_thread, merge
 from consensus.voters import CachingVerifier, VoterSet, verify_certificate
 from protocol.errors import RemoteProtocolError
@@ -108,43 +107,6 @@ def test_a_header_has_the_digest_of_its_block_and_only_its_body_makes_the_block_
         assemble(header, body + b"x")
 
 
-# Leaders -------------------------------------------------------------------------------------------------------------
-
-
-def test_leaders_rotate_over_heights_and_views() -> None:
-    voters = VoterSet.of(KEYS[:4])
-    assert {schedule(h, voters, block(h - 1), None).leader(0) for h in range(2, 6)} == set(voters.keys)
-    assert {schedule(2, voters, block(1), None).leader(view) for view in range(4)} == set(voters.keys)
-
-
-def test_failed_voters_are_skipped_before_absent_ones_and_n_minus_q_at_most() -> None:
-    voters = VoterSet.of(KEYS[:7])  # q = 5, so two may be skipped
-    parent = block(9, failed={KEYS[6]: 30}, signers=KEYS[2:7])
-    order = schedule(10, voters, parent, None).order
-    assert set(voters.keys) - set(order) == {KEYS[6], KEYS[0]}
-
-
-def test_voters_without_a_ballot_are_skipped() -> None:
-    voters = VoterSet.of(KEYS[:4])
-    assert KEYS[2] not in schedule(10, voters, block(9), frozenset({KEYS[0], KEYS[1], KEYS[3]})).order
-
-
-def test_a_failure_is_forgotten_after_its_height() -> None:
-    voters = VoterSet.of(KEYS[:4])
-    parent = block(9, failed={KEYS[1]: 10})
-    assert KEYS[1] in schedule(10, voters, parent, None).order
-    assert KEYS[1] not in schedule(9, voters, dataclasses.replace(parent, height=8), None).order
-
-
-@given(st.integers(1, 200), st.integers(0, 500))
-def test_the_leader_that_succeeded_is_never_named_as_failed(n: int, view: int) -> None:
-    voters = VoterSet.of(i.to_bytes(32, "big") for i in range(n))
-    leaders = schedule(9, voters, None, None)
-    failed = failed_leaders(10, voters, block(9), leaders, view)
-    assert leaders.leader(view) not in failed and len(failed) == min(view, n - 1)
-    assert all(until == 9 + 2 * n for until in failed.values())
-
-
 # Pacemaker -----------------------------------------------------------------------------------------------------------
 
 
@@ -189,15 +151,37 @@ def test_a_leader_that_no_longer_votes_is_no_longer_measured() -> None:
     assert pacemaker.view_seconds() == 6.0
 
 
+def test_while_no_more_leaders_are_known_than_may_lie_the_fastest_decision_sets_the_timer() -> None:
+    voters = VoterSet.of(bytes([number]) * 32 for number in range(7))
+    pacemaker, timers = Pacemaker(), []
+    for height in range(12):
+        pacemaker.enter_view(0)
+        pacemaker.run(True, 0.0)
+        pacemaker.decided(voters.keys[height % 2], voters, 0.95 * pacemaker.view_seconds())
+        timers.append(pacemaker.view_seconds())
+    assert timers == [pytest.approx(TAIL_FACTOR * 0.95 * VIEW_SECONDS_MIN)] * 12, "two liars of seven led alone"
+
+
+def test_a_network_of_slow_decisions_has_its_timer_after_the_first_one() -> None:
+    pacemaker = Pacemaker()
+    pacemaker.enter_view(4)
+    pacemaker.run(True, 0.0)
+    pacemaker.decided(KEYS[0], VoterSet.of(KEYS), 5.0)
+    pacemaker.enter_view(0)
+    assert pacemaker.view_seconds() == TAIL_FACTOR * 5.0
+
+
 def test_a_leader_whose_link_broke_is_waited_for_less_long_but_longer_with_every_view() -> None:
     pacemaker = Pacemaker()
     pacemaker.run(True, 100.0)
-    assert pacemaker.view_deadline(90.0) == pytest.approx(100.25), "it was gone when the work turned up"
+    assert pacemaker.view_deadline(90.0) == 100.0, "it was gone long before the work turned up"
+    assert pacemaker.view_deadline(99.9) == pytest.approx(100.15), "it has not been gone for long"
     assert pacemaker.view_deadline(100.5) == pytest.approx(100.75), "a link that flaps has time to come back"
     assert pacemaker.view_deadline(100.9) == 101.0, "never longer than a silent leader"
     pacemaker.enter_view(4)
     pacemaker.run(True, 200.0)
-    assert pacemaker.view_deadline(90.0) == pytest.approx(200 + 0.25 * 1.5**4)
+    assert pacemaker.view_deadline(90.0) == pytest.approx(200 + 0.25 * (1.5**4 - 1))
+    assert pacemaker.view_deadline(200.5) == pytest.approx(200.5 + 0.25 * 1.5**4)
 
 
 def test_a_timer_starts_with_the_work_and_stops_with_it() -> None:

@@ -311,6 +311,26 @@ def test_a_restarted_voter_names_its_certificate_when_it_times_out() -> None:
     assert isinstance(message, TimedOut) and codec.decode_message(message.timeout.body, (Timeout,)).high_view == 0
 
 
+@pytest.mark.parametrize("statement", [Timeout, Propose])
+def test_own_statements_of_another_voter_set_count_for_nothing_and_are_not_said(statement: type[Timeout] | type[Propose]) -> None:
+    """It was wrong about the voters when it signed, and has restored the certified state since."""
+    bench = leader()
+    block, elsewhere = bench.block(bench.place), bytes(32)
+    digest = block_digest(block)
+    foreign = Timeout(elsewhere, 1, 0, -1, None) if statement is Timeout else Propose(elsewhere, 1, 0, digest)
+    voted = Voted((foreign.TAG, 1, 0), bench.sign(bench.place, foreign))
+    bench.journal.append([StoredBlock(1, digest, block), voted])
+    bench.restart()
+    assert not bench.turn.sends
+    for voter in others(bench)[:2]:
+        bench.connect(voter)
+        assert not bench.sent(TimedOut) and not bench.sent(Proposed)
+        if statement is Timeout:
+            bench.give(voter, bench.timed_out(voter, 0))
+    assert bench.replica.view == 0, "two timeouts are no quorum"
+    assert bench.replica._book is not None and not bench.replica._book.said_by(bench.signers[bench.place].public)
+
+
 # Views ---------------------------------------------------------------------------------------------------------------
 
 
@@ -330,11 +350,35 @@ def test_two_timeouts_of_a_higher_view_take_the_replica_there() -> None:
     assert bench.replica.view == 6
 
 
+def test_who_has_nothing_to_wait_for_says_again_what_others_may_lack_and_gives_up_no_view() -> None:
+    bench = follower()
+    for voter in others(bench)[:2]:
+        bench.give(voter, bench.timed_out(voter))
+    assert bench.replica.view == 1
+    for _ in range(3):
+        assert bench.turn.deadline is not None
+        bench.step(Tick(), wait=bench.turn.deadline - bench.now)
+        assert given_up(bench) == [0] and bench.replica.view == 1 and not bench.turn.records
+
+
+def test_of_timeouts_however_far_ahead_those_of_all_possible_liars_are_passed_over() -> None:
+    bench = follower()
+    liar, first, second = others(bench)
+    bench.give(liar, bench.timed_out(liar, 2**53 - 1))
+    assert bench.replica.view == 0 and not bench.sent(TimedOut)
+    bench.give(first, bench.timed_out(first, 300))
+    assert bench.replica.view == 300 and given_up(bench) == [300, 299]
+    for voter, view in ((first, 300), (second, 300)):  # said again, or for the first time
+        bench.give(voter, bench.timed_out(voter, view))
+    assert bench.replica.view == 301
+
+
 def test_a_timeout_without_the_certificate_it_names_is_refused() -> None:
     bench = follower()
     liar = others(bench)[0]
-    bench.give(liar, bench.timed_out(liar, 0, None, (0, bench.block(bench.leader()))))
-    assert bench.faults == ["bad-timeout"]
+    for view in (0, 300):
+        bench.give(liar, bench.timed_out(liar, view, None, (0, bench.block(bench.leader()))))
+        assert bench.faults == ["bad-timeout"]
 
 
 def test_a_proposal_of_a_later_view_needs_the_timeouts_of_exactly_the_view_before() -> None:

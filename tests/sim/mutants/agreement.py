@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 from consensus import catchup, chain, handlers, rules, voters
 from consensus.answers import Answers
-from consensus.block import block_digest, decode_block, encode_block
+from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.book import Book
 from consensus.chain import Chain
 from consensus.evidence import STATEMENTS
 from consensus.handlers import Handlers
-from consensus.leaders import Schedule
+from consensus.leaders import Schedule, failed_leaders, schedule
 from consensus.quorum import faults_tolerated, quorum
 from consensus.rules import Rules
 from consensus.signing import OwnVotes
@@ -30,6 +31,7 @@ from tests.sim.mutants.scenarios import Scenario
 LOST = Scenario(seconds=6.0, lost=0.6, blocks=10, jobs=False)
 DEAF = Scenario(seconds=8.0, lost=1.0, blocks=6, jobs=False)  # nothing is decided, and half of what ends views is lost, too
 REAL_CERTIFICATE, REAL_TIMEOUTS = verify_certificate, verify_timeout_certificate
+REAL_SCHEDULE, REAL_FAILED = schedule, failed_leaders
 
 
 def with_liar(name: str, **settings: Any) -> Scenario:
@@ -215,6 +217,18 @@ def _prepares_after_timeout(planter: Planter) -> None:
     planter.replace(ReplicaState, "_may_judge", lambda self, book: self._may_sign(book) and self._chain.is_applied)
 
 
+def _proposes_after_timeout(planter: Planter) -> None:
+    real = Rules._propose
+
+    def propose_late(self: Rules, book: Book) -> bool:
+        if self._own.timed_out(book.height) < self.view:
+            return False
+        with mock.patch.object(self, "_may_judge", lambda of: self._may_sign(of) and self._chain.is_applied):
+            return real(self, book)
+
+    planter.replace(Rules, "_propose", propose_late)
+
+
 def _cast_anything(self: OwnVotes, message: Any) -> Voted:
     slot = (message.TAG, message.height, message.view)
     signed = self._signed[slot] = sign(self._signer, self._chain_id, message)
@@ -277,10 +291,26 @@ def _leader_by_certificate(planter: Planter) -> None:
         made, parent = real(self, height), self._past.get(height - 1)
         if made is None or parent is None:
             return made
-        shift = parent.vote.view % len(made.order)
-        return Schedule(height, made.order[shift:] + made.order[:shift])
+        shift = parent.vote.view % len(made.voters)
+        return Schedule(height, made.voters[shift:] + made.voters[:shift], made.present)
 
     planter.replace(Chain, "schedule", schedule)
+
+
+def _unseen_lose_turns(planter: Planter) -> None:
+    def unseen(height: int, voters: VoterSet, parent: Block | None) -> Schedule:
+        made = REAL_SCHEDULE(height, voters, parent)
+        shown = parent.parent_certificate.signatures if parent and parent.parent_certificate else voters.keys
+        return Schedule(height, voters.keys, tuple(key for key in made.present if key in shown) or made.present)
+
+    planter.everywhere(REAL_SCHEDULE, unseen)
+
+
+def _failures_never_end(planter: Planter) -> None:
+    def failed(height: int, voters: VoterSet, parent: Block, leaders: Schedule, view: int, signers: Any) -> Any:
+        return REAL_FAILED(height, voters, parent, leaders, view, ())
+
+    planter.everywhere(REAL_FAILED, failed)
 
 
 def _no_repeats(planter: Planter) -> None:
@@ -308,6 +338,16 @@ def _timer_without_work(planter: Planter) -> None:
     planter.replace(Timers, "_is_working", lambda self: self._book is not None and self._may_sign(self._book))
 
 
+def _others_words_are_work(planter: Planter) -> None:
+    def is_working(self: Timers) -> bool:
+        book = self._book
+        if book is None or not self._may_sign(book) or not self._chain.is_applied:
+            return False
+        return book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
+
+    planter.replace(Timers, "_is_working", is_working)
+
+
 # Blocks and decisions ------------------------------------------------------------------------------------------------
 
 
@@ -325,8 +365,6 @@ def _short_body_unchecked(planter: Planter) -> None:
 
 
 def _block_of(header: Any, body: bytes) -> Any:
-    from consensus.block import Block
-
     fields = {field.name: getattr(header, field.name) for field in dataclasses.fields(header)}
     return Block(**{**fields, "body": body})
 
@@ -430,6 +468,7 @@ AGREEMENT = (
         _first_certificate,
         LOST,
     ),
+    Mutant("proposes-after-timeout", "a leader proposes in a view that it gave up", ("timed out",), _proposes_after_timeout),
     Mutant("prepares-after-timeout", "a voter prepares in a view that it gave up", ("timed out",), _prepares_after_timeout, LOST),
     Mutant("commits-after-timeout", "a voter commits in a view that it gave up", ("timed out",), _commits_after_timeout, LOST),
     Mutant("commits-unprepared", "a voter commits what it prepared, without a certificate", ("durable",), _commits_unprepared),
@@ -461,6 +500,20 @@ AGREEMENT = (
         _leader_by_certificate,
         LOST,
     ),
+    Mutant(
+        "unseen-lose-turns",
+        "whose commit a leader does not show does not lead next",
+        ("turns",),
+        _unseen_lose_turns,
+        with_liar("turn-thief"),
+    ),
+    Mutant(
+        "failures-never-end",
+        "who failed never leads again, although it is there",
+        ("turns",),
+        _failures_never_end,
+        Scenario(crashes=3, blocks=24, jobs=False),
+    ),
     Mutant("no-repeats", "nothing is said again", ("progress",), _no_repeats, DEAF),
     Mutant(
         "no-join",
@@ -482,7 +535,14 @@ AGREEMENT = (
         "views are given up although there is nothing to do",
         ("idle",),
         _timer_without_work,
-        Scenario(idle=True, jobs=False),
+        Scenario(jobs=False),
+    ),
+    Mutant(
+        "others-words-are-work",
+        "whatever others say is waited for, although nobody decides it",
+        ("idle",),
+        _others_words_are_work,
+        with_liar("shown-to-one", jobs=False),
     ),
     Mutant(
         "short-body-unchecked",

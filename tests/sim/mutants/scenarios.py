@@ -16,8 +16,6 @@ from tests.sim.plan import Fault, Plan
 from tests.sim.simulation import Peer, Simulation
 from tests.sim.strategies.base import opened
 
-SETTLE_SECONDS = 20.0  # without work, until nothing happens any more
-IDLE_SECONDS = 40.0  # then nothing may happen for so long
 RESTORED_SECONDS = 0.1  # after the leader proposed
 JOIN_SECONDS = 0.2  # from what arrives until it is acted on
 SPARED = 0.5  # prepares and timeouts are lost this much more rarely than commits: many blocks are prepared, few decided
@@ -46,7 +44,6 @@ class Scenario:
     joins_at: float = 0.3
     rotates: bool = False
     jobs: bool = True
-    idle: bool = False  # in the end there is nothing to do
 
     def simulation(self, seed: int) -> Simulation:
         return Trouble(self, self.plan(seed))
@@ -177,23 +174,6 @@ class Trouble(Simulation):
     def heal(self) -> None:
         self.network.filter = None
         super().heal()
-
-    def _go_on(self) -> None:
-        super()._go_on()
-        if self._scenario.idle:
-            self._rest()
-
-    def _rest(self) -> None:
-        """Without anything to decide there is nothing to do: no block, no view that is given up."""
-        self.has_work = False
-        self.run_until(self.now + SETTLE_SECONDS)
-        before = [self._where_now(peer) for peer in self.honest]
-        self.run_until(self.now + IDLE_SECONDS)
-        if before != [self._where_now(peer) for peer in self.honest]:
-            raise Violation("idle", f"{IDLE_SECONDS:.0f} s without work, and peers went on: {self._where()}")
-
-    def _where_now(self, peer: Any) -> tuple[int, int]:
-        return (peer.node.replica.height, peer.node.replica.view) if peer.node is not None else (0, 0)
 
 
 def _tag(record: Any) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import consensus.evidence
 import ledger.assembly
+import ledger.docket
 import ledger.members
 import ledger.state
 import peer.node
@@ -21,16 +24,21 @@ from consensus.rollback import RollbackCheck
 from consensus.state import ReplicaState
 from consensus.turn import Restart
 from ledger.assembly import Assembly
+from ledger.audits import AuditsState
+from ledger.docket import AuditsModule
 from ledger.ledger import Ledger
+from ledger.state import Rules, State, Transition
 from peer.node import Node
 from peer.rounds import Rounds
 from protocol import codec
 from protocol.messages import Ballot, Commit, Timeout
+from tests.sim.audits import Withholds
 from tests.sim.disk import Disk
 from tests.sim.mutants.agreement import LOST, with_liar
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
+from tests.sim.workload import start_job, stop_job
 
 CRASHES = dataclasses.replace(LOST, seconds=8.0, lost=0.8, crashes=4, blackouts=3)
 CHANGES = Scenario(joiners=1, rotates=True, leaves=1, blocks=24, jobs=False)
@@ -38,6 +46,7 @@ ROLLED_BACK = dataclasses.replace(LOST, seconds=8.0, lost=1.0, rollbacks=1)
 FORGOTTEN_BALLOT = dataclasses.replace(ROLLED_BACK, rolled_back_after=Ballot.TAG, calm_seconds=1.0, jobs=True)
 WRONG = Scenario(seconds=6.0, lost=0.8, wrong_states=1, calm_seconds=1.0, blocks=16, jobs=True)
 LATE = Scenario(joiners=2, joins_at=3.0, seconds=4.0, blocks=40, jobs=False)
+STOPPED_AT = 2.5  # seconds: some rounds are over by then
 
 # The disk ------------------------------------------------------------------------------------------------------------
 
@@ -276,6 +285,51 @@ def _applies_differently(planter: Planter) -> None:
     planter.simulation(change)
 
 
+def _tosses_a_coin(planter: Planter) -> None:
+    """What a block does depends on chance, which whoever computes it once for all does not see."""
+    apply, coins = Rules.apply, random.Random(0)
+
+    def toss(self: Rules, state: State, block: Any) -> Transition:
+        made = apply(self, state, block)
+        counter = made.state.modules["counter"]
+        added = dataclasses.replace(counter, total=counter.total + coins.getrandbits(1))
+        return dataclasses.replace(made, state=made.state.with_modules(counter=added))
+
+    planter.replace(Rules, "apply", toss)
+
+
+def _order_of_dictionaries(planter: Planter) -> None:
+    """What a block does depends on the order in which jobs began, which no state that was read from its bytes knows."""
+    end_block = AuditsModule.end_block
+
+    def in_given_order(self: AuditsModule, state: AuditsState, *parts: Any) -> AuditsState:
+        with mock.patch.object(ledger.docket, "sorted", list, create=True):
+            return end_block(self, state, *parts)
+
+    planter.replace(ledger.state, "in_order", lambda new, old: new)
+    planter.replace(AuditsModule, "end_block", in_given_order)
+    planter.replace(ledger.docket, "AFTERMATH_HEIGHTS", -1)  # or the history would have to be a thousand heights longer
+    planter.simulation(_two_jobs_that_nobody_audits)
+
+
+def _two_jobs_that_nobody_audits(simulation: Simulation) -> None:
+    """They end in one block."""
+    authors = simulation.honest[:2]
+    for machine, alone in zip(authors, (False, True), strict=True):
+        machine.author.wishes.append(start_job("sampled", 1_000 + simulation.plan.seed, alone))
+        machine.author.work = 0.0  # nothing else of theirs is under way when they stop
+    for machine in simulation.peers:
+        machine.author.auditor = Withholds()
+
+    def stop() -> None:
+        for key, job in simulation.decided_state.jobs.running().items():
+            author = next(machine for machine in authors if machine.key == job.author)
+            author.author.wishes.appendleft(stop_job(key))
+            author.submit()
+
+    simulation.after(STOPPED_AT, stop, ())
+
+
 # Snapshots -----------------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +342,15 @@ class Whatever:
 
 def _snapshot_root_unchecked(planter: Planter) -> None:
     planter.replace(ledger.assembly, "merkle", SimpleNamespace(root=lambda leaves: Whatever()))
+
+
+def _snapshot_names_unchecked(planter: Planter) -> None:
+    real = Assembly.__init__
+
+    def init(self: Assembly, rules: Any, models: Any, tip: Any, leaves: Any) -> None:
+        real(self, SimpleNamespace(modules=leaves, decode_state=rules.decode_state), models, tip, leaves)  # type: ignore[arg-type]
+
+    planter.replace(Assembly, "__init__", init)
 
 
 def _snapshot_part_unchecked(planter: Planter) -> None:
@@ -440,12 +503,27 @@ UPKEEP = (
         with_liar("forged-relays"),
     ),
     Mutant("applies-differently", "one peer finds another state", ("roots",), _applies_differently),
+    Mutant("tosses-a-coin", "what a block does depends on chance", ("roots",), _tosses_a_coin),
+    Mutant(
+        "order-of-dictionaries",
+        "what a block does depends on the order in which something came to be in the state",
+        ("roots",),
+        _order_of_dictionaries,
+        Scenario(jobs=False, seconds=4.0, work=4.0, blocks=20),
+    ),
     Mutant(
         "snapshot-root-unchecked",
         "a snapshot need not be the certified state",
         ("roots", "honest dropped"),
         _snapshot_root_unchecked,
         dataclasses.replace(LATE, liars=("bad-offers",)),
+    ),
+    Mutant(
+        "snapshot-names-unchecked",
+        "an offer may give the modules any names",
+        ("honest dropped",),
+        _snapshot_names_unchecked,
+        dataclasses.replace(LATE, liars=("renamed-modules",)),
     ),
     Mutant(
         "snapshot-part-unchecked",

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from consensus import leaders
 from consensus.block import block_digest, decode_block, encode_block, encode_header, header_of
 from consensus.evidence import Evidence
 from consensus.turn import Turn
 from ledger.short import WholeBody
 from ledger.state import EMPTY_BODY, Body, decode_body, module_leaf
-from protocol import codec
+from protocol import codec, merkle
 from protocol.identity import Signed, preimage
 from protocol.messages import (
     NO_VIEW,
@@ -38,7 +39,9 @@ from protocol.messages import (
     ViewEnded,
     Vote,
 )
-from tests.sim.strategies.base import Liar, Outgoing, Strategy, opened
+from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest, opened
+
+CHOICES = 16  # that a liar tries before each block
 
 
 class AtEveryHeight(Strategy):
@@ -283,6 +286,37 @@ class BadBlocks(Strategy):
         return encode_block(block)
 
 
+class ShownToOne(Strategy):
+    """Leads, when there is nothing to decide, with a block that nobody accepts, shows it to one voter and gives up the view."""
+
+    def __init__(self, liar: Liar) -> None:
+        super().__init__(liar)
+        self._lied_at = 0
+
+    def turned(self, turn: Turn) -> None:
+        replica, node = self.liar.replica, self.liar.node()
+        if node is None or not replica.is_voter or not replica._chain.is_applied or node.ledger.has_work():
+            return
+        if replica.height > self._lied_at and replica.view == 0 and replica.leader == self.liar.key:
+            self._lied_at = replica.height
+            self._lie(replica)
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        """At that height it says nothing else: nothing that contradicts it."""
+        replica = self.liar.replica
+        speaks = replica is None or replica.height != self._lied_at or not isinstance(message, (Proposed, Vote, TimedOut))
+        return (message,) if speaks else ()
+
+    def _lie(self, replica: Any) -> None:
+        honest = decode_block(replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000)))
+        block = dataclasses.replace(honest, state_root=self.liar.made_up())
+        header = encode_header(header_of(block))
+        propose = self.liar.sign(Propose(block.voters, block.height, 0, header_digest(header)))
+        short = replica._application.condense(block.body)
+        self.liar.send(self.liar.random.choice(self.liar.others), Proposed(propose, header, short, None), 0.0)
+        self.liar.tell(TimedOut(self.liar.sign(Timeout(block.voters, block.height, 0, NO_VIEW, None)), None))
+
+
 class BadBodies(Strategy):
     """Leads with bodies that no ledger accepts: ballots twice or left out, other people's transactions, evidence of nothing."""
 
@@ -345,6 +379,29 @@ class FewBallots(BadBodies):
     """Leads with closings of one ballot."""
 
     modes = ("few ballots",)
+
+
+class TurnThief(Strategy):
+    """Leads with blocks that show just those commits after which a liar leads again, if there are such."""
+
+    def started(self) -> None:
+        chain = self.liar.replica._chain
+        real = chain.build
+        chain.build = lambda body, proposer, now_ms: self._choose(chain, real(body, proposer, now_ms))
+
+    def _choose(self, chain: Any, data: bytes) -> bytes:
+        block, voters = decode_block(data), chain.voters(chain.height)
+        certificate = block.parent_certificate
+        for _ in range(CHOICES if certificate else 0):
+            assert certificate is not None
+            signatures = certificate.signatures
+            honest = [key for key in signatures if key not in self.liar.colluders]
+            hidden = self.liar.random.sample(honest, self.liar.random.randint(0, len(signatures) - voters.quorum))
+            shown = Certificate(certificate.vote, {key: of for key, of in signatures.items() if key not in hidden})
+            chosen: Any = chain._envelope(block.proposer, block.time_ms, shown, block.body)
+            if leaders.schedule(block.height + 1, voters, chosen).leader(0) in self.liar.colluders:
+                return encode_block(chosen)
+        return data
 
 
 class RepeatedTransactions(BadBodies):
@@ -476,6 +533,19 @@ class BadOffers(BadParts):
         node = self.liar.node()
         if node is not None and node.state.height not in self._states:
             self._states[node.state.height] = node.state.encoded("counter")
+
+
+class RenamedModules(Strategy):
+    """Offers snapshots whose modules have other names, or are fewer, and yet lie under the certified root."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if not isinstance(message, SnapshotOffer) or not message.modules:
+            return (message,)
+        names, leaves = sorted(message.modules), [leaf for _, leaf in sorted(message.modules.items())]
+        if self.liar.random.random() < 0.5:
+            return (dataclasses.replace(message, modules={f"my {name}": message.modules[name] for name in names}),)
+        joined = [merkle.node_hash(*leaves[:2]), merkle.node_hash(*leaves[2:])]
+        return (dataclasses.replace(message, modules=dict(zip(names, joined, strict=False))),)
 
 
 def _counted(module: bytes) -> bytes:

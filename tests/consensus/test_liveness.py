@@ -1,0 +1,190 @@
+"""Views go on while there is something to decide, wherever the voters are, and rest while there is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+
+from consensus import state
+from consensus.block import Block, encode_header, header_digest, header_of
+from consensus.events import Message, WorkChanged
+from consensus.pacemaker import VIEW_SECONDS_MAX, VIEW_SECONDS_MIN
+from protocol import codec
+from protocol.identity import sign
+from protocol.messages import NO_VIEW, Prepare, Propose, Proposed, TimedOut, Timeout, Vote
+from tests.consensus.network import CHAIN_ID, Network, Node
+
+FAR_AHEAD = 2**50
+
+
+def leader_and_others(network: Network) -> tuple[Node, list[Node]]:
+    assert network.all[0].replica is not None
+    leader = network.nodes[network.all[0].replica.leader or b""]
+    return leader, [node for node in network.all if node is not leader]
+
+
+def views(nodes: list[Node]) -> list[int]:
+    return [node.replica.view for node in nodes if node.replica is not None]
+
+
+def have_decided(nodes: list[Node]) -> Callable[[], bool]:
+    return lambda: all(node.journal.decided for node in nodes)
+
+
+def let_through(network: Network, passes: Callable[[bytes, bytes, Message], bool]) -> Callable[[], None]:
+    """Only what passes, until the returned function is called."""
+    transmit = network._transmit
+
+    def filtered(sender: bytes, peer: bytes, message: Message) -> None:
+        if passes(sender, peer, message):
+            transmit(sender, peer, message)
+
+    def heal() -> None:
+        network._transmit = transmit  # type: ignore[method-assign]
+
+    network._transmit = filtered  # type: ignore[method-assign]
+    return heal
+
+
+def give_up(network: Network, liar: Node, view: int, to: list[Node]) -> None:
+    assert liar.replica is not None and liar.replica._book is not None
+    timeout = Timeout(liar.replica._book.voters.hash, liar.replica.height, view, NO_VIEW, None)
+    for node in to:
+        network._transmit(liar.key, node.key, TimedOut(sign(liar.signer, CHAIN_ID, timeout), None))
+
+
+def offer(network: Network, liar: Node, to: list[Node], items: list[int] | None, **changes: object) -> None:
+    """A block of view 0, in which something may be wrong. Of `items` None nobody ever gets the body."""
+    assert liar.replica is not None
+    body = codec.encode(items or [])
+    block: Block = liar.replica._chain._envelope(liar.key, int(network.now * 1_000), None, body)
+    header = encode_header(header_of(dataclasses.replace(block, **changes)))  # type: ignore[arg-type]
+    propose = Propose(block.voters, block.height, 0, header_digest(header))
+    short = codec.encode("nothing") if items is None else body
+    for node in to:
+        node.counter.expand = lambda short: None if short == codec.encode("nothing") else short  # type: ignore[method-assign]
+        network._transmit(liar.key, node.key, Proposed(sign(liar.signer, CHAIN_ID, propose), header, short, None))
+
+
+# Far apart -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_voters_that_are_more_views_apart_than_statements_are_kept_meet_and_decide(
+    restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "VIEWS_AHEAD_MAX", 3)
+    network = Network()
+    first, second, third, away = network.all
+    heal = let_through(network, lambda *of: away.key not in of[:2] and not isinstance(of[2], Proposed | Vote))
+    network.inject(1)
+    assert network.run_until(network.now + 3_600.0, lambda: min(views([first, second, third])) >= 10)
+    network.crash(first)
+    heal()
+    for node in (second, third):
+        if restarted:  # what proved that views had ended is forgotten
+            network.crash(node)
+            network.restart(node)
+    assert views([away]) == [0]
+    assert network.run_until(network.now + 4 * VIEW_SECONDS_MAX, have_decided([second, third, away]))
+
+
+def test_a_liar_that_gives_up_views_to_come_takes_nobody_there() -> None:
+    network = Network()
+    network.run_until(network.now + 1.0, lambda: False)
+    leader, others = leader_and_others(network)
+    liar, honest = others[0], [leader, *others[1:]]
+    for view in (FAR_AHEAD, FAR_AHEAD + 1, 2**53 - 1):
+        give_up(network, liar, view, honest)
+    network.crash(liar)
+    network.inject(1)
+    assert network.run_until(network.now + 1.0, have_decided(honest)) and views(honest) == [0, 0, 0]
+
+
+# At rest -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("items", "changes", "most"),
+    [
+        ([], {"state_root": bytes(32)}, 0),  # refused for good
+        (None, {}, 1),  # its body never comes
+        ([], {"time_ms": 10**13}, 1),  # refused until a time that will not come
+        ([7], {}, 1),  # sound, and prepared
+    ],
+    ids=["refused", "without a body", "from the future", "sound"],
+)
+def test_a_leader_that_shows_one_voter_a_block_and_gives_up_every_view_leaves_an_idle_network_at_rest(
+    items: list[int] | None, changes: dict[str, object], most: int
+) -> None:
+    network = Network()
+    network.run_until(network.now + 1.0, lambda: False)
+    liar, honest = leader_and_others(network)
+    offer(network, liar, honest[:1], items, **changes)
+    for view in (0, 1, FAR_AHEAD):
+        give_up(network, liar, view, honest)
+    network.run_until(network.now + 0.1, lambda: False)
+    network.crash(liar)
+    network.run_until(network.now + 1_000.0, lambda: False)
+    assert max(views(honest)) <= most
+    network.inject(1)
+    assert network.run_until(network.now + 4 * VIEW_SECONDS_MIN, have_decided(honest))
+
+
+@pytest.mark.parametrize(("items", "changes"), [(None, {}), ([], {"time_ms": 10**13})], ids=["body", "time"])
+def test_a_block_whose_body_or_time_never_comes_is_given_up_even_if_nothing_else_is_due(
+    items: list[int] | None, changes: dict[str, object]
+) -> None:
+    network = Network()
+    network.run_until(network.now + 1.0, lambda: False)
+    liar, honest = leader_and_others(network)
+    offer(network, liar, honest, items, **changes)
+    network.run_until(network.now + 100.0, lambda: False)
+    assert views(honest) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("told", [1, 3], ids=["one", "all"])
+def test_what_was_prepared_is_decided_although_nobody_else_has_work(told: int) -> None:
+    """A certificate is known to one voter only, or to all, and who proposed the block is gone."""
+    network = Network()
+    network.run_until(network.now + 1.0, lambda: False)
+    leader, others = leader_and_others(network)
+    knowing = {node.key for node in others[:told]}
+
+    def passes(sender: bytes, peer: bytes, message: Message) -> bool:
+        if not isinstance(message, Vote):
+            return isinstance(message, Proposed)
+        is_prepare = codec.unpack(message.vote.body, len(message.vote.body))[0] == Prepare.TAG
+        return is_prepare and peer in knowing
+
+    heal = let_through(network, passes)
+    leader.counter.add(1)
+    network._give(leader, WorkChanged())
+    network.run_until(network.now + 0.2, lambda: False)
+    assert [node.replica._book.high is not None for node in others if node.replica and node.replica._book].count(True) == told
+    network.crash(leader)
+    heal()
+    heal = let_through(network, lambda _, __, message: not isinstance(message, Proposed))  # what the next leader says is lost
+    assert network.run_until(network.now + 4 * VIEW_SECONDS_MIN, lambda: min(views(others)) == 2)
+    heal()
+    assert not any(node.counter.pending for node in others)
+    assert network.run_until(network.now + 4 * VIEW_SECONDS_MIN, have_decided(others))
+
+
+def test_idle_time_is_nobodys_time_to_decide() -> None:
+    """What others have said, and said again, starts no view timer: it would be over when work comes."""
+    network = Network()
+    network.run_until(network.now + 1.0, lambda: False)
+    liar, honest = leader_and_others(network)
+    give_up(network, liar, 0, honest)
+    offer(network, liar, honest[:1], None)
+    network.run_until(network.now + 600.0, lambda: False)
+    before = views(honest)
+    network.inject(1)
+    assert network.run_until(network.now + 1.0, have_decided(honest))
+    assert before == [1, 1, 1] and all(node.replica is not None for node in honest)
+    for node in honest:
+        assert node.replica is not None and math.isclose(node.replica._pacemaker.view_seconds(), VIEW_SECONDS_MIN)
