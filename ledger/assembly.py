@@ -73,6 +73,9 @@ class Assembly:
     """`missing` is what may be asked for now; it grows as parts tell what else there is."""
 
     def __init__(self, rules: Rules, models: Models, tip: tuple[Proven, ...], leaves: Mapping[str, bytes]) -> None:
+        # A root binds neither the names nor how many leaves there are: other ones would have honest peers asked for nonsense.
+        if leaves.keys() != rules.modules.keys():
+            raise RemoteProtocolError("bad-offer", f"other modules than {', '.join(sorted(rules.modules))}")
         if merkle.root([leaf for _, leaf in sorted(leaves.items())]) != tip[-1].header.state_root:
             raise RemoteProtocolError("bad-offer", f"other modules than under the state root after {tip[1].header.height}")
         self.tip = tip

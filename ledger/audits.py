@@ -1,8 +1,9 @@
 """Sampled audits: what of them is in the state, what members say in them, and what a peer has to do in them.
 
 A drawn auditor replays one step of an accepted proposal and reports. A report that something is wrong is a challenge: it opens a
-dispute about that step, on which the round's re-executors give their verdicts. Nothing here looks into a model, and nothing waits
-for an audit: what has not been said in time lapses. The rules are in `ledger.docket`.
+dispute about that step, on which the round's re-executors give their verdicts. While the round's window is open, one of them
+that was not drawn may challenge a step as well. Nothing here looks into a model, and nothing waits for an audit: what has not
+been said in time lapses. The rules are in `ledger.docket`.
 
 A round's tables keep the keys of that round, since a trainer's data is assigned by its key; who may speak for one of them is its
 member's key of now. Tables of persons follow their keys.
@@ -18,9 +19,11 @@ from typing import TYPE_CHECKING, Annotated
 from ledger.draws import Commitment
 from ledger.jobs import FINISHED_KEPT_MAX, NOBODY, RUNNING_MAX, Suspended
 from ledger.members import MembersState
+from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.errors import RemoteProtocolError
 from protocol.limits import AUDITORS_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
-from protocol.messages import Proposal
+from protocol.messages import Proposal, Transaction
 from protocol.reasons import Finding
 
 if TYPE_CHECKING:
@@ -50,12 +53,13 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class RoundAudits:
-    """What was drawn when a round closed, as long as something of it is open."""
+    """What was drawn when a round closed, as long as it may be challenged or something of it is open."""
 
     nonces: Annotated[int, Between(0, VOTERS_MAX)]  # re-executors that revealed what they had committed to; 0: foreseeable
     faults: Annotated[int, Between(0, VOTERS_MAX)]  # f of the round's voters
     reexecutors: Keys  # who may be drawn, and judge
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
+    challengers: Keys = ()  # re-executors that have challenged a step that they were not drawn for
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Dispute:
     trainer: Key
     step: Count
     opened: Count  # the round that was open then
-    challenges: Annotated[dict[Key, Finding], Length(1, AUDITORS_MAX)]  # reports; each counts as a verdict too
+    # Of everybody that was drawn for this step, and of one that was not; each counts as a verdict too.
+    challenges: Annotated[dict[Key, Finding], Length(1, AUDITORS_MAX + 1)]
     guilty: Keys
     innocent: Keys
 
@@ -108,7 +113,7 @@ class Standing:
 
 class Result(enum.StrEnum):
     PASSED = "passed"  # an auditor found nothing wrong
-    CHALLENGED = "challenged"  # an auditor found something wrong
+    CHALLENGED = "challenged"  # a re-executor, drawn or not, found something wrong
     LAPSED = "lapsed"  # an auditor did not report in time
     SUSPENDED = "suspended"  # most re-executors confirm a challenge
     REFUTED = "refuted"  # most re-executors find nothing wrong
@@ -167,7 +172,29 @@ class AuditVerdict:
     relative_error_ppm: Count
 
 
-KINDS: dict[str, type[AuditReport | AuditVerdict]] = {"audit/report": AuditReport, "audit/verdict": AuditVerdict}
+@dataclass(frozen=True, slots=True)
+class AuditChallenge:
+    """`audit/challenge`, by a re-executor of the round that was not asked: what it found false. Neither MATCH nor WITHHELD."""
+
+    job: Digest
+    round: Count
+    trainer: Key
+    step: Count
+    finding: Finding
+    relative_error_ppm: Count
+
+
+Said = AuditReport | AuditVerdict | AuditChallenge
+KINDS: dict[str, type[Said]] = {"audit/report": AuditReport, "audit/verdict": AuditVerdict, "audit/challenge": AuditChallenge}
+
+
+def awaited_job(transaction: Transaction) -> bytes | None:
+    """The job whose next closing is soon enough for it, since windows are counted in rounds; None: it waits for no closing."""
+    kind = KINDS.get(transaction.kind)
+    try:
+        return None if kind is None else codec.decode(kind, transaction.content).job
+    except RemoteProtocolError:
+        return None  # it will be refused
 
 
 # What a peer has to do -----------------------------------------------------------------------------------------------
@@ -209,6 +236,17 @@ def _reports_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState
             for auditor, step in drawn.steps.items():
                 if members.current(auditor) == me:
                     yield Due(job, number, trainer, step, drawn.proposal, False, number)
+
+
+def challengeable(me: bytes, state: State) -> list[Due]:
+    """The accepted proposals a step of which I may challenge without being asked, the last rounds last. Step 0 stands for any."""
+    current, found = state.members.current, list[Due]()
+    for job, audits in state.audits.jobs.items():
+        for number, of in audits.rounds.items():
+            if me in {current(key) for key in of.reexecutors if key not in of.challengers}:
+                others = [(trainer, drawn.proposal) for trainer, drawn in of.drawn.items() if current(trainer) != me]
+                found += [Due(job, number, trainer, 0, proposal, False, number) for trainer, proposal in others]
+    return sorted(found, key=lambda due: (due.round, due.job, due.trainer))
 
 
 def asked_of(me: bytes, state: State) -> list[Proposal]:

@@ -17,6 +17,7 @@ VARIABLE = "FOLKMOOT_CRASH_AT"
 # What is written -> who writes it and when.
 WRITES = {
     "identity.key": "`peer init`, `identity` and `join`: the secret key",
+    "identity.next": "`peer rekey`: the key to come",
     "genesis": "`peer init` and `join`: the founding block",
     "store-create": "the first start: an empty database",
     "store-count": "how many transactions were committed, in a file beside the database",

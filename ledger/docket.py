@@ -16,6 +16,7 @@ from ledger.audits import (
     DRAWN_MAX,
     KINDS,
     LOG_MAX,
+    AuditChallenge,
     AuditReport,
     AuditsState,
     AuditVerdict,
@@ -49,7 +50,6 @@ T = TypeVar("T")
 class AuditsModule:
     name = "audits"
     kinds = frozenset(KINDS)
-    patient = kinds  # windows are counted in rounds
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
@@ -68,10 +68,13 @@ class AuditsModule:
         if job is None or content.job not in state.jobs:
             raise Refused("no audits of such a job are open")
         docket = self._docket(state, content.job, job, modules["members"], context.height)
-        if isinstance(content, AuditReport):
-            docket.report(author, content)
-        else:
-            docket.rule(author, content)
+        match content:
+            case AuditReport():
+                docket.report(author, content)
+            case AuditVerdict():
+                docket.rule(author, content)
+            case AuditChallenge():
+                docket.challenge(author, content)
         return docket.done()
 
     def close_round(self, state: AuditsState, job: Job, members: MembersState, height: int, closed: ClosedRound) -> AuditsState:
@@ -89,7 +92,7 @@ class AuditsModule:
         """Begins with the jobs that began, and ends with those that ended."""
         sampled = {key: JobAudits() for key in started if self.rules.terms(jobs[key].spec).audits is not None}
         state = replace(state, jobs={**state.jobs, **sampled}) if sampled else state
-        for key in list(state.jobs):
+        for key in sorted(state.jobs):
             job = jobs.get(key)
             if job is None or job.phase is Phase.FINISHED:
                 state = self._wind_up(state, key, job, members, height)
@@ -97,11 +100,11 @@ class AuditsModule:
 
     def _wind_up(self, state: AuditsState, key: bytes, job: Job | None, members: MembersState, height: int) -> AuditsState:
         """Audits outlive their job, or the last rounds could be cheated in without fear; when none is open, the rest is paid."""
-        audits = state.jobs[key]
-        if (audits.rounds or audits.disputes) and job is not None and height <= job.opened + AFTERMATH_HEIGHTS:
-            return state
         if job is not None:
             docket = self._docket(state, key, job, members, height)
+            state = docket.done()  # without what nobody was drawn for: no round closes any more that would end its window
+            if (state.jobs[key].rounds or state.jobs[key].disputes) and height <= job.opened + AFTERMATH_HEIGHTS:
+                return state
             docket.settle(NO_ROUND)
             state = docket.done()
         return replace(state, jobs={other: audits for other, audits in state.jobs.items() if other != key})
@@ -121,6 +124,7 @@ class Docket:
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
         self._is_rewarded = terms.needs_worker  # the known update of a scratch job costs nobody anything
+        self._closed = job.round - 1  # the last round that is
         audits = state.jobs[key]
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
         self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
@@ -147,6 +151,27 @@ class Docket:
         if not passed:
             self._challenge(place, auditor, author, report.finding)
 
+    def challenge(self, author: bytes, said: AuditChallenge) -> None:
+        """Unasked. Each false one costs every judge a replay, so that a re-executor has one in a round; and that something was
+        withheld is not said unasked, as it is never held against who says so.
+        """
+        place, drawn = (said.round, said.trainer, said.step), self._drawn(said.round, said.trainer)
+        if drawn is None or not self._is_open(said.round) or said.step >= self._terms.steps:
+            raise Refused(f"no such step of {short_id(said.trainer)} in round {said.round} can be challenged now")
+        challenger = self._speaking_for(self._judges(said.round, said.trainer), author)
+        if challenger is None or not self._is_trusted(author):
+            raise Refused(f"{short_id(author)} may not challenge {short_id(said.trainer)} in round {said.round}")
+        if said.finding in (Finding.MATCH, Finding.WITHHELD):
+            raise Refused(f"{said.finding.label!r} is no challenge of who was not drawn")
+        of = self._rounds[said.round]
+        if challenger in of.challengers:
+            raise Refused(f"{short_id(author)} has challenged a step of round {said.round} already")
+        if self._dispute(place) is not None:
+            raise Refused("that step is disputed already, and will be judged")
+        self._rounds[said.round] = replace(of, challengers=(*of.challengers, challenger))
+        self._write(place, challenger, Result.CHALLENGED, said.finding, said.relative_error_ppm)
+        self._challenge(place, challenger, author, said.finding)
+
     def _challenge(self, place: Place, auditor: bytes, author: bytes, finding: Finding) -> None:
         if self._unheard.get(author, 0) > self._job.round:
             raise Refused(f"{short_id(author)} was found wrong too often to challenge anybody for now")
@@ -164,7 +189,7 @@ class Docket:
         dispute = self._dispute((verdict.round, verdict.trainer, verdict.step))
         if dispute is None:
             raise Refused("no dispute about that step is open")
-        judge = self._speaking_for(self._judges(dispute), author)
+        judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
         if judge is None:
             raise Refused(f"{short_id(author)} may not judge this dispute")
         if judge in dispute.judged:
@@ -177,15 +202,16 @@ class Docket:
     def _go_on(self, dispute: Dispute, after: Dispute) -> None:
         """More than half of those who may judge, and more than the liars among the voters, settle it."""
         self._disputes[self._disputes.index(dispute)] = after
-        needed = max(len(self._judges(after)) // 2 + 1, self._rounds[after.round].faults + 1)
+        judges = self._judges(after.round, after.trainer)
+        needed = max(len(judges) // 2 + 1, self._rounds[after.round].faults + 1)
         if len(after.guilty) >= needed:
             self._suspend(after)
         elif len(after.innocent) >= needed:
             self._refute(after)
 
-    def _judges(self, dispute: Dispute) -> list[bytes]:
-        accused = self._members.current(dispute.trainer)
-        return [key for key in self._rounds[dispute.round].reexecutors if self._members.current(key) != accused]
+    def _judges(self, number: int, trainer: bytes) -> list[bytes]:
+        accused = self._members.current(trainer)
+        return [key for key in self._rounds[number].reexecutors if self._members.current(key) != accused]
 
     def _suspend(self, dispute: Dispute) -> None:
         trainer = self._members.current(dispute.trainer)
@@ -225,8 +251,9 @@ class Docket:
 
     def settle(self, closed: int) -> None:
         """What lapses, and what vests, as this round closes."""
+        self._closed = closed
         for number, audits in list(self._rounds.items()):
-            if number + self._terms.window <= closed:
+            if not self._is_open(number):
                 self._lapse(number, audits)
         for dispute in [dispute for dispute in self._disputes if dispute.opened + self._terms.window <= closed]:
             self._end(dispute, Result.DROPPED)
@@ -235,13 +262,19 @@ class Docket:
         self._suspended = {key: until for key, until in self._suspended.items() if until > closed + 1}
         self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
 
+    def _is_open(self, number: int) -> bool:
+        """Whether the window of a closed round is."""
+        return number + self._terms.window > self._closed
+
     def _lapse(self, number: int, audits: RoundAudits) -> None:
         """Disputes that were opened in time go on."""
         for trainer, drawn in audits.drawn.items():
             for auditor, step in drawn.steps.items():
                 self._count(self._members.current(auditor), lapsed=1)
                 self._write((number, trainer, step), auditor, Result.LAPSED)
-            self._put(number, trainer, replace(drawn, steps={}))
+        disputed = {dispute.trainer for dispute in self._disputes if dispute.round == number}
+        kept = {trainer: replace(drawn, steps={}) for trainer, drawn in audits.drawn.items() if trainer in disputed}
+        self._rounds[number] = replace(audits, drawn=kept)
 
     def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:
         disputed = {dispute.round for dispute in self._disputes if self._members.current(dispute.trainer) == trainer}
@@ -290,10 +323,11 @@ class Docket:
 
     def _bound(self) -> None:
         self._tidy()
+        excess = sum(len(audits.drawn) for audits in self._rounds.values()) - DRAWN_MAX
         for number, audits in sorted(self._rounds.items()):
-            if sum(len(audits.drawn) for audits in self._rounds.values()) > DRAWN_MAX:
+            if excess > 0:
                 self._lapse(number, audits)
-                self._tidy()
+                excess -= len(audits.drawn)
 
     # Tables
 
@@ -306,11 +340,12 @@ class Docket:
         self._rounds[number] = replace(audits, drawn={**audits.drawn, trainer: drawn})
 
     def _tidy(self) -> None:
-        """Forgets what nobody is to say anything about any more."""
-        disputed = {(dispute.round, dispute.trainer) for dispute in self._disputes}
+        """Forgets what nobody may say anything about any more."""
+        disputed, runs = {(dispute.round, dispute.trainer) for dispute in self._disputes}, self._job.phase is Phase.RUNNING
         for number, audits in list(self._rounds.items()):
-            drawn = {key: drawn for key, drawn in audits.drawn.items() if drawn.steps or (number, key) in disputed}
-            self._rounds[number] = replace(audits, drawn=drawn)
+            if not (runs and self._is_open(number)):
+                drawn = {key: drawn for key, drawn in audits.drawn.items() if drawn.steps or (number, key) in disputed}
+                self._rounds[number] = replace(audits, drawn=drawn)
         self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
 
     def _dispute(self, place: Place) -> Dispute | None:

@@ -130,7 +130,6 @@ def job_id(author: bytes, transaction: Transaction) -> bytes:
 class JobsModule:
     name = "jobs"
     kinds = frozenset({"job/start", "job/stop"})
-    patient = frozenset[str]()
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules

@@ -158,18 +158,18 @@ class Ledger:
         return known[2]
 
     def _all_can_wait(self) -> bool:
-        """Whether a round is open, whose closing will carry all that waits here: reports of audits would double the heights."""
-        return bool(self.state.jobs.running()) and all(map(self.rules.is_patient, self.pool))
-
-    def participants(self, body: bytes) -> frozenset[bytes] | None:
-        closings = decode_body(body).closings
-        return frozenset(ballot.signer for closing in closings for ballot in closing.ballots) if closings else None
+        """Whether the closings of open rounds will carry all that waits here: reports of audits would double the heights."""
+        running = self.state.jobs.running()
+        return all(job in running for job in self.pool.awaited_jobs())
 
     def condense(self, body: bytes) -> bytes:
         return condense(body)
 
     def expand(self, short: bytes) -> bytes | None:
         return self._expander.expand(short)
+
+    def is_member(self, peer: bytes) -> bool:
+        return peer in self.state.members.members
 
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         tables = ((book.proposals, book.signed_ballots, book.signed_cut_offs) for book in self.books.values())

@@ -155,7 +155,6 @@ KINDS: dict[str, type[Content]] = {
 class MembersModule:
     name = "members"
     kinds = frozenset(KINDS)
-    patient = frozenset[str]()
 
     def state_type(self) -> type:
         return MembersState

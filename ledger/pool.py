@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from consensus.block import BODY_BYTES_MAX
 from consensus.quorum import faults_tolerated
+from ledger.audits import awaited_job
 from ledger.members import MembersState
 from ledger.state import Rules, State
 from ledger.transactions import Refused
@@ -49,6 +50,7 @@ class Waiting:
     added: int  # the height that was applied last when it came
     signed: Signed
     number: int  # how many had come before it
+    awaited_job: bytes | None  # see `ledger.audits.awaited_job`
 
     @property
     def size(self) -> int:
@@ -110,6 +112,10 @@ class Pool:
     def __iter__(self) -> Iterator[Signed]:
         return iter([waiting.signed for waiting in self._waiting.values()])
 
+    def awaited_jobs(self) -> Iterator[bytes | None]:
+        """For each of those that wait here, the job whose next closing is soon enough for it, if any is."""
+        return (waiting.awaited_job for waiting in self._waiting.values())
+
     def get(self, digest: bytes) -> Waiting | None:
         return self._waiting.get(digest)
 
@@ -142,7 +148,8 @@ class Pool:
         if digest in self._waiting or not self._has_room(signed, member):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
-        entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed, self.count)
+        job = awaited_job(transaction)
+        entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed, self.count, job)
         self.count += 1
         self._waiting[digest] = entry
         self._by_signed[signed_digest(signed)] = digest

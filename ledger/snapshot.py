@@ -27,7 +27,7 @@ SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers h
 LAG_HEIGHTS: Final = 16
 RECENT_STATES: Final = 3  # certified states that can still be offered if none at a multiple will do; each keeps a model longer
 SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
-SNAPSHOTS_MAX: Final = 4  # with those that are still being fetched; then the oldest goes, and whoever fetches it begins again
+SNAPSHOTS_MAX: Final = 4  # with those that are still being fetched: 32 heights for one at a multiple, whatever others fetch
 LEASE_SECONDS: Final = 30.0  # a snapshot is being fetched if somebody asked for a part of it this lately
 HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 go with it
 
@@ -137,11 +137,20 @@ class Shelf:
         self._recent = {height: kept for height, kept in self._recent.items() if height >= snapshot.height - RECENT_STATES}
 
     def _forget(self, now: float) -> None:
-        idle = [height for height, held in sorted(self._held.items()) if held.asked + LEASE_SECONDS < now]
-        for height in idle[: max(0, len(self._held) - SNAPSHOTS_KEPT)]:
-            del self._held[height]
-        while len(self._held) > SNAPSHOTS_MAX:
-            del self._held[min(self._held)]
+        """Beside the last ones at multiples stay those that are being fetched, as far as there is room.
+
+        Multiples before other heights: everybody fetches those, and of the others a stranger has one made at every height.
+        """
+        multiples = sorted(height for height in self._held if height % SNAPSHOT_HEIGHTS == 0)
+        stay = multiples[-SNAPSHOTS_KEPT:]
+        leased = [of for of, held in self._held.items() if of not in stay and held.asked + LEASE_SECONDS >= now]
+        leased.sort(key=lambda height: (height in multiples, height), reverse=True)
+        stay += leased[: SNAPSHOTS_MAX - len(stay)]
+        self._held = {height: self._held[height] for height in stay}
+
+    @property
+    def _certified(self) -> dict[int, Snapshot]:
+        return {height: kept for height, kept in self._recent.items() if height < max(self._recent)} | self._held
 
     def _pin(self) -> None:
         self._models.pin(frozenset().union(*(kept.models for kept in (*self._recent.values(), *self._held.values()))))
@@ -153,8 +162,10 @@ class Shelf:
         try:
             return self._offer(message, now) if isinstance(message, GetSnapshot) else self._part(message, now)
         except StorageError:  # whoever needs that model itself finds out soon enough
-            self._held.pop(message.height if isinstance(message, GetPart) else -1, None)
-            return NoSnapshot(message.height if isinstance(message, GetPart) else 0)
+            height = message.height if isinstance(message, GetPart) else 0
+            for kept in (self._recent, self._held):
+                kept.pop(height, None)
+            return NoSnapshot(height)
 
     def _offer(self, message: GetSnapshot, now: float) -> SnapshotOffer | NoSnapshot:
         snapshot = self._choose(max(message.wanted, message.known + HEIGHT_MIN, message.anchor - 1))
@@ -169,8 +180,7 @@ class Shelf:
 
     def _choose(self, wanted: int) -> Snapshot | None:
         """Exactly the wanted one, else the newest at a multiple, else the newest; only certified ones."""
-        certified = {height: kept for height, kept in self._recent.items() if height < max(self._recent)} | self._held
-        able = {height: kept for height, kept in certified.items() if height >= max(wanted, HEIGHT_MIN)}
+        able = {height: kept for height, kept in self._certified.items() if height >= max(wanted, HEIGHT_MIN)}
         if wanted in able or not able:
             return able.get(wanted)
         return max(able.values(), key=lambda kept: (kept.height in self._held, kept.height))
@@ -203,7 +213,7 @@ class Shelf:
         return Link(encode_header(header_of(decided.decode())), decided.certificate, ()) if decided else None
 
     def _part(self, message: GetPart, now: float) -> NoSnapshot | Part:
-        snapshot = self._held.get(message.height)
+        snapshot = self._certified.get(message.height)
         if snapshot is None:
             return NoSnapshot(message.height)
         snapshot.asked = now
@@ -273,6 +283,10 @@ class Queue:
 
     def __init__(self) -> None:
         self._askers: dict[bytes, _Asker] = {}
+
+    @property
+    def askers(self) -> frozenset[bytes]:
+        return frozenset(self._askers)
 
     def add(self, peer: bytes, message: GetSnapshot | GetPart, now: float) -> None:
         asker = self._askers.setdefault(peer, _Asker(at=now))

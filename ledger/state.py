@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar
@@ -138,12 +139,11 @@ class Rules:
         modules: list[Module] = [MembersModule(), self.jobs, self.audits, *features]
         self.modules = {module.name: module for module in modules}
         self._by_kind = {kind: module for module in self.modules.values() for kind in module.kinds}
-        self._patient = frozenset(kind for module in self.modules.values() for kind in module.patient)
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
         self._judged: tuple[State, bytes, Transition | str] | None = None
 
     def first_state(self) -> State:
-        modules = {name: module.genesis(self.genesis) for name, module in self.modules.items()}
+        modules = {name: in_order(module.genesis(self.genesis), None) for name, module in sorted(self.modules.items())}
         return State(0, self.genesis.created_ms, modules, {})
 
     def encode_state(self, state: State) -> bytes:
@@ -185,9 +185,6 @@ class Rules:
 
     def open_transaction(self, signed: Signed) -> Transaction:
         return self.open(signed, (Transaction,))
-
-    def is_patient(self, signed: Signed) -> bool:
-        return self.open_transaction(signed).kind in self._patient
 
     # Evidence
 
@@ -290,11 +287,13 @@ class Rules:
         jobs = self.jobs.renew_rounds(jobs, members, height, {key: audits.suspended(key) for key in jobs})
         jobs = bounded(abandoned(jobs, members, height))
         changed = {
+            **after.modules,
             "members": _unless_equal(state.members, members),
             "jobs": _unless_equal(state.jobs, JobsState(jobs)),
             "audits": _unless_equal(state.audits, self.audits.end_block(audits, jobs, started, members, height)),
         }
-        return Transition(replace(after, height=height).with_modules(**changed), started, tuple(closed))
+        modules = {name: in_order(value, state.modules[name]) for name, value in sorted(changed.items())}
+        return Transition(replace(after, height=height, modules=modules), started, tuple(closed))
 
 
 def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Transition:
@@ -303,6 +302,28 @@ def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Trans
     roots = {height: root for height, root in state.certified_roots.items() if height >= state.height - CERTIFIED_ROOTS_KEPT}
     roots[state.height - 1] = certified_root
     return replace(transition, state=replace(state, time_ms=time_ms, certified_roots=roots))
+
+
+def in_order(new: Any, old: Any) -> Any:
+    """A module's state as its bytes would give it back: all dictionaries ascend by key.
+
+    Otherwise what follows from it could depend on how it came to be, and a peer that restarted would go another way than others.
+    `old` is in order, or nothing; what is the very same object in both is passed over.
+    """
+    if new is old:
+        return new
+    if type(new) is dict:
+        known = old if type(old) is dict else {}
+        ordered = {key: in_order(item, known.get(key)) for key, item in sorted(new.items())}
+        return new if list(ordered) == list(new) and all(map(operator.is_, ordered.values(), new.values())) else ordered
+    if type(new) is tuple:
+        items = tuple(in_order(item, None) for item in new)
+        return new if all(map(operator.is_, items, new)) else items
+    if is_dataclass(new):
+        parts = {part.name: (getattr(new, part.name), getattr(old, part.name, None)) for part in fields(new)}
+        changed = {name: value for name, (part, known) in parts.items() if (value := in_order(part, known)) is not part}
+        return replace(new, **changed) if changed else new  # type: ignore[type-var]
+    return new
 
 
 def _unless_equal(old: T, new: T) -> T:

@@ -27,7 +27,7 @@ from ledger.crash_points import crash_points, reach
 from ledger.highwater import HighWater
 from protocol import codec
 from protocol.codec import Count, Digest, Key
-from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.errors import LocalProtocolError, LostVotesError, RemoteProtocolError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Certificate, Link
 
@@ -94,7 +94,7 @@ class Store:
         # Says that votes may have been cast: a database that is gone afterwards must not be begun anew.
         self._committed = HighWater(path.with_name(path.name + ".committed"))
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
-            raise StorageError(f"{path} is gone or empty: {_WAY_OUT}")
+            raise LostVotesError(f"{path} is gone or empty: {_WAY_OUT}")
         self._require_whole_log()
         with self._explained():
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -111,7 +111,7 @@ class Store:
         except OSError as error:
             raise StorageError(f"cannot read {log}: {error.strerror}; check the disk, then start again") from error
         if damage:
-            raise StorageError(f"{log} is damaged ({damage}): {_WAY_OUT}")
+            raise LostVotesError(f"{log} is damaged ({damage}): {_WAY_OUT}")
 
     def _open(self, chain_id: bytes) -> None:
         self._database.execute("PRAGMA journal_mode=WAL")
@@ -163,7 +163,7 @@ class Store:
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes damaged bytes
-            raise StorageError(_explanation(self.path, error)) from error
+            raise _storage_error(self.path, error) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -212,8 +212,8 @@ class Store:
         except RemoteProtocolError:
             raise self._damaged(f"a {kind.__name__} in it has no valid form") from None
 
-    def _damaged(self, what: str) -> StorageError:
-        return StorageError(f"{self.path} is damaged ({what}): {_WAY_OUT}")
+    def _damaged(self, what: str) -> LostVotesError:
+        return LostVotesError(f"{self.path} is damaged ({what}): {_WAY_OUT}")
 
     # Journal
 
@@ -319,8 +319,8 @@ class Store:
         """Takes over the certified state after `height`, with the consecutive decisions that prove it, one of them of `height`.
 
         Older blocks stay where no height between is missing. What this peer signed above the last decision stays. `headers`, of
-        the heights before the decisions, descending, and `links` are kept for those who restore from this peer. What this peer
-        itself computed from height `disproved` on goes.
+        the heights before the decisions, descending, and `links`, all of them, take the place of what was kept for those who
+        restore from this peer. What this peer itself computed from height `disproved` on goes.
         """
         with crash_points("restore"), self._transaction() as database:
             last = database.execute("SELECT max(height) FROM blocks").fetchone()[0] or 0
@@ -333,6 +333,7 @@ class Store:
             self._write_state(database, height, root, encoded)
             for below, header in enumerate(headers, 1):
                 _insert(database, "INSERT OR REPLACE", "headers", decided[0].height - below, header)
+            database.execute("DELETE FROM links")
             for link in links:
                 self._write_link(database, link)
 
@@ -453,15 +454,15 @@ def _kind(record: Record) -> str:
 _WAY_OUT = "this peer may have forgotten what it signed, so give it a new key with `peer rekey`, and do not restore an older copy"
 
 
-def _explanation(path: Path, error: Exception) -> str:
+def _storage_error(path: Path, error: Exception) -> StorageError:
     """One line: what the disk did wrong, which file, and the way out."""
     text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
     if "full" in text:
-        return f"the disk that holds {path} is full: nothing was lost, free some space and start again"
+        return StorageError(f"the disk that holds {path} is full: nothing was lost, free some space and start again")
     if "readonly" in text or "unable to open" in text or "permission" in text:
-        return f"cannot write {path}: {text}; check the owner and permissions of its folder"
+        return StorageError(f"cannot write {path}: {text}; check the owner and permissions of its folder")
     if "locked" in text or "busy" in text:
-        return f"{path} is in use by another program: stop it first"
+        return StorageError(f"{path} is in use by another program: stop it first")
     if "I/O" in text:
-        return f"the disk does not read or write {path} ({text}): check the disk, then start again"
-    return f"{path} is damaged ({text}): {_WAY_OUT}"
+        return StorageError(f"the disk does not read or write {path} ({text}): check the disk, then start again")
+    return LostVotesError(f"{path} is damaged ({text}): {_WAY_OUT}")

@@ -35,7 +35,6 @@ class Module(Protocol):
 
     name: str
     kinds: frozenset[str]
-    patient: frozenset[str]  # those of `kinds` that no block is made for while a round is open: the one that closes it takes them
 
     def genesis(self, genesis: Genesis) -> Any: ...
 

@@ -7,16 +7,16 @@ from all that offer it. Who sends what the certificates contradict is blamed and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from consensus.chain_proof import Anchor, Path, Proven
-from consensus.turn import Fault
+from consensus.turn import Decided, Fault
 from consensus.voters import VoterSet
 from ledger.assembly import Assembly, Key, Restored
-from ledger.snapshot import HEIGHT_MIN, Models
-from ledger.state import Rules
+from ledger.snapshot import HEIGHT_MIN, SNAPSHOT_HEIGHTS, Models
+from ledger.state import Rules, State
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.limits import PART_BYTES_MAX
@@ -24,6 +24,7 @@ from protocol.messages import GetPart, GetSnapshot, Link, NoSnapshot, Part, Snap
 
 SOURCES_MAX: Final = 8  # peers that are asked at once; another takes the place of one that fails
 WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
+OFFER_SECONDS: Final = 1.0  # who has not proven a snapshot by then keeps no other from being asked: many may be silent
 OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to offer a later one
 AGAIN_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
 STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/s
@@ -57,6 +58,24 @@ class Basis:
         return Path(self.chain_id, self.verifier, self.height, self.voters, self.anchor)
 
 
+def basis_of(rules: Rules, verifier: Verifier, state: State | None, last: Decided | None, invited: Anchor | None) -> Basis:
+    """What a peer trusts: the `last` block that it decided, and its applied state, None if that is wrong.
+
+    Below the block that its invitation names it trusts neither: keys that have retired could have led it there.
+    """
+    if invited is not None and invited.height > (last.height if last else 0):
+        return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, invited)
+    anchor = Anchor(last.height, last.digest) if last else None
+    if state is None:
+        return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, anchor)
+    return Basis(rules.chain_id, verifier, state.height, VoterSet(state.members.voters), anchor)
+
+
+def in_turn(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes]:
+    """In which order to ask: first who votes, for of them few lie; in a ring that goes on after the one that was asked last."""
+    return sorted(peers, key=lambda peer: (peer not in voters, peer <= last, peer))
+
+
 @dataclass(slots=True)
 class _Pending:
     """One thing that was asked of one peer."""
@@ -74,6 +93,7 @@ class _Pending:
 class _Source:
     path: Path
     waits: bool = False  # for the answer to GetSnapshot
+    since: float | None = None  # when it was asked first for the offer that it has not proven yet
     again: float = 0.0  # when it may be asked for an offer
     links: list[Link] = field(default_factory=list)
     tip: tuple[Proven, ...] = ()  # proven: what it offers
@@ -92,6 +112,7 @@ class Transfer:
     def __init__(self, rules: Rules, models: Models, basis: Basis, wanted: int = 0) -> None:
         self.restored: Restored | None = None
         self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
+        self.asked_last = b""  # for an offer
         self._rules, self._models, self._basis = rules, models, basis
         self._wanted = max(wanted, HEIGHT_MIN)
         self._sources: dict[bytes, _Source] = {}
@@ -105,8 +126,13 @@ class Transfer:
         self._now = 0.0
 
     @property
+    def known(self) -> int:
+        """The height from which on everything is proven."""
+        return self._basis.height
+
+    @property
     def links(self) -> tuple[Link, ...]:
-        """The changes of the voter set on the way to what was restored."""
+        """The changes of the voter set on the way from there to what was restored."""
         return self._links
 
     @property
@@ -168,6 +194,8 @@ class Transfer:
                 yield source.heard + STALL_SECONDS
             elif not source.tip and self._busy < SOURCES_MAX:
                 yield source.again
+            if not source.tip and source.since is not None and self._holds_place(source):
+                yield source.since + OFFER_SECONDS
         if self._assembly is None and self._first_offer is not None and any(source.tip for source in self._sources.values()):
             yield self._first_offer + OFFERS_SECONDS
         if self._assembly is not None:
@@ -213,7 +241,7 @@ class Transfer:
     def _withdraw(self, source: _Source, again: float) -> None:
         source.path, source.links, source.tip, source.leaves = self._basis.path(), [], (), {}
         source.pending.clear()
-        source.waits, source.again = False, again
+        source.waits, source.since, source.again = False, None, again
 
     def _take_part(self, source: _Source, part: Part) -> None:
         key = Key(part.content, part.name, 0)
@@ -251,20 +279,29 @@ class Transfer:
 
     @property
     def _busy(self) -> int:
-        return sum(bool(source.waits or source.tip) for source in self._sources.values())
+        return sum(map(self._holds_place, self._sources.values()))
+
+    def _holds_place(self, source: _Source) -> bool:
+        return bool(source.tip) or (source.since is not None and self._now < source.since + OFFER_SECONDS)
 
     def _ask_for_offers(self) -> None:
+        """Who has been left alone the longest comes first. A proof that is on its way goes on, whoever holds the places."""
         busy = self._busy
-        for peer, source in self._sources.items():
-            if busy < SOURCES_MAX and not source.waits and not source.tip and source.again <= self._now:
+        for peer, source in sorted(self._sources.items(), key=lambda item: item[1].again):
+            if source.waits or source.tip or source.again > self._now or (source.since is None and busy >= SOURCES_MAX):
+                continue
+            if source.since is None:
                 busy += 1
-                source.waits, source.heard = True, self._now
-                wanted = self._assembly.height if self._assembly else self._wanted
-                request = GetSnapshot(source.path.height, source.path.anchor_height, wanted)
-                self._step.sends.append((peer, request))
+                source.since, self.asked_last = self._now, peer
+            source.waits, source.heard = True, self._now
+            wanted = self._assembly.height if self._assembly else self._wanted
+            self._step.sends.append((peer, GetSnapshot(source.path.height, source.path.anchor_height, wanted)))
 
     def _choose(self) -> None:
-        """The highest snapshot that is proven, once everybody has had the time to offer a higher one."""
+        """The highest snapshot that is proven, once everybody has had the time to offer a higher one.
+
+        One at a multiple before all others, since every peer holds it: one of another height would come from a few, or one.
+        """
         self._leave_starved()
         if self._assembly is not None or self._first_offer is None:
             return
@@ -272,7 +309,7 @@ class Transfer:
         waiting = any(source.waits for source in self._sources.values())
         if not offers or (waiting and self._now < self._first_offer + OFFERS_SECONDS):
             return
-        best = max(offers, key=lambda source: source.tip[1].header.height)
+        best = max(offers, key=lambda source: (source.tip[1].header.height % SNAPSHOT_HEIGHTS == 0, source.tip[1].header.height))
         self._assembly = Assembly(self._rules, self._models, best.tip, best.leaves)
         self._links, self._last_part = tuple(best.links), self._now
         for source in offers:

@@ -2,30 +2,38 @@
 
 Thin: what is due follows from the applied state alone (`ledger.audits`), so nothing has to be remembered over a restart. Fetching
 runs side by side, since whoever withholds something must hold up nobody else's audit; replaying is one at a time, because the
-worker has its own training to do. Nothing here delays a vote.
+worker has its own training to do. Nothing here delays a vote. Who distrusts a proposal may have this peer re-execute all of it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+import shutil
+from collections.abc import Awaitable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import trio
 
-from ledger.audits import AuditReport, AuditVerdict, Due, Entry, Result, asked_of, due_for
+from ledger.audits import AuditChallenge, AuditReport, AuditVerdict, Due, Entry, Result, Said, asked_of, due_for
 from ledger.blobs import JOB_BYTES
 from ledger.jobs import Phase
 from ledger.state import State
 from peer.author import Author
 from peer.driver import Driver
 from peer.roles.base import Round
-from peer.roles.voter import replay_request
-from protocol.errors import FolkmootError, RemoteProtocolError, StorageError
+from peer.roles.trainer import Trainer
+from peer.roles.voter import fetch_reveal, replay_request
+from protocol.errors import FolkmootError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
 from protocol.reasons import Finding
+from training.inner_state import inner_bytes
 from training.spec import JobSpec
-from training.tasks import Audit, Replay, Replayed
+from training.tasks import Reexecute, Replayed
+from training.trace import States, Trace, bisect, trace_bytes_max
 
 AT_ONCE_MAX = 16  # audits whose blobs are fetched or here: as many as the exchange has transfers
 RETRY_SECONDS = 5.0  # after this peer's own worker failed, or what it said was refused; doubled each time
@@ -35,8 +43,12 @@ RETRY_SECONDS_MAX = 300.0
 WITHHELD_SECONDS_MIN = 2.0
 # After a job's last round, when no round tells any more that the window ends: a trainer may take so long to start again.
 ENDED_SECONDS = 30.0
+# Times the tolerance: a smaller error may lie below it on other machines. A liar could place one there, for honest reports to be
+# refuted; judges use the tolerance itself, so what is challenged here is upheld there.
+CHALLENGE_MARGIN = 2
 
 Key = tuple[bytes, int, bytes, int, bool]
+T = TypeVar("T")
 
 log = logging.getLogger("peer")
 
@@ -54,6 +66,7 @@ class Auditing:
         self._running: dict[Key, trio.CancelScope] = {}
         self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
         self._replaying = trio.Lock()
+        self._challenged: tuple[bytes, int] | None = None  # job and round of what is re-executed whole
         self._wake = trio.Event()
         self._has_ended = False  # an audit, whose files are to be deleted
         self._told = driver.state.height  # of the log's entries
@@ -62,6 +75,8 @@ class Auditing:
     async def run(self) -> None:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._wake_when_applied)
+            verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_together, abandon_on_cancel=True)
+            self._nursery.start_soon(verify)  # beside the votes: it may be many gigabytes
             while True:
                 self._wake = trio.Event()
                 await self._forget()
@@ -97,7 +112,13 @@ class Auditing:
     async def _audit(self, key: Key, due: Due) -> None:
         try:
             with self._running[key]:
-                await self._say(due, await self._replayed(due))
+                past = await self._past_round(due)
+                # With a round left to say so: the last one may be closed by the next block.
+                replayed = await self._replayed(due, past, due.since + max(1, past.spec.audit_window - 1))
+                if not due.is_dispute and _is_doubtful(replayed, past.spec):
+                    replayed = replace(replayed, finding=Finding.MATCH)
+                kind, name = (AuditVerdict, "audit/verdict") if due.is_dispute else (AuditReport, "audit/report")
+                await self._say(kind, name, due, replayed)
         except StorageError:
             raise
         except (FolkmootError, OSError) as error:  # also a file that went meanwhile
@@ -105,36 +126,29 @@ class Auditing:
         finally:
             del self._running[key]
             self._release(due)
-            self._has_ended = True
-            self._wake.set()
 
     def _rest(self, key: Key, due: Due, error: Exception) -> None:
         pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
         self._rests[key] = trio.current_time() + pause, pause
         log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
 
-    async def _say(self, due: Due, replayed: Replayed) -> None:
-        kind, name = (AuditVerdict, "audit/verdict") if due.is_dispute else (AuditReport, "audit/report")
+    async def _say(self, kind: type[Said], name: str, due: Due, replayed: Replayed) -> None:
         ppm = round(1e6 * replayed.relative_error)
         said = kind(due.job, due.round, due.trainer, due.step, replayed.finding, ppm)
         await self._author.submit(name, said, seconds_max=math.inf)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
-        if not any(key[:2] == (due.job, due.round) for key in self._running):
+        if (due.job, due.round) not in (self._challenged, *(key[:2] for key in self._running)):
             self._driver.blobs.release((due.job, due.round))
+        self._has_ended = True
+        self._wake.set()
 
-    async def _replayed(self, due: Due) -> Replayed:
-        past = await self._past_round(due)
-        request: Audit | Replay | None = None
-        fetching, waiting = trio.CancelScope(), trio.CancelScope()
-        self._nursery.start_soon(self._lose_patience, due, past.spec, fetching, waiting)
+    async def _replayed(self, due: Due, past: Round, until: int) -> Replayed:
+        """What is not here when round `until` opens is withheld."""
         try:
-            with fetching:
-                request = await replay_request(past, due.trainer, due.proposal, due.step)
+            request = await self._before(until, due.job, replay_request(past, due.trainer, due.proposal, due.step))
         except RemoteProtocolError:
             return Replayed(Finding.MALFORMED, 0.0, 0.0)
-        finally:
-            waiting.cancel()
         if request is None:
             return Replayed(Finding.WITHHELD, 0.0, 0.0)
         async with self._replaying:
@@ -151,27 +165,119 @@ class Auditing:
         directory = driver.host.directory(due.job, due.round)
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
 
-    async def _lose_patience(self, due: Due, spec: JobSpec, fetching: trio.CancelScope, waiting: trio.CancelScope) -> None:
-        """What has not come is withheld when a round is left to say so: the last one may be closed by the next block."""
+    async def _before(self, until: int, job: bytes, fetched: Awaitable[T]) -> T | None:
+        """None if it does not end before that round of the job opens."""
+        fetching, waiting = trio.CancelScope(), trio.CancelScope()
+        self._nursery.start_soon(self._lose_patience, until, job, fetching, waiting)
+        try:
+            with fetching:
+                return await fetched
+        finally:
+            waiting.cancel()
+        return None
+
+    async def _lose_patience(self, until: int, key: bytes, fetching: trio.CancelScope, waiting: trio.CancelScope) -> None:
         with waiting:
             started = trio.current_time()
             await trio.sleep(WITHHELD_SECONDS_MIN)
             while True:
-                applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(due.job)
+                applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
                 if job is None or job.phase is Phase.FINISHED:
                     await trio.sleep_until(started + ENDED_SECONDS)
                     break
-                if job.round >= due.since + max(1, spec.audit_window - 1):
+                if job.round >= until:
                     break
                 await applied.wait()
             fetching.cancel()
+
+    # Challenging unasked ---------------------------------------------------------------------------------------------
+
+    async def challenge(self, due: Due) -> str:
+        """Re-executes all of this proposal, and replays the step that leads away from what this peer gets, else the last one.
+
+        What is false is on the log when this returns, with a line that says what was found. Raises `FolkmootError`.
+        """
+        role = self._driver.workshop.role
+        if not isinstance(role, Trainer):
+            raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
+        if self._challenged is not None:
+            raise UserError("this peer is re-executing another proposal; wait for that, or end that command")
+        self._challenged = due.job, due.round
+        try:
+            past = await self._past_round(due)
+            until = due.round + past.spec.audit_window + 1
+            step, deviation = await self._suspect(role, past, due, until)
+            due = replace(due, step=step)
+            replayed = await self._replayed(due, past, until)
+        finally:
+            self._challenged = None
+            self._release(due)
+        deviation, tolerance = max(deviation, replayed.relative_error), past.spec.replay_tolerance
+        who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {due.round}"
+        if replayed.finding is Finding.WITHHELD:
+            raise UserError(f"{who} does not show what it committed to, which only drawn auditors can challenge")
+        if replayed.finding is Finding.MATCH:
+            return f"no false step of {who}: at most {deviation:.1e} off this peer's own work, {tolerance:.0e} is tolerated"
+        error = f"{replayed.finding.label}, {replayed.relative_error:.1e} of what the step changes"
+        if _is_doubtful(replayed, past.spec):
+            return f"step {step} of {who}: {error}; others might tolerate that, so it is not challenged"
+        await self._say(AuditChallenge, "audit/challenge", due, replayed)
+        return f"step {step} of {who}: {error}; the challenge is decided, `audits` shows what the others find"
+
+    async def _suspect(self, role: Trainer, past: Round, due: Due, until: int) -> tuple[int, float]:
+        """The step to replay, and the largest deviation from this peer's own states that was seen."""
+        if not past.spec.traces_states:
+            return 0, 0.0
+        folder = role.texts / "challenge"  # one at a time; what a crash leaves goes with the next one
+        try:
+            found = await self._before(until, due.job, self._bisected(role, past, due, folder))
+        except RemoteProtocolError:
+            return 0, 0.0  # the trace is none: replaying any step says so
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+        if found is None:
+            raise UserError("the states did not come, or re-executing took too long, while that round can be challenged")
+        return found
+
+    async def _bisected(self, role: Trainer, past: Round, due: Due, folder: Path) -> tuple[int, float]:
+        theirs = await self._theirs(past, due)
+        own = await self._reexecuted(role, past, due, folder)
+        step, deviation = await trio.to_thread.run_sync(bisect, own, theirs, past.spec.replay_tolerance)
+        return past.spec.local_steps - 1 if step is None else step, deviation
+
+    async def _theirs(self, past: Round, due: Due) -> States:
+        """What the proposal commits to, of which `bisect`, in a thread, fetches what it looks at."""
+        if due.proposal.trace is None:
+            raise RemoteProtocolError("bad-trace", "the proposal names none")
+        await fetch_reveal(past, due.proposal.trace, trace_bytes_max(past.spec), due.trainer)
+        size_max = max(4 * past.model.layout.size, inner_bytes(past.spec))
+
+        def revealed(digest: bytes) -> Path:
+            trio.from_thread.run(fetch_reveal, past, digest, size_max, due.trainer)
+            return past.blobs.path(digest)
+
+        listed = Trace.decode(past.blobs.read(due.proposal.trace), past.spec)
+        return States(listed, past.spec, revealed, past.model.parameters)
+
+    async def _reexecuted(self, role: Trainer, past: Round, due: Due, folder: Path) -> States:
+        inner, states = due.proposal.inner_from, folder / "states"
+        if inner is not None:
+            await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)
+        folder.mkdir(exist_ok=True)
+        begun = None if inner is None else str(past.blobs.path(inner))
+        place = (due.job, due.round, due.trainer, str(past.model_directory))
+        done = await role.ask(past, Reexecute(*place, None, None, str(folder / "buffer"), begun, str(states)))
+        assert done.trace is not None, "the job traces states"
+        listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)
+        return States(listed, past.spec, lambda digest: states / digest.hex(), past.model.parameters)
 
     # Being audited ---------------------------------------------------------------------------------------------------
 
     async def _forget(self) -> None:
         """What audits of others have left here, and what none of ours can ask for any more.
 
-        The states of a closed round go as soon as nobody may ask for them any more: when nothing was drawn, at once.
+        The states of a closed round go as soon as nobody may ask for them any more.
 
         What may be asked for is bounded by the audit window and, when a job begins, by `training.spec.STATE_BYTES_MAX`.
         """
@@ -200,6 +306,10 @@ class Auditing:
                 text = f"{suspension(self._me, state)}; this peer does not train {state.jobs.jobs[job].name!r} until then"
                 events.add("warning", text, job=job)
         self._suspended = suspended
+
+
+def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
+    return spec.replay_tolerance < replayed.relative_error <= CHALLENGE_MARGIN * spec.replay_tolerance
 
 
 def _key(due: Due) -> Key:

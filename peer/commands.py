@@ -21,7 +21,7 @@ from peer.config import Config, toml
 from peer.datadir import DataDirectory, storage_errors
 from peer.invitation import InvitationString, parse_invitation
 from protocol import codec
-from protocol.errors import StorageError, UserError
+from protocol.errors import LostVotesError, UserError
 from protocol.identity import Ed25519Verifier, Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
 
@@ -48,13 +48,18 @@ def rekey(options: argparse.Namespace) -> None:
     """Gives a stopped peer a new key. Where its vote log is lost, it begins the log anew, as only a new key may."""
     directory = DataDirectory.open(_config(options).data_directory)
     with directory.lock():
-        genesis, old = Genesis.decode(directory.read_genesis()), directory.load_identity()
+        genesis, old = Genesis.decode(directory.read_genesis()), directory.load_identity_to_replace()
         lost = None
         try:
-            _require_not_needed(directory, genesis, old)
-        except StorageError as error:
+            voters = _voters(directory, genesis)
+        except LostVotesError as error:
             print(error)
+            directory.begin_replacement()
             lost = directory.set_aside()
+        else:
+            if not directory.next_key.exists():  # else that was asked before a crash, which may have left an empty log
+                _require_not_needed(voters, old)
+            directory.begin_replacement()
         new = directory.replace_identity()
     print(f"old key     {peer_id(old.public)}, kept in {directory.former_key.name} until the network has decided the change")
     print(f"new key     {peer_id(new.public)}")
@@ -63,8 +68,8 @@ def rekey(options: argparse.Namespace) -> None:
     print(f"next        peer run{_place(options)}: it asks for the change, and votes with the new key two heights after that")
 
 
-def _require_not_needed(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
-    """`UserError` if nothing can be decided without the old key's vote, which it no longer gives; `StorageError`: log lost."""
+def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
+    """Those of now, as far as this peer knows."""
     from ledger.state import Rules
     from ledger.store import Store
     from training.host import ModelHost
@@ -72,7 +77,11 @@ def _require_not_needed(directory: DataDirectory, genesis: Genesis, old: Identit
     with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
         encoded = store.state()
     rules = Rules(genesis, Ed25519Verifier(), ModelHost(directory.models))
-    voters = VoterSet((rules.decode_state(encoded) if encoded else rules.first_state()).members.voters)
+    return VoterSet((rules.decode_state(encoded) if encoded else rules.first_state()).members.voters)
+
+
+def _require_not_needed(voters: VoterSet, old: Identity) -> None:
+    """`UserError` if nothing can be decided without the old key's vote, which it no longer gives."""
     if old.public in voters and voters.quorum == len(voters):
         raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
 

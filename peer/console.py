@@ -145,6 +145,10 @@ async def _find_peer(api: PeerApi, beginning: str) -> str:
     raise UserError(f"{beginning!r} fits {len(known)} peers: {', '.join(views.short(peer) for peer in known)}; type more of it")
 
 
+async def _challenge(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await api.challenge(await _find_peer(api, options.peer), options.round))
+
+
 async def _leave(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     show(await api.leave())
 
@@ -182,6 +186,7 @@ ACTIONS: dict[str, Action] = {
     "invite": _invite,
     "cancel": _cancel,
     "approve": _approve,
+    "challenge": _challenge,
     "leave": _leave,
     "sample": _sample,
     "export": _export,

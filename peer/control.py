@@ -311,6 +311,9 @@ class ControlClient:
     async def approve(self, peer: str) -> str:
         return str(await self._call("approve", peer))
 
+    async def challenge(self, trainer: str, round: int | None) -> str:
+        return str(await self._call("challenge", trainer, round))
+
     async def leave(self) -> str:
         return str(await self._call("leave"))
 

@@ -88,6 +88,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             worker=worker,
             stop_daemon=stopped.set,
             set_standing=lambda stands: setattr(membership, "stands", stands),
+            challenge_due=lambda due: auditing.challenge(due),
             author=author,
             started=time.monotonic(),
         )
@@ -112,7 +113,8 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
                     async with trio.open_nursery() as agreeing:
                         await agreeing.start(driver.run)
                         agreeing.start_soon(membership.run)
-                        agreeing.start_soon(Auditing(driver, author).run)
+                        auditing = Auditing(driver, author)
+                        agreeing.start_soon(auditing.run)
                         agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
                         async with trio.open_nursery() as talking:
                             await talking.start(control.serve, service, directory.path, config.control_socket)

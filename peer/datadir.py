@@ -2,6 +2,7 @@
 
 identity.key    secret Ed25519 seed, mode 0600          ledger.sqlite   blocks, certificates, own votes
 identity.old    the seed before it, until the network knows the new one
+identity.next   the seed to come, while `peer rekey` works: nobody signs with any as long as it is there
 genesis         founding block of the network           blobs/          payloads and data, by digest
 peer.toml       settings                                models/         parameters, memory-mapped
 peer.lock       held by the running daemon              control.sock    where consoles attach
@@ -51,6 +52,7 @@ class DataDirectory:
         self.path = path
         self.identity_key = path / "identity.key"
         self.former_key = path / "identity.old"
+        self.next_key = path / "identity.next"
         self.genesis = path / "genesis"
         self.ledger = path / "ledger.sqlite"
         self.blobs = path / "blobs"
@@ -94,21 +96,20 @@ class DataDirectory:
         except FileExistsError:
             raise UserError(f"{self.identity_key} exists; this peer has an identity already") from None
 
-    def replace_identity(self) -> Identity:
-        """Makes a new key and keeps the old one beside it. After a crash on the way, the same call goes on.
-
-        Raises `UserError` while the network has not decided about the replacement before.
-        """
-        old, former = self.load_identity(), self.load_former_identity()
-        if former is not None and former.seed != old.seed:
-            raise UserError(f"{self.former_key} is of a change that is not decided yet: run the peer until it is")
-        draft = self.path / "identity.next"
-        if not draft.exists():
-            self._create(draft, Identity.generate().seed.hex().encode() + b"\n", 0o600)
-        with storage_errors(self.identity_key):
-            if former is None:
+    def begin_replacement(self) -> None:
+        """Makes a new key and a second name for the old one. From here until `replace_identity`, `load_identity` refuses, also
+        after a crash: what the old key signed may go meanwhile. After a crash, the same calls go on with the same new key."""
+        if not self.next_key.exists():
+            self._create(self.next_key, Identity.generate().seed.hex().encode() + b"\n", 0o600)
+        if not self.former_key.exists():
+            with storage_errors(self.former_key):
                 os.link(self.identity_key, self.former_key)
-            os.replace(draft, self.identity_key)
+                sync_directory(self.path)
+
+    def replace_identity(self) -> Identity:
+        """Puts the new key in its place; returns it."""
+        with storage_errors(self.identity_key):
+            os.replace(self.next_key, self.identity_key)
             sync_directory(self.path)
         return self.load_identity()
 
@@ -121,20 +122,38 @@ class DataDirectory:
             self.former_key.unlink(missing_ok=True)
 
     def set_aside(self) -> Path:
-        """Moves what the peer knew into a folder of its own, which is returned: it begins anew, with its key and blobs."""
+        """Moves what the peer knew into a folder of its own, which is returned: its next key begins anew, with its blobs.
+
+        Between `begin_replacement` and `replace_identity` only. After a crash on the way, the same call goes on: the mark that
+        votes were cast goes last, so that the store refuses until then.
+        """
+        assert self.next_key.exists()
         number = next(n for n in itertools.count() if not (self.path / f"lost-{n}").exists())
         folder = self.path / f"lost-{number}"
         with storage_errors(folder):
             folder.mkdir()
-            for file in (*self.path.glob(f"{self.ledger.name}*"), self.models):
+            for file in (self.models, *sorted(self.path.glob(f"{self.ledger.name}*"))):
                 file.rename(folder / file.name)
             self.models.mkdir()
             sync_directory(self.path)
         return folder
 
     def load_identity(self) -> Identity:
-        """The peer's key. Raises `UserError` if it is missing, damaged or readable by others."""
+        """The peer's key. Raises `UserError` if it is missing, damaged, readable by others, or about to be replaced."""
+        if self.next_key.exists():
+            raise UserError(f"{self.next_key}: a change of this peer's key was cut off; give `peer rekey` again, which goes on")
         return self._load_key(self.identity_key)
+
+    def load_identity_to_replace(self) -> Identity:
+        """The peer's key, also where a crash cut off its replacement.
+
+        Raises `UserError` while the network has not decided about the replacement before.
+        """
+        present, former = self._load_key(self.identity_key), self.load_former_identity()
+        if former is not None and former.seed != present.seed:
+            text = "is of a change that is not decided yet: run the peer until it is (the guide says what to do if it cannot run)"
+            raise UserError(f"{self.former_key} {text}")
+        return present
 
     def _load_key(self, path: Path) -> Identity:
         try:

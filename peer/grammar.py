@@ -28,6 +28,7 @@ COMMANDS = {
     "log": "what happened last",
     "invite": "a string that lets somebody join as a member",
     "approve": "let a member vote: approve PEER",
+    "challenge": "re-execute an accepted proposal, and challenge what is false in it: challenge TRAINER [ROUND]",
     "leave": "stop voting",
     "sample": 'text from the current model: sample "PROMPT"',
     "export": "everything decided so far, for `peer audit`: export DIR",
@@ -53,6 +54,10 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("job", metavar="JOB", help="a running job's id; its first characters are enough")
     elif name == "approve":
         command.add_argument("peer", metavar="PEER", help="a member's peer id; its first characters are enough")
+    elif name == "challenge":
+        command.add_argument("peer", metavar="TRAINER", help="its peer id; the first characters are enough")
+        about = "which of its proposals (default: the last one that can be challenged)"
+        command.add_argument("round", nargs="?", type=whole_number(0), metavar="ROUND", help=about)
     elif name == "export":
         command.add_argument("directory", metavar="DIR", help="a new directory")
     elif name == "help":
@@ -137,7 +142,7 @@ def option_names(command: str) -> tuple[str, ...]:
 def help_text(topic: str = "") -> str:
     """All commands, or one with its arguments. Raises `UserError`."""
     if not topic:
-        return "\n".join(f"{name:<8} {about}" for name, about in COMMANDS.items())
+        return "\n".join(f"{name:<9} {about}" for name, about in COMMANDS.items())
     if topic not in COMMANDS:
         raise UserError(f"no command {topic!r}{nearest(topic, COMMANDS)}")
     command = Parser(prog=topic, description=COMMANDS[topic], add_help=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,10 +15,11 @@ import trio
 
 from consensus.chain_proof import Anchor
 from consensus.voters import VoterSet
-from ledger.audits import Entry, JobAudits, Standing
+from ledger.audits import Due, Entry, JobAudits, Standing, challengeable
 from ledger.genesis import TRAINER, Genesis
 from ledger.jobs import Job, Phase, Start, Stop, job_id
 from ledger.members import Approve, Leave, Member, MembersState, warning_for_removal
+from ledger.state import State
 from peer.auditing import suspension
 from peer.author import Author
 from peer.config import Config
@@ -43,7 +44,7 @@ from protocol.api import (
     StatusView,
     TrainRequest,
 )
-from protocol.errors import UserError
+from protocol.errors import FolkmootError, UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 from training import data, default_text, shards, tasks, tokenizer
 from training.spec import Audit, JobSpec, ModelSpec, Objective
@@ -68,6 +69,7 @@ class Service:
     worker: Worker | None
     stop_daemon: Callable[[], None]
     set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
+    challenge_due: Callable[[Due], Awaitable[str]]
     author: Author
     started: float
 
@@ -98,6 +100,7 @@ class Service:
             uptime_seconds=time.monotonic() - self.started,
             waiting=why_waiting(driver.node, self.network.connected()),
             suspended=suspension(driver.signer.public, driver.state),
+            unaudited=unaudited(driver.state),
         )
 
     def _name(self) -> str:
@@ -274,6 +277,24 @@ class Service:
             return f"{short_id(candidate)} has the approvals it needs and votes from the second height on"
         return f"{short_id(candidate)} has {self._approvals(candidate)}"
 
+    async def challenge(self, trainer: str, round: int | None) -> str:
+        self._require_member()
+        state, accused = self.driver.state, self._resolve(trainer)
+        current = state.members.current
+        found = [
+            due
+            for due in challengeable(self.driver.signer.public, state)
+            if current(due.trainer) == current(accused) and round in (None, due.round)
+        ]
+        if not found:
+            which = f"proposal of {short_id(accused)}" + ("" if round is None else f" in round {round}")
+            must = "be accepted in a job with audit=sampled, its window open, this peer a re-executor with no challenge spent"
+            raise UserError(f"no {which} can be challenged from here now: it must {must}")
+        try:
+            return await self.challenge_due(max(found, key=lambda due: (state.jobs.jobs[due.job].started, due.round)))
+        except FolkmootError as error:
+            raise UserError(str(error)) from None
+
     async def leave(self) -> str:
         warning = warning_for_removal(len(self.driver.state.members.voters))
         self.set_standing(False)  # first: the peer must not ask for its vote again as soon as it is without
@@ -382,6 +403,11 @@ def _pieces(source: str) -> Callable[[], Any]:
 
 def _spec(job: Job) -> JobSpec:
     return JobSpec.decode(job.spec)
+
+
+def unaudited(state: State) -> tuple[str, ...]:
+    """Names of running jobs whose updates nobody re-executes, neither before a ballot nor after a round."""
+    return tuple(job.name for key, job in state.jobs.running().items() if not job.audited and key not in state.audits.jobs)
 
 
 def _standing(key: bytes, standing: Standing) -> StandingView:

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +19,13 @@ import trio
 
 from consensus.chain_proof import Anchor
 from consensus.replica import Replica
-from consensus.voters import VoterSet
+from consensus.turn import Decided
 from ledger.assembly import Restored
 from ledger.durable import writing
-from ledger.genesis import Genesis
 from ledger.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, Queue, Shelf
 from ledger.state import Rules, State, module_leaf
 from ledger.store import Store
-from ledger.transfer import Basis, Step, Transfer
+from ledger.transfer import Basis, Step, Transfer, basis_of, in_turn
 from peer.eventlog import EventLog
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
@@ -59,7 +58,6 @@ class Snapshots:
 
     def __init__(
         self,
-        genesis: Genesis,
         rules: Rules,
         verifier: Verifier,
         store: Store,
@@ -71,7 +69,7 @@ class Snapshots:
         state: Callable[[], State],
         install: Install,
     ) -> None:
-        self._genesis, self._rules, self._verifier = genesis, rules, verifier
+        self._rules, self._verifier = rules, verifier
         self._store, self._host, self._network, self._events = store, host, network, event_log
         self._anchor, self._now, self._state, self._install = anchor, now, state, install
         self._shelf, self._queue = Shelf(store, host), Queue()
@@ -84,6 +82,9 @@ class Snapshots:
         self._transfer: Transfer | None = None
         self._repairs, self._begun = False, 0.0  # whether the transfer is because of a divergence, and since when it runs
         self._wanted: tuple[Basis, int] | None = None
+        self._asked_last = b""  # for an offer, in the last transfer
+        if anchor is not None and (own := store.decision(anchor.height)) is not None:
+            self.check((own,))
         self._not_before = -math.inf
         self._diagnosed: str | None = None
 
@@ -103,6 +104,7 @@ class Snapshots:
         """Whether a snapshot is needed now."""
         if self._transfer is not None or self._wanted is not None or self._now() < self._not_before:
             return
+        self._repairs = replica.divergence is not None
         if replica.divergence is not None:
             self._wanted = self._after_divergence(replica.divergence)
         elif replica.claimed - replica.height > LAG_HEIGHTS:
@@ -115,20 +117,17 @@ class Snapshots:
         with trio.move_on_after(max(0.0, self._begun + HOLD_SECONDS - self._now())):
             await self._clear.wait()
 
-    def check(self, height: int, digest: bytes) -> None:
-        """Raises `StorageError` if a block that was decided here is not the one that this peer's invitation names."""
-        if self._anchor is not None and self._anchor.height == height and self._anchor.digest != digest:
-            raise StorageError(
-                f"height {height} was decided with another block than the invitation names: the peers that were reached follow "
-                "another history; ask whoever invited you for a new invitation, and join with a new data directory"
-            )
+    def check(self, decided: Iterable[Decided]) -> None:
+        """Raises `StorageError` if one of these blocks takes the place of the one that this peer's invitation names."""
+        for item in decided:
+            if self._anchor is not None and self._anchor.height == item.height and self._anchor.digest != item.digest:
+                raise StorageError(
+                    f"height {item.height} was decided with another block than the invitation names: the peers that were reached "
+                    "follow another history; ask whoever invited you for a new invitation, and join with a new data directory"
+                )
 
     def _when_behind(self, decided: int) -> tuple[Basis, int]:
-        """What this peer has decided itself it trusts without proof."""
-        state = self._state()
-        own = self._store.decision(decided) if decided > state.height else None
-        anchor = Anchor(decided, own.digest) if own else self._anchor
-        basis = Basis(self._rules.chain_id, self._verifier, state.height, VoterSet(state.members.voters), anchor)
+        basis = basis_of(self._rules, self._verifier, self._state(), self._store.decision(decided), self._anchor)
         return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
 
     def _after_divergence(self, reason: str) -> tuple[Basis, int]:
@@ -138,8 +137,8 @@ class Snapshots:
             self._diagnose(reason)
         decided = self._store.decision(self._store.decided_height)
         assert decided is not None, "a decided block showed the divergence"
-        anchor = Anchor(decided.height, decided.digest)
-        return Basis(self._rules.chain_id, self._verifier, 0, self._genesis.voters, anchor), max(HEIGHT_MIN, self._state().height)
+        basis = basis_of(self._rules, self._verifier, None, decided, self._anchor)
+        return basis, max(HEIGHT_MIN, self._state().height)
 
     def _diagnose(self, reason: str) -> None:
         try:
@@ -184,9 +183,10 @@ class Snapshots:
             self._shelf.applied(self._news.popleft(), self._now())
         links, before = self._network.connected(), self._links
         self._links = links
-        for peer in before - links:
+        for peer in self._queue.askers - links:  # also of whom a message was taken after the link had broken
             self._queue.forget(peer)
-            if self._transfer is not None:
+        if self._transfer is not None:
+            for peer in before - links:
                 self._do(self._transfer.disconnected(peer, self._now()))
         if self._transfer is not None:
             for peer in links - before:
@@ -248,9 +248,9 @@ class Snapshots:
     def _begin(self, basis: Basis, wanted: int) -> None:
         self._wanted = None
         self._transfer = Transfer(self._rules, self._host, basis, wanted)
-        self._repairs, self._begun = basis.height == 0 and self._diagnosed is not None, self._now()
+        self._begun = self._now()
         self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
-        for peer in self._links:
+        for peer in in_turn(self._links, basis.voters, self._asked_last):
             self._do(self._transfer.connected(peer, self._now()))
 
     def _is_overtaken(self, transfer: Transfer) -> bool:
@@ -264,11 +264,14 @@ class Snapshots:
         own = [self._store.decision(decided.height) for decided in restored.decisions]
         if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
             self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
+            transfer.abandon()
         elif self._repairs or restored.height > self._state().height:
-            await self._install(restored, transfer.links)
+            await self._install(restored, (*self._store.links(0, transfer.known), *transfer.links))
             seconds = self._now() - self._begun
             text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
             self._events.add("snapshot", text, height=restored.height, seconds=seconds)
+        else:
+            transfer.abandon()
         self._end()
 
     def _warn_of_fork(self, what: str) -> None:
@@ -277,7 +280,9 @@ class Snapshots:
 
     def _end(self) -> None:
         if self._transfer is not None:
-            self._transfer.abandon()
+            if self._transfer.restored is None:  # else the driver may be installing it right now
+                self._transfer.abandon()
+            self._asked_last = self._transfer.asked_last
         self._transfer = None
         self._not_before = self._now() + PAUSE_SECONDS
 

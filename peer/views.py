@@ -65,6 +65,7 @@ def status(view: StatusView) -> Table:
             "state": _state(view),
             "height": f"{view.height}, view {view.view}",
             "state root": view.state_root,
+            "unaudited": _unaudited(view),
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
             "links": view.links,
             "address": view.address,
@@ -76,6 +77,11 @@ def status(view: StatusView) -> Table:
 
 def _state(view: StatusView) -> str:
     return view.halted or view.waiting or view.suspended or "working"
+
+
+def _unaudited(view: StatusView) -> str:
+    what = "nobody re-executes the updates, and votes check their form only"
+    return f"{', '.join(view.unaudited)}: {what}" if view.unaudited else "no running job"
 
 
 def _duration(seconds: float) -> str:
@@ -98,6 +104,7 @@ def stats(view: StatsView) -> Table:
             "evidence": "; ".join(view.evidence) or "none",
             "expelled": "; ".join(view.expelled) or "nobody",
             "audits": _standing(view.standing) if view.standing else "none of this peer, and none by it",
+            "unaudited": _unaudited(view.status),
             "pending": f"{view.transactions_pending} transactions",
             "worker": view.worker or "none",
             "memory": f"{view.memory_mb:.0f} MB",

@@ -66,6 +66,7 @@ class StatusView:
     uptime_seconds: float
     waiting: str = ""  # for whom this peer waits before anything can be decided; empty when for nobody
     suspended: str = ""  # until when and why this peer does not train; empty when it may
+    unaudited: tuple[str, ...] = ()  # names of running jobs whose updates nobody re-executes
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,10 @@ class PeerApi(Protocol):
 
     async def approve(self, peer: str) -> str:
         """Approves a member as a voter; says how many approvals it has and needs."""
+        ...
+
+    async def challenge(self, trainer: str, round: int | None) -> str:
+        """Re-executes a trainer's accepted proposal of this round (None: its last), challenges what is false, and says what."""
         ...
 
     async def leave(self) -> str: ...

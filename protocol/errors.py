@@ -25,3 +25,7 @@ class UserError(FolkmootError):
 
 class StorageError(UserError):
     """The data directory cannot be trusted or written any more; the peer stops rather than vote on it."""
+
+
+class LostVotesError(StorageError):
+    """What this peer signed may be missing on its disk for good: only a new key makes that harmless."""

@@ -1,4 +1,5 @@
-"""`python -m scenarios.audits`: a trainer that cheats in some of its steps, and an auditor that challenges honest work.
+"""`python -m scenarios.audits`: a trainer that cheats in some of its steps, one that a person's challenge finds where nothing is
+drawn, and an auditor that challenges honest work.
 
 With sampled audits lies are found after the vote, by replaying single steps. Every peer must come to the same suspension at the
 same height, from the decided blocks alone; nobody honest may be suspended; an auditor that is killed must report after its start
@@ -56,6 +57,23 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
     standing = audits.standings.get(victim.identity.public, Standing())
     trial.figures |= {"reports since": standing.reports - heard[0], "lapsed since": standing.lapsed - heard[1]}
     trial.require((standing.reports, standing.lapsed) > heard, f"{victim.name} reported nothing more, and nothing lapsed")
+
+
+async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
+    """Nothing is drawn: the cheat is suspended because somebody has its peer re-execute one of its rounds."""
+    fields = {**JOB, "seed": str(options.seed), "audit_window": str(options.window), "audit_rate": "0"}
+    job, asked = await peers.train(fields, options.rounds), peers.demo.watched
+    (liar,) = [peer for peer in peers.peers if peer.lies]
+    await until(asked, job, lambda view: view.accepted.get(peer_id(liar.identity.public), 0) > 0)
+    (honest, *_) = [peer for peer in peers.honest if peer is not asked]
+    trial.figures["of an honest trainer"] = found = await asked.client.challenge(peer_id(honest.identity.public), None)
+    trial.require("no false step" in found, f"{asked.name} found {found!r} of {honest.name}, which is honest")
+    trial.figures["of the liar"] = await asked.client.challenge(peer_id(liar.identity.public), None)
+    await concluded(peers, job)
+    audits = read(peers, trial)
+    told = [(entry.trainer, entry.auditor) for entry in audits.log if entry.result is Result.SUSPENDED]
+    trial.require(told == [(liar.identity.public, asked.identity.public)], f"{len(told)} suspensions, not the liar's one")
+    require_honest_clean(peers, audits, trial)
 
 
 async def said_by(asked: DemoPeer, auditor: DemoPeer) -> tuple[int, int]:
@@ -136,10 +154,14 @@ def dress(peer: DemoPeer) -> None:
 async def run(options: argparse.Namespace) -> int:
     random, trials, failures = Random(options.seed), list[Trial](), list[str]()
     started = trio.current_time()
-    kinds = [("wrong-steps", partial(cheats, random, options)), ("false-challenge", partial(challenges_falsely, options))]
-    for attack, attempt in kinds:
-        folder = options.keep / attack if options.keep else None
-        trials.append(trial := Trial(attack))
+    kinds = [
+        ("wrong-steps", "wrong-steps", partial(cheats, random, options)),
+        ("challenged", "wrong-steps", partial(challenged, options)),
+        ("false-challenge", "false-challenge", partial(challenges_falsely, options)),
+    ]
+    for what, attack, attempt in kinds:
+        folder = options.keep / what if options.keep else None
+        trials.append(trial := Trial(what))
         made = network.running(options.peers, 1, seed=options.seed, attack=attack, folder=folder, dress=dress)
         async with made as peers:
             try:
@@ -148,8 +170,8 @@ async def run(options: argparse.Namespace) -> int:
                 trial.problems.append("the network got stuck")
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(peers.stop)
-            failures += [f"{attack}: {failure}" for failure in peers.failures()]
-        print(f"{len(trials)}. {attack}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
+            failures += [f"{what}: {failure}" for failure in peers.failures()]
+        print(f"{len(trials)}. {what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
     failures += [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
     seconds = trio.current_time() - started
     title = f"sampled audits, {options.peers} peers, {options.rounds} rounds, seed {options.seed}, {seconds:.0f} s in all"
@@ -160,7 +182,7 @@ async def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments("audits", __doc__)
-    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of each of the two jobs")
+    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of each of the jobs")
     parser.add_argument("--window", type=COUNT, default=6, metavar="N", help="rounds in which an audit can be reported")
     return network.main(partial(run, parser.parse_args()))
 

@@ -135,6 +135,14 @@ class Propose(Request[Proposed]):
 
 
 @dataclass(frozen=True, slots=True)
+class Reexecute(Propose):
+    """Do somebody else's local steps for comparing the states → Proposed. A whole round: all that is shorter goes before it."""
+
+    TAG: ClassVar[str] = "reexecute"
+    PRIORITY: ClassVar[int] = 5
+
+
+@dataclass(frozen=True, slots=True)
 class Audit(Request[Audited]):
     """Replay `trainer`'s proposal → Audited. Previous buffer and payload as the proposal's `feedback` says."""
 
@@ -157,7 +165,7 @@ class Replay(Request[Replayed]):
     """Replay one inner step of `trainer`'s traced proposal, after checking what ties the trace to it → Replayed."""
 
     TAG: ClassVar[str] = "replay"
-    PRIORITY: ClassVar[int] = 2
+    PRIORITY: ClassVar[int] = 3  # no ballot waits for it; it may lapse, which an evaluation does not
     job: Digest
     round: Count
     trainer: Key
@@ -178,7 +186,7 @@ class Evaluate(Request[Evaluated]):
     """Held-out loss of a model → Evaluated."""
 
     TAG: ClassVar[str] = "evaluate"
-    PRIORITY: ClassVar[int] = 3
+    PRIORITY: ClassVar[int] = 4
     job: Digest
     model_directory: Path
 
@@ -188,7 +196,7 @@ class Generate(Request[Generated]):
     """Continue a prompt → Generated. Temperature 0 always takes the likeliest token."""
 
     TAG: ClassVar[str] = "generate"
-    PRIORITY: ClassVar[int] = 3
+    PRIORITY: ClassVar[int] = 4
     job: Digest
     model_directory: Path
     prompt: Text
@@ -232,7 +240,7 @@ class Cancel:
 
 
 Reply = Opened | Proposed | Audited | Replayed | Evaluated | Generated | Pong | Failed
-TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Audit, Replay, Evaluate, Generate, Ping, Cancel)
+TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Reexecute, Audit, Replay, Evaluate, Generate, Ping, Cancel)
 FROM_WORKER: tuple[type[Any], ...] = (Ready, Beat, Opened, Proposed, Audited, Replayed, Evaluated, Generated, Pong, Failed)
 
 

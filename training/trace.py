@@ -97,8 +97,7 @@ def _sha256(pieces: Iterable[bytes | memoryview]) -> bytes:
 class StateWriter:
     """Takes the states of a round as they come; what the job commits to stands in `folder`, in files named by their digests.
 
-    They are not made durable: a process that ends leaves them in the kernel's hands, and no promise of an honest peer depends on
-    them but the one to show them for some rounds.
+    Who takes the folder over makes it durable, with all else that is sent (decision 35).
     """
 
     def __init__(self, folder: Path, spec: JobSpec, parameters: Float32Array, inner: bytes | None) -> None:
@@ -191,27 +190,39 @@ def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> f
     return max(ratio(distance(theirs, own), distance(own, zero)) for theirs, own in moments)
 
 
-def bisect(own: States, theirs: States, tolerance: float) -> int | None:
-    """The first inner step of `theirs` that leads away from `own`, found by looking at log2 H of their states; None if none does.
+def bisect(own: States, theirs: States, tolerance: float) -> tuple[int | None, float]:
+    """The first inner step of `theirs` that leads away from `own`, found by looking at log2 H of their states, and the largest
+    deviation among those that were looked at. No step if the last states agree.
 
     `own` is a re-execution from the same state 0. Two states agree while their distance is at most `tolerance` of the way gone
     since state 0 (for a moment: of its norm), so rounding that adds up over all H steps must stay below that: with float32 it is
     about 1e-5, and `replay_tolerance` leaves a hundred times as much. What the found step leads to disagrees, and what it started
     from agrees; only its replay from `theirs` proves a lie.
     """
+    largest = 0.0
 
     def agrees(number: int) -> bool:
-        start, mine, other = own.parameters(0), own.parameters(number), theirs.parameters(number)
-        gone = ratio(distance(other, mine), distance(mine, start))
-        return max(gone, inner_error(theirs.inner(number), own.inner(number), own.spec)) <= tolerance
+        nonlocal largest
+        deviation = _deviation(own, theirs, number)
+        largest = max(largest, deviation)
+        return deviation <= tolerance
 
     low, high = 0, own.spec.local_steps
     if agrees(high):
-        return None
+        return None, largest
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if agrees(middle) else (low, middle)
-    return low
+    return low, largest
+
+
+def _deviation(own: States, theirs: States, number: int) -> float:
+    """Of a state of `theirs`, relative; what is no state is far away."""
+    try:
+        start, mine, other, inner = own.start, own.parameters(number), theirs.parameters(number), theirs.inner(number)
+    except RemoteProtocolError:
+        return RELATIVE_ERROR_MAX
+    return max(ratio(distance(other, mine), distance(mine, start)), inner_error(inner, own.inner(number), own.spec))
 
 
 def distance(a: Float32Array, b: Float32Array | np.float32) -> float:

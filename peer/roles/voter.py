@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import trio
 
 from peer.roles.base import Judged, OpenRound, Round
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
@@ -52,7 +52,8 @@ class Voter:
 
     async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
         """Only scratch rounds, which are re-executed whole."""
-        assert isinstance(request, Audit) and round.spec.objective is Objective.SCRATCH, "only who has a worker is drawn"
+        if not isinstance(request, Audit) or round.spec.objective is not Objective.SCRATCH:
+            raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
         return replayed(await trio.to_thread.run_sync(proposals.audit, request, proposals.scratch_update(round.spec)))
 
     async def observe(self, round: OpenRound) -> None:

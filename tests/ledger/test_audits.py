@@ -13,6 +13,7 @@ from ledger import docket
 from ledger.audits import (
     CHALLENGES_OPEN_MAX,
     LOG_MAX,
+    AuditChallenge,
     AuditReport,
     AuditsState,
     AuditVerdict,
@@ -21,6 +22,7 @@ from ledger.audits import (
     Result,
     Standing,
     asked_of,
+    challengeable,
     due_for,
 )
 from ledger.docket import AFTERMATH_HEIGHTS, FALSE_CHALLENGES_MAX
@@ -29,9 +31,10 @@ from ledger.jobs import Phase, Stop
 from ledger.members import Register
 from ledger.state import Body, decode_body
 from ledger.transactions import Refused
+from protocol import codec
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
-from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, UNAUDITED, World, nonce_of
+from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
 from tests.sim.keys import FastSigner
 
 MATCH, MISMATCH, WITHHELD = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD
@@ -449,6 +452,175 @@ def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
     assert court.problem(court.said(PEOPLE[3], mine[CHALLENGES_OPEN_MAX], MISMATCH)) is None
 
 
+# Challenges of who was not drawn -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def undrawn() -> Court:
+    """Four rounds are closed, of which three can be challenged; nothing was drawn."""
+    court = Court(rate=0.0)
+    court.round(AUDITS.window + 1)
+    return court
+
+
+def unasked(
+    court: Court, person: FastSigner, trainer: bytes, number: int = 3, step: int = 4, finding: Finding = MISMATCH
+) -> Signed:
+    return court.tx(person, "audit/challenge", AuditChallenge(court.key, number, trainer, step, finding, 7))
+
+
+def test_a_reexecutor_that_was_not_drawn_challenges_and_the_others_judge(undrawn: Court) -> None:
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A))
+    (dispute,) = undrawn.audits.disputes
+    assert dispute.challenges == {B: MISMATCH} and dispute.guilty == (B,) and dispute.place == (3, A, 4)
+    assert undrawn.log == [(Result.CHALLENGED, A, B)]
+    entry = undrawn.state.audits.log[0]
+    assert (entry.step, entry.finding, entry.relative_error_ppm) == (4, MISMATCH, 7)
+    assert {person.public for person, _ in undrawn.due(disputes=True)} == {C, D}
+    undrawn.judge(MISMATCH, 1)
+    assert undrawn.suspended(A) and undrawn.standing(B) == Standing(rewards=1, upheld=1)
+
+
+def test_a_false_challenge_of_who_was_not_drawn_is_held_against_it_too(undrawn: Court) -> None:
+    for refuted in range(1, FALSE_CHALLENGES_MAX + 1):
+        undrawn.decide(unasked(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2))
+        undrawn.judge(MATCH, 2)
+        assert undrawn.standing(D).refuted == refuted and not undrawn.audits.disputes
+        undrawn.round()
+    assert undrawn.audits.unheard.keys() == {D}
+    again = unasked(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2)
+    assert "too often" in (undrawn.problem(again) or "")
+
+
+def test_nobody_challenges_itself_or_the_key_it_had_and_no_stranger_anybody(undrawn: Court) -> None:
+    assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[0], A)) or "")
+    rotated(undrawn, PEOPLE[0])
+    assert "may not challenge" in (undrawn.problem(unasked(undrawn, NEW, A)) or "")
+    assert undrawn.problem(unasked(undrawn, NEW, B)) is None
+    undrawn.decide(undrawn.admission(PEOPLE[8], by=PEOPLE[1]))
+    assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[8], B)) or "")
+
+
+@pytest.mark.parametrize("finding", [MATCH, WITHHELD])
+def test_that_all_is_well_or_could_not_be_got_is_no_challenge_of_who_was_not_drawn(undrawn: Court, finding: Finding) -> None:
+    """What is withheld is never held against who says so: unasked, anybody could have everybody replay for nothing."""
+    assert "no challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, finding=finding)) or "")
+
+
+def test_a_reexecutor_has_one_such_challenge_in_a_round_also_with_a_new_key(undrawn: Court) -> None:
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A))
+    for again in (unasked(undrawn, PEOPLE[1], A), unasked(undrawn, PEOPLE[1], A, step=5), unasked(undrawn, PEOPLE[1], C)):
+        assert "already" in (undrawn.problem(again) or "")
+    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=2)) is None
+    assert undrawn.problem(unasked(undrawn, PEOPLE[2], A, step=5)) is None
+    rotated(undrawn, PEOPLE[1])
+    assert "already" in (undrawn.problem(unasked(undrawn, NEW, C)) or "")
+    undrawn.judge(MATCH, 2)
+    assert "already" in (undrawn.problem(unasked(undrawn, NEW, C)) or "")
+
+
+def test_a_step_that_is_disputed_is_judged_and_one_that_was_judged_is_challenged_at_its_challengers_cost(undrawn: Court) -> None:
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A))
+    assert "disputed already" in (undrawn.problem(unasked(undrawn, PEOPLE[2], A)) or "")
+    undrawn.judge(MATCH, 2)
+    undrawn.decide(unasked(undrawn, PEOPLE[2], A))
+    undrawn.judge(MATCH, 2)
+    assert [undrawn.standing(key).refuted for key in (B, C)] == [1, 1] and not undrawn.suspended(A)
+
+
+def test_a_round_can_be_challenged_until_its_window_is_over_and_its_rewards_are_vested(undrawn: Court) -> None:
+    assert undrawn.audits.unvested[A] == (1, 2, 3)
+    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=1)) is None
+    assert "can be challenged now" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=0)) or "")
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=1))
+    undrawn.round()
+    assert 1 in undrawn.audits.unvested[A], "it is disputed"
+    late = unasked(undrawn, PEOPLE[2], A, number=1, step=5)
+    assert "can be challenged now" in (undrawn.problem(late) or ""), "or one dispute after the other kept it open"
+    undrawn.judge(MISMATCH, 1)
+    assert undrawn.standing(A).lost == 4 and undrawn.standing(A).rewards == 1
+
+
+def test_who_is_suspended_is_not_challenged_for_what_was_before_and_challenges_nobody(undrawn: Court) -> None:
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A))
+    undrawn.judge(MISMATCH, 1)
+    assert "can be challenged now" in (undrawn.problem(unasked(undrawn, PEOPLE[2], A, number=2)) or "")
+    assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[0], B)) or "")
+
+
+def test_what_does_not_exist_or_was_not_accepted_is_not_challenged(undrawn: Court) -> None:
+    undrawn.round(trainers=(A, B, C))
+    for nothing in (
+        unasked(undrawn, PEOPLE[1], A, step=AUDITS.steps),
+        unasked(undrawn, PEOPLE[1], A, number=5),
+        unasked(undrawn, PEOPLE[1], D, number=4),
+        unasked(undrawn, PEOPLE[1], NEW.public),
+    ):
+        assert "can be challenged now" in (undrawn.problem(nothing) or "")
+    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, step=AUDITS.steps - 1)) is None
+
+
+def test_a_challenger_that_was_not_drawn_has_only_so_many_disputes_open_too() -> None:
+    court = Court(rate=0.0, window=20)
+    court.round(CHALLENGES_OPEN_MAX + 1)
+    for number in range(CHALLENGES_OPEN_MAX):
+        court.decide(unasked(court, PEOPLE[3], A, number))
+    assert "the most at once" in (court.problem(unasked(court, PEOPLE[3], A, CHALLENGES_OPEN_MAX)) or "")
+
+
+def test_all_that_were_drawn_for_a_step_can_join_the_dispute_that_another_opened() -> None:
+    court = Court(12, steps=1, auditors=8)
+    court.round()
+    reports = court.due(A)
+    other = next(person for person in PEOPLE[1:] if person not in [auditor for auditor, _ in reports])
+    court.decide(unasked(court, other, A, number=0, step=0))
+    for auditor, due in reports[:5]:
+        court.say(auditor, replace(due, is_dispute=True))
+    for auditor, due in reports:
+        court.say(auditor, due, MISMATCH)
+    (dispute,) = court.audits.disputes
+    assert len(dispute.challenges) == 9 and len(dispute.guilty) == 4 and len(dispute.innocent) == 5
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.audits == court.state.audits
+
+
+def test_a_peer_is_told_what_it_may_challenge(undrawn: Court) -> None:
+    def told(key: bytes) -> list[tuple[int, bytes]]:
+        return [(due.round, due.trainer) for due in challengeable(key, undrawn.state)]
+
+    assert told(B) == [(number, trainer) for number in (1, 2, 3) for trainer in (A, C, D)]
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=2))
+    assert told(B) == [(number, trainer) for number in (1, 3) for trainer in (A, C, D)]
+    for due in challengeable(C, undrawn.state):
+        assert undrawn.problem(unasked(undrawn, PEOPLE[2], due.trainer, due.round, due.step)) is None
+    rotated(undrawn, PEOPLE[1])
+    assert told(B) == [] and len(told(NEW.public)) == 6
+    assert (3, NEW.public) not in told(NEW.public) and told(PEOPLE[8].public) == []
+
+
+def test_a_job_that_ended_is_challenged_only_as_long_as_something_of_it_is_awaited() -> None:
+    court = Court(4, SAMPLED + b":2")
+    court.round(2)
+    undrawn = next(person for person in PEOPLE[1:4] if person not in [auditor for auditor, due in court.due(A) if due.round == 1])
+    for auditor, due in court.due(B):
+        court.say(auditor, due)
+    assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[2], B, number=1)) or "")
+    court.decide(unasked(court, undrawn, A, number=1))
+    court.judge(MATCH, 2)
+    while court.due():
+        court.say(*court.due()[0])
+    assert court.key not in court.state.audits.jobs
+
+
+def test_a_job_of_which_nothing_was_drawn_is_settled_as_soon_as_it_ends() -> None:
+    court = Court(4, SAMPLED + b":2", rate=0.0)
+    court.round()
+    assert asked_of(A, court.state), "somebody may challenge it"
+    court.round()
+    assert court.key not in court.state.audits.jobs and not asked_of(A, court.state)
+    assert [court.standing(key).rewards for key in (A, B, C, D)] == [2, 2, 2, 2]
+
+
 # Rewards -----------------------------------------------------------------------------------------------------------------
 
 
@@ -514,6 +686,7 @@ def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytes
     court = Court(4, window=50)
     court.round(5)
     assert sum(len(of.drawn) for of in court.audits.rounds.values()) == 8
+    assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[1], A, number=2)) or "")
     assert list(court.audits.rounds) == [3, 4] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 24
 
 
@@ -647,6 +820,33 @@ def test_what_is_in_a_hurry_takes_a_report_along(court: Court) -> None:
     court.ledger.pool.add(court.tx(person, "member/register", Register(())))
     body = proposed(court)
     assert body is not None and report in body.transactions and len(body.transactions) == 2
+
+
+def test_reports_are_decoded_when_they_come_and_not_again_each_time_somebody_asks_for_work(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    court.round()
+    decoded: list[object] = []
+    decode = codec.decode
+    monkeypatch.setattr(codec, "decode", lambda kind, *rest: decoded.append(kind) or decode(kind, *rest))
+    for auditor, due in court.due():
+        court.ledger.pool.add(court.said(auditor, due))
+        assert not court.ledger.has_work()
+    assert decoded == [AuditReport] * len(court.due()) and len(decoded) > 4
+
+
+def test_reports_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(court: Court) -> None:
+    court.round()
+    other = court.start(PEOPLE[1], SCRATCH)
+    auditor, due = court.due()[0]
+    court.ledger.pool.add(court.said(auditor, due))
+    assert proposed(court) is None, "its own job's round is open"
+    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
+    court.ledger.pool.prune(court.rules, court.state)
+    court.ledger.pool.add(court.said(auditor, due))
+    assert list(court.state.jobs.running()) == [other]
+    body = proposed(court)
+    assert body is not None and not body.closings and len(body.transactions) == 1
 
 
 def test_where_no_round_is_open_a_report_gets_its_own_block(court: Court) -> None:

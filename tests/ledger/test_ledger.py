@@ -17,7 +17,7 @@ from ledger.jobs import Start
 from ledger.ledger import Ledger
 from ledger.members import Approve, Leave, Register, Stand
 from ledger.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, Pool
-from ledger.state import EMPTY_BODY, Body, State, decode_body
+from ledger.state import Body, State, decode_body
 from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import CutOff
@@ -204,7 +204,6 @@ def test_a_round_is_closed_as_soon_as_it_can_be(world: World) -> None:
     world.vote(key, dict.fromkeys(trainers, ACCEPT), voters[:3])
     body = propose(world)
     assert body is not None and world.ledger.has_work()
-    assert world.ledger.participants(body) == frozenset(voters[:3])
     assert world.ledger.check(world.state.height + 1, body, b"") is None
 
 
@@ -224,10 +223,6 @@ def test_what_could_be_decided_before_a_block_is_looked_at_anew_after_it(world: 
     for transactions in ((signed,), ()):
         world.decide(*transactions)
     assert not world.ledger.has_work() and propose(world) is None
-
-
-def test_who_took_part_is_said_only_of_blocks_that_close_a_round(world: World) -> None:
-    assert world.ledger.participants(EMPTY_BODY) is None
 
 
 def test_a_body_for_another_height_or_that_breaks_a_rule_is_not_prepared(world: World) -> None:

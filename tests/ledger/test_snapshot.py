@@ -91,6 +91,32 @@ def test_nobody_makes_a_peer_keep_more_than_a_few_snapshots(chain: Chain) -> Non
             assert len(shelf._held) <= SNAPSHOTS_MAX
 
 
+def test_whoever_asks_at_every_height_takes_nobody_the_snapshot_that_is_being_fetched(chain: Chain) -> None:
+    """Snapshots at multiples are what everybody fetches; those that were made for one asker make way for them."""
+    shelf = chain.shelf(until=41)
+    fetched = offered(shelf)
+    assert fetched == 40
+    for height in range(42, 42 + SNAPSHOT_HEIGHTS * SNAPSHOTS_MAX - 1):
+        shelf.applied(chain.states[height], float(height))
+        assert offered(shelf, float(height), known=height - 3) == height - 1  # made for this asker, and fetched by it too
+        assert isinstance(shelf.answer(module(height - 1), float(height)), Part)
+        for other in range(8, height, 8):
+            shelf.answer(module(other), float(height))
+        assert isinstance(shelf.answer(module(fetched), height + 0.5), Part), height
+
+
+def test_where_everybody_rests_each_of_the_last_certified_states_is_served_whatever_others_fetch(chain: Chain) -> None:
+    """A peer whose state went wrong in the last block has nothing else to restore."""
+    shelf = chain.shelf(until=46)
+    for height in (24, 32, 40, 43, 44):
+        offered(shelf, wanted=height)
+        shelf.answer(module(height), 1.0)
+    for height in (43, 44, 45):
+        assert offered(shelf, 2.0, wanted=height) == height
+        assert isinstance(shelf.answer(module(height), 3.0), Part)
+    assert shelf.answer(module(46), 3.0) == NoSnapshot(46), "nothing certifies the last one yet"
+
+
 def test_after_a_restart_an_idle_peer_offers_what_the_last_empty_block_certifies(chain: Chain) -> None:
     idle = Chain()
     idle.start()
@@ -244,6 +270,16 @@ def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Pa
     assert_restored(Fetch(chain, {B: Server(shelf)}).run(), chain)
     anchored = Fetch(chain, {B: Server(shelf)}, chain.basis(0, Anchor(50, chain.decided[50].digest))).run(seconds=3.0)
     assert anchored.transfer.restored is None and not anchored.faults, "what it cannot prove it does not offer"
+    store.close()
+
+
+def test_links_of_another_history_leave_the_disk_with_a_restored_state(tmp_path: Path, chain: Chain) -> None:
+    """Whoever is shown one of them among the true ones would take this peer for a liar."""
+    store, links = Store(tmp_path / "ledger.db", chain.chain), chain.links(0, 29)
+    foreign = replace(links[0], header=chain.header(2) or b"")
+    store.restore([chain.decided[h] for h in (1, 2, 3)], 2, chain.states[2].root, b"other", links=[foreign])
+    store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].root, b"right", links=links)
+    assert list(store.links(0, 100)) == links
     store.close()
 
 

@@ -30,7 +30,7 @@ from consensus.turn import (
 from ledger.highwater import HighWater
 from ledger.store import Store, StoredRound
 from protocol import codec
-from protocol.errors import LocalProtocolError, StorageError
+from protocol.errors import LocalProtocolError, LostVotesError, StorageError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, Certificate, CutOff, GetRound, Prepare
 from tests.sim.keys import FastSigner
@@ -207,6 +207,7 @@ def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(s
 def one_line(error: pytest.ExceptionInfo[StorageError], path: Path, *words: str) -> None:
     text = str(error.value)
     assert "\n" not in text and str(path) in text
+    assert ("peer rekey" in text) == isinstance(error.value, LostVotesError), "only lost votes ask for a new key"
     for word in words:
         assert word in text, text
 

@@ -11,13 +11,14 @@ from consensus.block import decode_header, encode_header, header_digest
 from consensus.chain_proof import Anchor
 from ledger.members import Leave
 from ledger.snapshot import SNAPSHOT_HEIGHTS
-from ledger.transfer import STALL_SECONDS, STARVED_SECONDS, Request
+from ledger.transfer import OFFER_SECONDS, SOURCES_MAX, STALL_SECONDS, STARVED_SECONDS, Request, basis_of, in_turn
 from protocol import codec, merkle
 from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
 from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, NoSnapshot, Part, SnapshotOffer
 from tests.ledger.snapshots import Chain, Fetch, Server, honestly, lived
 from tests.ledger.world import BY_KEY, PEOPLE
+from tests.sim.keys import FastVerifier
 
 A, B, C, D = (bytes([letter]) * 32 for letter in b"abcd")
 
@@ -153,6 +154,25 @@ def other_leaf(request: Request, answer: Any) -> Any:
     return answer
 
 
+def renamed(offer: SnapshotOffer) -> dict[str, bytes]:
+    """The true leaves in their order: the root stays as it is."""
+    return dict(zip(("a", "b", "c"), [leaf for _, leaf in sorted(offer.modules.items())], strict=True))
+
+
+def joined(offer: SnapshotOffer) -> dict[str, bytes]:
+    """Of the tree over three leaves the inner node, as if it were one: the root stays as it is."""
+    first, second, third = (leaf for _, leaf in sorted(offer.modules.items()))
+    return {"audits": merkle.node_hash(first, second), "members": third}
+
+
+def with_modules(change: Any) -> Any:
+    def says(request: Request, answer: Any) -> Any:
+        whole = isinstance(answer, SnapshotOffer) and answer.modules
+        return replace(answer, modules=change(answer)) if whole else answer
+
+    return says
+
+
 def lying_height(request: Request, answer: Any) -> Any:
     return replace(answer, height=answer.height + 1_000) if isinstance(answer, SnapshotOffer) else answer
 
@@ -194,6 +214,8 @@ def oversized(request: Request, answer: Any) -> Any:
 LIES: dict[str, tuple[Any, str]] = {
     **{f"wrong {content.value}": (wrong_part(content), "") for content in Content},
     "wrong root": (other_leaf, "bad-offer"),
+    "renamed modules": (with_modules(renamed), "bad-offer"),
+    "two modules as one": (with_modules(joined), "bad-offer"),
     "forged root": (forged_root, "bad-proof"),
     "lying height": (lying_height, "bad-offer"),
     "truncated proof": (truncated_proof, "foreign-voters"),
@@ -268,6 +290,57 @@ def test_many_silent_peers_do_not_keep_the_others_from_being_asked(chain: Chain)
     assert_restored(fetch, chain)
 
 
+def test_peers_that_say_nothing_hold_others_up_for_a_second_each_time(chain: Chain) -> None:
+    silents = 8 * SOURCES_MAX
+    servers = {bytes([i]) * 32: Server(chain.shelf(), silent) for i in range(silents)}
+    servers |= serving(chain, A, B)
+    fetch = Fetch(chain, servers).run()
+    assert_restored(fetch, chain)
+    assert fetch.now < silents / SOURCES_MAX * OFFER_SECONDS + 1.0 and not fetch.faults
+
+
+def test_peers_that_prove_their_offer_link_by_link_hold_nobody_up(chain: Chain) -> None:
+    shelf = chain.shelf()
+
+    def slowly(request: Request, answer: Any) -> Any:
+        if not isinstance(request, GetSnapshot):
+            return None
+        link = shelf._link(request.known + 1)
+        return replace(answer, links=(link,), modules={}) if link else None
+
+    servers = {bytes([i]) * 32: Server(shelf, slowly, delay=0.45) for i in range(SOURCES_MAX)}
+    servers |= serving(chain, A)
+    fetch = Fetch(chain, servers).run()
+    assert_restored(fetch, chain)
+    assert fetch.now < 2 * OFFER_SECONDS and not fetch.faults
+
+
+def test_voters_are_asked_first_and_the_others_in_a_ring(chain: Chain) -> None:
+    voters = chain.basis().voters
+    strangers = [bytes([i]) * 32 for i in range(20)]
+    ordered = in_turn([*strangers, *voters.keys], voters, b"")
+    assert ordered == [*voters.keys, *strangers]
+    fetch = Fetch(chain, {peer: Server(chain.shelf(), silent) for peer in ordered}).run(seconds=0.0)
+    assert fetch.transfer.asked_last == strangers[SOURCES_MAX - len(voters) - 1]
+    again = in_turn(strangers, voters, fetch.transfer.asked_last)
+    assert again[0] == strangers[SOURCES_MAX - len(voters)] and sorted(again) == strangers
+
+
+def test_a_snapshot_that_all_hold_is_taken_before_a_later_one_that_few_do(chain: Chain) -> None:
+    """Else whoever is the only one with some height sends it as slowly as it likes."""
+    alone = chain.shelf()
+    latest = chain.state.height - 1
+
+    def offers_the_latest(request: Request, answer: Any) -> Any:
+        return alone.answer(replace(request, wanted=latest), 0.0) if isinstance(request, GetSnapshot) else answer
+
+    servers = {A: Server(alone, offers_the_latest), **serving(chain, B)}
+    fetch = Fetch(chain, servers).run()
+    assert_restored(fetch, chain)
+    assert fetch.transfer.restored is not None
+    assert fetch.transfer.restored.height == latest // SNAPSHOT_HEIGHTS * SNAPSHOT_HEIGHTS < latest
+
+
 def test_a_peer_that_leaves_is_replaced(chain: Chain) -> None:
     fetch = Fetch(chain, serving(chain, A, B))
     fetch._at(0.05, lambda: fetch.transfer.disconnected(A, fetch.now))
@@ -328,6 +401,38 @@ def test_retired_keys_cannot_lead_a_newcomer_astray_that_trusts_a_recent_block()
     fetch = Fetch(true, servers, true.basis(0, true.anchor(30))).run()
     assert_restored(fetch, true)
     assert fetch.blamed == {A: "foreign-chain"}
+
+
+def led_astray(true: Chain) -> Chain:
+    """The founders of height 1 sign another history, long after, in which one of them leaves."""
+    false = Chain()
+    false.genesis, false.rules, false.chain = true.genesis, true.rules, true.chain
+    false.dismiss_voter(PEOPLE[2])
+    false.grow(60)
+    return false
+
+
+@pytest.mark.parametrize(("decided", "applied"), [(0, 0), (5, 5), (5, 3), (29, 25), (29, None)])
+def test_whoever_took_blocks_of_another_history_still_comes_to_the_one_of_its_invitation(
+    decided: int, applied: int | None
+) -> None:
+    """What was decided below the trusted block is worth nothing: not as a block to go on from, and not for its voters."""
+    true = lived(40)
+    false = led_astray(true)
+    state = None if applied is None else false.states[applied]
+    basis = basis_of(true.rules, FastVerifier(), state, false.decided.get(decided), true.anchor(30))
+    fetch = Fetch(true, {A: Server(false.shelf()), B: Server(true.shelf(), delay=0.1)}, basis).run()
+    assert_restored(fetch, true)
+    assert fetch.blamed == {A: "foreign-chain"}
+
+
+def test_whoever_has_decided_the_block_of_its_invitation_trusts_its_own_last_one(chain: Chain) -> None:
+    last, invited = chain.decided[30], chain.anchor(30)
+    for state, known in ((chain.states[25], 25), (None, 0)):
+        basis = basis_of(chain.rules, FastVerifier(), state, last, invited)
+        assert (basis.height, basis.anchor) == (known, invited)
+        assert basis.voters.keys == chain.states[known].members.voters
+        assert basis_of(chain.rules, FastVerifier(), state, chain.decided[31], invited).anchor == chain.anchor(31)
 
 
 def test_a_proof_that_leaves_the_trusted_block_out_is_refused() -> None:

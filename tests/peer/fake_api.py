@@ -120,6 +120,10 @@ class FakeApi:
         self.asked.append(peer)
         return "1 of 3 approvals"
 
+    async def challenge(self, trainer: str, round: int | None) -> str:
+        self.asked.append((trainer, round))
+        return f"no false step of {trainer}"
+
     async def leave(self) -> str:
         raise UserError("the last voter cannot leave")
 

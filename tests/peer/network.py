@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from consensus.chain_proof import Anchor
 from ledger.blobs import Blobs
 from ledger.genesis import Founder, Genesis
 from ledger.jobs import Phase, Start, job_id
@@ -49,6 +50,7 @@ class Seat:
 
     def __init__(self, mesh: Mesh, genesis: Genesis, identity: Identity, folder: Path) -> None:
         self.mesh, self.genesis, self.identity, self.folder = mesh, genesis, identity, folder
+        self.anchor: Anchor | None = None  # of its invitation
         self.failure: StorageError | None = None
         self._scope = trio.CancelScope()
         self.ended = trio.Event()
@@ -65,7 +67,7 @@ class Seat:
         host = ModelHost(self.folder / "models")
         self.events = EventLog()
         self.driver = Driver(
-            self.identity, self.genesis, self.store, self.blobs, host, self.network, role or Voter(), self.events
+            self.identity, self.genesis, self.store, self.blobs, host, self.network, role or Voter(), self.events, self.anchor
         )
         self.author = Author(self.driver)
 
@@ -76,7 +78,8 @@ class Seat:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self.network.run)
                     await nursery.start(self.driver.run)
-                    nursery.start_soon(Auditing(self.driver, self.author).run)
+                    self.auditing = Auditing(self.driver, self.author)
+                    nursery.start_soon(self.auditing.run)
                     task_status.started()
         except* StorageError as group:
             self.failure = _innermost(group)

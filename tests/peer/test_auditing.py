@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
-from ledger.audits import Result, Standing
+from ledger.audits import Due, Result, Standing, challengeable
 from ledger.blobs import Blobs
 from ledger.genesis import TRAINER
 from ledger.jobs import Phase, Start, job_id
 from peer import auditing
+from peer.config import Config
 from peer.driver import Driver
 from peer.roles.liar import Liar
 from peer.roles.trainer import Trainer
+from peer.roles.voter import Voter
+from peer.service import Service
+from protocol.errors import StorageError, UserError
+from protocol.identity import peer_id, short_id
 from protocol.reasons import Finding
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll
 from training import data, proposals, tasks
 from training.inner_state import InnerState
 from training.spec import Audit, JobSpec, ModelSpec
 from training.spec import InnerState as Kept
+from training.trace import Trace
 
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 TEXT = b"Nobody is above the others. " * 40
@@ -244,6 +251,20 @@ async def test_who_challenges_honest_work_pays_and_nobody_is_suspended(tmp_path:
         assert [standing(made, number).refuted for number in range(3)] == [0] * 3
 
 
+@pytest.mark.parametrize(("tolerances", "said"), [(1.5, Result.PASSED), (2.5, Result.CHALLENGED)])
+async def test_a_drawn_auditor_does_not_challenge_what_others_might_tolerate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerances: float, said: Result
+) -> None:
+    async def off(self: Trainer, round: Any, request: Any) -> tasks.Replayed:
+        return tasks.Replayed(Finding.MISMATCH, tolerances * SPEC.replay_tolerance, 0.0)
+
+    monkeypatch.setattr(Trainer, "replay", off)
+    async with trainers(tmp_path) as made:
+        await made.train(SPEC)
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.log))
+        assert results(made.seats[0])[0] is said
+
+
 async def test_an_audit_whose_own_worker_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditing, "RETRY_SECONDS", 0.05)
     async with trainers(tmp_path) as made:
@@ -288,10 +309,197 @@ async def test_states_are_served_while_they_may_be_asked_for_and_deleted_afterwa
             await poll(lambda seat=seat: list((seat.folder / "buffers").iterdir()) == [])  # type: ignore[misc]
 
 
-async def test_where_nothing_is_drawn_the_states_go_with_the_round(tmp_path: Path) -> None:
+async def test_a_trainer_that_starts_again_shows_its_states_but_for_those_that_its_disk_has_damaged(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
-        job = await made.train(replace(SPEC, audit_rate=0.0))
+        author = made.seats[1]
+        made.workers[made.seats[2].public].failures = 10_000  # there is always something left to ask for
+        job = await made.train(SPEC)
+        await author.until(has_finished(job))
+        await author.stop()
+        (proposal, *_) = auditing.asked_of(author.public, author.driver.state)
+        listed = author.blobs.read(proposal.trace or b"")
+        trace, asking = Trace.decode(listed, author.driver.host.model(job, SPEC.rounds).spec), made.seats[2]
+        damaged, *others = [state.parameters for state in trace.states[1:] if asking.blobs.size(state.parameters) is None]
+        author.blobs.path(damaged).write_bytes(b"torn")
+        await made.start(author, made.role(author))
+        await poll(lambda: author.blobs.size(others[0]) is not None)
+        assert author.blobs.size(damaged) is None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asking.network.fetch, damaged, 1 << 20, (author.public,))
+            with trio.fail_after(SECONDS_MAX):
+                for state in others:
+                    await asking.network.fetch(state, 1 << 20, (author.public,))
+            nursery.cancel_scope.cancel()
+        assert author.public in asking.network.connected(), "it answers that it does not have the damaged one"
+
+
+async def test_where_nothing_is_drawn_the_states_go_with_the_window(tmp_path: Path) -> None:
+    async with trainers(tmp_path) as made:
+        job = await made.train(replace(SPEC, audit_rate=0.0, audit_window=2, rounds=8))
+        await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 4)
+        kept = [number for _, number in made.seats[0].blobs.kept_together()]
+        assert {2, 3} <= set(kept), "somebody may challenge them"
+        await poll(lambda: not {0, 1} & {number for _, number in made.seats[0].blobs.kept_together()})
         await ended(made, job)
         for seat in made.seats:
             await poll(lambda seat=seat: seat.blobs.kept_together() == [])  # type: ignore[misc]
         assert results(made.seats[0]) == []
+
+
+# Challenges of who was not drawn -----------------------------------------------------------------------------------------
+
+UNDRAWN = replace(SPEC, audit_rate=0.0, local_steps=8, rounds=200, audit_window=100)
+
+
+async def to_challenge(made: Trainers, number: int, kept: Kept = Kept.RESET) -> Due:
+    """The first proposal of this seat, for seat 0 to challenge; where inner state is kept, the first that begins with some."""
+    seat, trainer = made.seats[0], made.seats[number].public
+
+    def found() -> list[Due]:
+        mine = [due for due in challengeable(seat.public, seat.driver.state) if due.trainer == trainer]
+        return [due for due in mine if due.proposal.inner_from is not None or kept is Kept.RESET]
+
+    await seat.until(lambda driver: bool(found()))
+    return found()[0]
+
+
+@pytest.mark.parametrize("kept", list(Kept))
+async def test_who_re_executes_all_of_a_false_proposal_finds_the_first_false_step_and_all_confirm_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Kept
+) -> None:
+    fetched: list[bytes] = []
+    fetch = auditing.fetch_reveal
+
+    async def noted(round: Any, digest: bytes, size_max: int, trainer: bytes) -> None:
+        fetched.append(digest)
+        await fetch(round, digest, size_max, trainer)
+
+    monkeypatch.setattr(auditing, "fetch_reveal", noted)
+    async with trainers(tmp_path, "wrong-steps") as made:
+        job = await made.train(replace(UNDRAWN, inner_state=kept))
+        due = await to_challenge(made, 3, kept)
+        with trio.fail_after(SECONDS_MAX):
+            told = await made.seats[0].auditing.challenge(due)
+        assert told.startswith(f"step 5 of {short_id(due.trainer)} in round {due.round}: mismatch"), "three of eight are false"
+        assert len(set(fetched)) <= 1 + 2 * (1 + 3) + 1, (
+            "the trace, log2 of 8 states and the last one, what a kept state began with"
+        )
+        for seat in made.seats:
+            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
+        assert set(made.seats[0].driver.state.audits.suspended(job)) == {made.seats[3].public}
+        assert standing(made, 0).upheld == 1 and standing(made, 0).reports == 0
+        assert results(made.seats[0]) == [Result.CHALLENGED, Result.SUSPENDED]
+        seat = made.seats[0]
+        asked = [request.step for request in made.workers[seat.public].asked if isinstance(request, tasks.Replay)]
+        assert asked == [5] and not (seat.folder / "texts" / "challenge").exists()
+
+
+async def test_who_re_executes_all_of_an_honest_proposal_is_told_so_and_says_nothing(tmp_path: Path) -> None:
+    async with trainers(tmp_path) as made:
+        job = await made.train(UNDRAWN)
+        due = await to_challenge(made, 3)
+        with trio.fail_after(SECONDS_MAX):
+            told = await made.seats[0].auditing.challenge(due)
+        assert told == f"no false step of {short_id(due.trainer)} in round {due.round}: " + (
+            "at most 0.0e+00 off this peer's own work, 1e-03 is tolerated"
+        )
+        before = made.seats[0].driver.state.jobs.jobs[job].round
+        await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round > before + 2)
+        assert results(made.seats[0]) == []
+        inner = {due.proposal.trace, due.proposal.buffer}
+        await poll(lambda: not any(made.seats[0].blobs.size(digest) for digest in inner if digest))
+
+
+async def test_a_person_names_the_trainer_and_perhaps_the_round_of_what_is_challenged(tmp_path: Path) -> None:
+    async with trainers(tmp_path) as made:
+        await made.train(UNDRAWN)
+        seat, trainer = made.seats[0], made.seats[3].public
+        await to_challenge(made, 3)
+        await seat.until(lambda driver: len(challengeable(seat.public, driver.state)) > 6)
+        asked: list[Due] = []
+
+        async def challenge(due: Due) -> str:
+            asked.append(due)
+            if len(asked) > 2:
+                raise StorageError("the disk is full")
+            return "no false step"
+
+        service = service_of(seat, challenge)
+        for name, number in ((peer_id(trainer)[:12], None), (peer_id(trainer), 0)):
+            assert await service.challenge(name, number) == "no false step"
+        assert {due.trainer for due in asked} == {trainer} and asked[0].round > asked[1].round == 0
+        for who, number in ((trainer, 10_000), (seat.public, None), (seat.public, 0)):
+            with pytest.raises(UserError, match="can be challenged from here now"):
+                await service.challenge(peer_id(who), number)
+        with pytest.raises(UserError, match="the disk is full"):
+            await service.challenge(peer_id(trainer), None)
+
+
+def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]]) -> Service:
+    return Service(
+        config=Config(data_directory=seat.folder),
+        genesis=seat.genesis,
+        driver=seat.driver,
+        network=seat.network,  # type: ignore[arg-type]
+        address=str,
+        role_name="trainer",
+        worker=None,
+        stop_daemon=lambda: None,
+        set_standing=lambda stands: None,
+        challenge_due=challenge,
+        author=seat.author,
+        started=0.0,
+    )
+
+
+async def test_an_error_near_the_tolerance_is_told_and_not_challenged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others' machines might find it tolerable, and its challenger a liar."""
+    async with trainers(tmp_path) as made:
+        await made.train(UNDRAWN)
+        due = await to_challenge(made, 3)
+
+        async def near(round: Any, request: Any) -> tasks.Replayed:
+            return tasks.Replayed(Finding.MISMATCH, 1.5e-3, 0.0)
+
+        monkeypatch.setattr(made.seats[0].driver.workshop.role, "replay", near)
+        with trio.fail_after(SECONDS_MAX):
+            told = await made.seats[0].auditing.challenge(due)
+        assert "step 7" in told and "so it is not challenged" in told and results(made.seats[0]) == []
+
+
+async def test_a_single_step_is_challenged_without_a_trace(tmp_path: Path) -> None:
+    async with trainers(tmp_path, "wrong-steps") as made:
+        job = await made.train(replace(UNDRAWN, local_steps=1))
+        with trio.fail_after(SECONDS_MAX):
+            told = await made.seats[0].auditing.challenge(await to_challenge(made, 3))
+        assert "step 0" in told and "the challenge is decided" in told
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
+
+
+async def test_what_is_not_shown_to_who_was_not_drawn_is_told_and_not_challenged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.2)
+    async with trainers(tmp_path, "withhold-states") as made:
+        await made.train(replace(UNDRAWN, audit_window=3))
+        due = await to_challenge(made, 3)
+        with trio.fail_after(SECONDS_MAX), pytest.raises(UserError, match="did not come"):
+            await made.seats[0].auditing.challenge(due)
+        assert results(made.seats[0]) == [] and not any(standing(made, number).suspensions for number in range(4))
+
+
+async def test_one_proposal_is_re_executed_at_a_time_and_only_by_who_has_a_worker(tmp_path: Path) -> None:
+    async with trainers(tmp_path) as made:
+        await made.train(UNDRAWN)
+        due = await to_challenge(made, 3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.seats[0].auditing.challenge, due)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(UserError, match="wait for that"):
+                await made.seats[0].auditing.challenge(due)
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(SECONDS_MAX):
+            assert "no false step" in await made.seats[0].auditing.challenge(due), "who gave up may ask again"
+        made.seats[0].driver.workshop.role = Voter()
+        with pytest.raises(UserError, match="no worker"):
+            await made.seats[0].auditing.challenge(due)

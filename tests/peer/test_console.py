@@ -63,6 +63,8 @@ def test_the_path_of_the_data_is_made_absolute(monkeypatch: pytest.MonkeyPatch, 
         ("log 0", "0 is less than 1"),
         ("stats now", "unknown argument 'now'"),
         ("approve", "PEER"),
+        ("challenge", "TRAINER"),
+        ("challenge abce first", "'first'"),
         ("sample 'open", "close the quotation"),
         ("sample a --tokens 100001", "outside 1..100000"),
     ],
@@ -131,6 +133,7 @@ async def said(
         ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
         ("rounds", ["abcebbbb:replay", "2.500", "40 ms"]),
         ("train --rounds 3", ["1" * 64]),
+        ("challenge abce", [f"no false step of {OTHER}"]),
         ("invite", ["invitation-string"]),
         ("export out", ["7 files", "peer audit"]),
         ("sample 'Once upon' --tokens 5", ["Once upon 5 0.8 0"]),
@@ -154,6 +157,17 @@ async def test_who_is_suspended_sees_until_when_and_why_in_its_status(
     assert why in (await said(monkeypatch, capsys, "status\n"))[0]
     monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, waiting="waiting for a quorum"))
     assert why not in (await said(monkeypatch, capsys, "status\n"))[0], "what keeps everything from going on comes first"
+
+
+@pytest.mark.parametrize("command", ["status", "stats"])
+async def test_jobs_that_nobody_re_executes_are_named_as_such(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert "no running job" in (await said(monkeypatch, capsys, f"{command}\n"))[0]
+    status = replace(fake_api.STATUS, unaudited=("[own]", "diary"))
+    monkeypatch.setattr(fake_api, "STATUS", status)
+    monkeypatch.setattr(fake_api, "STATS", replace(fake_api.STATS, status=status))
+    assert "[own], diary: nobody re-executes" in (await said(monkeypatch, capsys, f"{command}\n"))[0]
 
 
 async def test_without_any_sampled_audit_the_console_says_how_to_get_some(
@@ -187,6 +201,11 @@ async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing
     assert options is not None
     with pytest.raises(UserError, match="is not decided after 180 s"):
         await console.execute(Silent(), options, lambda what: None)
+
+
+async def test_the_round_of_a_challenge_may_be_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _, status, api = await said(monkeypatch, capsys, "challenge abce\nchallenge abce 0\n")
+    assert (status, api.asked) == (0, [(OTHER, None), (OTHER, 0)])
 
 
 async def test_a_peer_may_be_named_by_its_first_letters(

@@ -40,9 +40,10 @@ async def test_every_value_arrives_as_it_was_given(client: ControlClient, api: F
     assert job == "2" * 64
     assert (await client.export("/x")).path == "/x"
     assert await client.approve(ME) == "1 of 3 approvals"
+    assert [await client.challenge(ME, number) for number in (None, 4)] == [f"no false step of {ME}"] * 2
     request = TrainRequest("n", "local", 3, 0, {"seed": "4"})
     assert await client.train(request) == "1" * 64
-    assert api.asked == [ME, request]
+    assert api.asked == [ME, (ME, None), (ME, 4), request]
     await client.stop()
     assert api.stopped
 

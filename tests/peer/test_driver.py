@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -316,3 +317,22 @@ async def test_the_newest_state_is_the_one_that_the_certificate_names(tmp_path: 
         last = made.seats[1].store.decision(made.seats[1].driver.state.height)
         assert last is not None
         assert last.decode().state_root == roots[last.height - 1]
+
+
+async def test_the_time_goes_on_while_the_machine_sleeps_and_never_back_and_nobody_sets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awake, wall, slept = time.clock_gettime, time.time, 0.0
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: awake(clock) + slept)
+    async with network(tmp_path, founders=1) as made:
+        driver = made.seats[0].driver
+        before = driver.now()
+        slept = 3_600.0
+        woken = driver.now()
+        assert 0.0 <= woken - before - slept < SECONDS_MAX
+        monkeypatch.setattr(time, "time", lambda: wall() + 7_200.0)
+        slept = 3_599.0  # what is read when something holds us up between two clocks
+        assert 0.0 <= driver.now() - woken < SECONDS_MAX
+        await one_root(made.seats, await made.seats[0].scratch())
+        decided = made.seats[0].store.decision(1)
+        assert decided is not None and woken <= decided.decode().time_ms / 1_000 + 0.001 < woken + SECONDS_MAX

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import re
-from collections.abc import Iterator
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from consensus.turn import Voted
+from ledger.genesis import Founder, Genesis
+from ledger.store import Store
+from peer.cli import main
 from peer.datadir import DataDirectory
+from protocol import codec
 from protocol.errors import UserError
+from protocol.identity import Identity, sign
+from protocol.messages import Prepare
 from tests.peer.processes import Daemon, daemons, peer, poll
 
 VOTER = ("--role", "voter", "--listen", "127.0.0.1:0")
@@ -98,31 +112,165 @@ def directory(tmp_path: Path) -> Iterator[DataDirectory]:
     yield made
 
 
+def replace_identity(directory: DataDirectory) -> Identity:
+    directory.load_identity_to_replace()
+    directory.begin_replacement()
+    return directory.replace_identity()
+
+
 def test_the_old_key_is_kept_until_the_change_is_decided(directory: DataDirectory) -> None:
     old = directory.load_identity()
-    new = directory.replace_identity()
+    new = replace_identity(directory)
     former = directory.load_former_identity()
     assert former is not None and former.seed == old.seed != new.seed and directory.load_identity().seed == new.seed
     with pytest.raises(UserError, match="not decided yet"):
-        directory.replace_identity()
+        replace_identity(directory)
     directory.forget_former_identity()
     assert directory.load_former_identity() is None
-    assert directory.replace_identity().seed not in (old.seed, new.seed)
+    assert replace_identity(directory).seed not in (old.seed, new.seed)
 
 
-def test_a_replacement_that_a_crash_cut_off_goes_on_with_the_same_new_key(
-    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
+# What a crash, or a full disk, leaves -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Past:
+    """A voter that has signed something, and stopped."""
+
+    directory: DataDirectory
+    chain_id: bytes
+    key: bytes
+    vote: Voted
+
+
+def past(directory: DataDirectory, founders: int) -> Past:
+    me = directory.load_identity()
+    others = {Identity.generate().public: Founder(f"other-{number}", ()) for number in range(founders - 1)}
+    genesis = Genesis("lab", 1, bytes(16), dict(sorted({**others, me.public: Founder("anna", ())}.items())))
+    directory.write_genesis(codec.encode(genesis))
+    vote = Voted(("prepare", 1, 0), sign(me, genesis.chain_id, Prepare(genesis.voters.hash, 1, 0, b"A" * 32)))
+    with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
+        store.append([vote])
+    (directory.models / "job").mkdir()
+    return Past(directory, genesis.chain_id, me.public, vote)
+
+
+def whole(ledger: Path) -> None:
+    pass
+
+
+def damaged(ledger: Path) -> None:
+    data = bytearray(ledger.read_bytes())
+    data[100:116] = bytes(16)  # of the root of its tables
+    ledger.write_bytes(data)
+
+
+def gone(ledger: Path) -> None:
+    ledger.unlink()
+
+
+class Crashes:
+    """Copies a directory as a crash would leave it, before and after each change of a name and each sync of a folder in it."""
+
+    def __init__(self, directory: Path, copies: Path) -> None:
+        self.directory, self.copies = directory, copies
+        self.done: list[str] = []  # what was done, in order
+        self._copying = False
+
+    def around(self, name: str, change: Callable[..., object]) -> Callable[..., object]:
+        def changed(*arguments: Any, **options: Any) -> object:
+            if self._copying:
+                return change(*arguments, **options)
+            self._copy()
+            result = change(*arguments, **options)
+            self._copy()
+            self.done.append(" ".join([name, *(Path(path).name for path in arguments if not isinstance(path, int))]))
+            return result
+
+        return changed
+
+    def _copy(self) -> None:
+        self._copying = True
+        shutil.copytree(self.directory, self.copies / f"{len(list(self.copies.iterdir())):03d}")
+        self._copying = False
+
+
+def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[Voted, ...]] | None:
+    """The key that `peer run` signs with and the votes that it remembers; None if it refuses to start."""
+    directory = DataDirectory.open(copy)
+    try:
+        with contextlib.closing(Store(directory.ledger, past.chain_id)) as store:
+            votes = store.load().votes
+            return directory.load_identity().public, votes
+    except UserError as refusal:
+        assert "peer rekey" in str(refusal), refusal
+        return None
+
+
+@pytest.mark.parametrize(("spoil", "founders"), [(whole, 3), (damaged, 1), (gone, 1)])
+def test_wherever_a_crash_cuts_it_off_no_key_that_has_signed_signs_again_without_its_votes(
+    directory: DataDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], founders: int
 ) -> None:
-    old = directory.load_identity()
+    """One founder: the log alone would tell that nobody else votes; it is lost, and so must not be asked."""
+    voter = past(directory, founders)
+    spoil(directory.ledger)
+    crashes = Crashes(directory.path, tmp_path / "copies")
+    crashes.copies.mkdir()
+    with monkeypatch.context() as patched:
+        for name in ("link", "mkdir", "rename", "replace", "unlink", "fsync"):
+            patched.setattr(os, name, crashes.around(name, getattr(os, name)))
+        assert main(["rekey", "--data-dir", str(directory.path)]) == 0
+    swap = crashes.done.index("replace identity.next identity.key")
+    assert crashes.done[swap - 1] == crashes.done[-1] == "fsync", "a power cut may undo what was not synced, in any order"
+    copies = sorted(crashes.copies.iterdir())
+    assert len(copies) > 10
+    for copy in copies:
+        found = what_run_finds(voter, copy)
+        is_replaced = found is not None and found[0] != voter.key
+        assert found is None or is_replaced or found == (voter.key, (voter.vote,)), f"{copy.name} of {crashes.done}"
+        begun = (copy / "identity.next").read_bytes() if (copy / "identity.next").exists() else None
+        assert main(["rekey", "--data-dir", str(copy)]) == (2 if is_replaced else 0), f"{copy.name}: a change is asked for once"
+        replaced, former = DataDirectory(copy).load_identity(), DataDirectory(copy).load_former_identity()
+        assert former is not None and former.public == voter.key != replaced.public
+        assert begun is None or bytes.fromhex(begun.decode()) == replaced.seed, "the key that was made is used"
+        assert what_run_finds(voter, copy) == (replaced.public, (voter.vote,) if spoil is whole else ())
+        assert (copy / "models" / "job").exists() == (spoil is whole), "what belongs to a lost log goes with it"
+        assert spoil is not damaged or [file.name for file in copy.glob("lost-*/ledger.sqlite")] == ["ledger.sqlite"]
 
-    def crash(*_: object) -> None:
-        raise OSError("power failure")
 
-    with monkeypatch.context() as context, pytest.raises(UserError, match="power failure"):
-        context.setattr("os.replace", crash)
-        directory.replace_identity()
-    assert directory.load_identity().seed == old.seed, "nothing was replaced"
-    new = directory.replace_identity()
-    former = directory.load_former_identity()
-    assert new.seed != old.seed and former is not None and former.seed == old.seed
-    assert not (directory.path / "identity.next").exists()
+async def test_between_two_keys_a_peer_does_not_start(directory: DataDirectory) -> None:
+    past(directory, founders=3)
+    directory.begin_replacement()
+    status, _, error = peer("run", *VOTER, "--no-console", "--data-dir", str(directory.path))
+    assert status == 2 and "peer rekey" in error
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def full_database(*_: object, **__: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+@pytest.mark.parametrize(
+    ("writes", "fails", "spoil"),
+    [("sqlite3.connect", full_database, whole), ("os.fsync", full, whole), ("os.fsync", full, damaged)],
+)
+def test_a_full_disk_is_said_and_takes_neither_the_key_nor_its_votes(
+    directory: DataDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    writes: str,
+    fails: Callable[..., None],
+    spoil: Callable[[Path], None],
+) -> None:
+    voter = past(directory, founders=3)
+    spoil(directory.ledger)
+    with monkeypatch.context() as patched:
+        patched.setattr(writes, fails)
+        assert main(["rekey", "--data-dir", str(directory.path)]) == 2
+    said = capsys.readouterr().err
+    assert "is full" in said or "No space left" in said
+    assert directory.load_identity().public == voter.key and not list(directory.path.glob("lost-*"))
+    assert what_run_finds(voter, directory.path) == ((voter.key, (voter.vote,)) if spoil is whole else None)

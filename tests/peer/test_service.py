@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from peer.service import unaudited
 from protocol.api import JobView
+from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
 from tests.peer.processes import Daemon, daemons, peer, poll
 
 TINY = [
@@ -63,6 +65,17 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     assert [line.split()[4:6] for line in shown.splitlines() if job.job[:8] in line] == [["off", "local"]]
     copied = [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")]
     assert copied == [SENTENCE * 40]
+    assert (await trainer.client.status()).unaudited == (), "it is over"
+    assert train(trainer, "--data", "local", *TINY, "--rounds", "500", "--name", "diary")[0] == 0
+    assert (await trainer.client.status()).unaudited == ("diary",)
+    await trainer.client.cancel((await trainer.client.jobs())[-1].job)
+
+
+@pytest.mark.parametrize("spec, names", [(UNAUDITED, ("unaudited",)), (LANGUAGE, ()), (SAMPLED, ()), (SCRATCH, ())])
+def test_running_jobs_without_any_audit_are_told_from_the_others(spec: bytes, names: tuple[str, ...]) -> None:
+    world = World()
+    world.start(spec=spec)
+    assert unaudited(world.state) == names
 
 
 async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Daemon, tmp_path: Path) -> None:

@@ -6,24 +6,31 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
+from consensus.block import decode_header
+from consensus.catchup import CatchUp
 from consensus.chain_proof import Anchor
 from ledger.jobs import Start, job_id
+from ledger.snapshot import SNAPSHOT_HEIGHTS
 from ledger.store import Store
+from ledger.transfer import SOURCES_MAX
 from peer import export
 from peer.driver import Driver
 from peer.transfer import HOLD_SECONDS
 from protocol import codec
-from protocol.errors import UserError
+from protocol.errors import StorageError, UserError
 from protocol.identity import short_id
-from protocol.messages import Status
+from protocol.messages import GetSnapshot, Status
+from tests.ledger import snapshots as snapshots_of_ledgers
 from tests.peer.chain import lived
-from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, one_root
+from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, one_root, poll
 
 LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
 ROUNDS = 10
@@ -32,7 +39,7 @@ ROUNDS = 10
 @pytest.fixture(autouse=True)
 def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.transfer.LAG_HEIGHTS", LAG)
-    for module in ("peer.transfer", "ledger.snapshot"):
+    for module in ("peer.transfer", "ledger.snapshot", "ledger.transfer"):
         monkeypatch.setattr(f"{module}.SNAPSHOT_HEIGHTS", BETWEEN)
 
 
@@ -144,7 +151,8 @@ async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(tmp_path: Path
     seat.store.close()
 
 
-async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path) -> None:
+async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.transfer.SNAPSHOT_HEIGHTS", SNAPSHOT_HEIGHTS)  # more than the two jobs take
     async with network(tmp_path, founders=4, observers=1) as made:
         *voters, liar = made.seats
         await job_of(voters[0], rounds=3)
@@ -157,19 +165,160 @@ async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path:
         assert not [event for voter in voters for event in await voter.events.after(0, 0.0) if "restored" in event.text]
 
 
-async def test_a_history_without_the_block_that_the_invitation_names_is_refused(tmp_path: Path) -> None:
-    """A newcomer that is only a little behind takes decisions one by one: they must lead through its anchor too."""
+@pytest.mark.parametrize("applies", [True, False])
+async def test_a_history_without_the_block_that_the_invitation_names_is_refused(tmp_path: Path, applies: bool) -> None:
+    """A newcomer that is only a little behind takes decisions one by one: they must lead through its anchor too.
+
+    Also while it applies nothing, for what is decided is what a snapshot would be trusted by.
+    """
     async with network(tmp_path, founders=4, observers=1, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:4]]
         await seats[0].scratch()
         await seats[0].until(reached(2))
         newcomer = made.seats[4]
+        newcomer.anchor = Anchor(2, bytes(32))
         newcomer.open(None, lambda blobs: blobs)
-        newcomer.driver.snapshots._anchor = Anchor(2, bytes(32))
+        if not applies:
+            newcomer.driver.snapshots.clear = trio.sleep_forever  # type: ignore[method-assign]
         await made._nursery.start(newcomer.run)
         with trio.fail_after(SECONDS_MAX):
             await newcomer.ended.wait()
         assert newcomer.failure is not None and "another block than the invitation names" in str(newcomer.failure)
+        store = Store(newcomer.store.path, newcomer.genesis.chain_id)
+        assert store.decided_height < 2, "a block that is refused is not kept"
+        store.close()
+
+
+async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_of_its_invitation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same founders have signed two. What it decided of the false one, and has not applied yet, is no block to go on from."""
+
+    async def begin(made: Network, newcomer: Seat) -> None:
+        async def applies_nothing_before_it_is_restored() -> None:
+            if newcomer.driver.state.height == 0:
+                await trio.sleep_forever()
+
+        newcomer.open(None, lambda blobs: blobs)
+        newcomer.driver.snapshots.clear = applies_nothing_before_it_is_restored  # type: ignore[method-assign]
+        await made._nursery.start(newcomer.run)
+
+    for history in ("false", "true"):
+        (tmp_path / history).mkdir()
+    async with network(tmp_path / "false", founders=4, observers=1, start=False) as false:
+        for seat in false.seats[:4]:
+            await false.start(seat)
+        await begin(false, led_astray := false.seats[4])
+        await job_of(false.seats[0], rounds=2)
+        await poll(lambda: led_astray.store.decided_height >= 2)
+    async with network(tmp_path / "true", founders=4, observers=1, start=False) as true:
+        voters = [await true.start(seat) for seat in true.seats[:4]]
+        await job_of(voters[0], rounds=2 * ROUNDS)
+        await voters[0].until(reached(2 * ROUNDS))
+        trusted = voters[0].store.decision(ROUNDS)
+        assert trusted is not None
+        newcomer = true.seats[4]
+        newcomer.folder, newcomer.anchor = led_astray.folder, Anchor(ROUNDS, trusted.digest)
+        with monkeypatch.context() as slowly:  # no decision comes before the snapshot
+            slowly.setattr(CatchUp, "deadline", lambda self, now: None)
+            await begin(true, newcomer)
+            await newcomer.event("snapshot", "restored")
+        assert newcomer.store.decision(1) is None, "nothing of the false history is left"
+        await newcomer.until(lambda driver: driver.state.height == voters[0].driver.state.height)
+        assert newcomer.driver.state.root == voters[0].driver.state.root
+        assert not [event for seat in (newcomer, *voters) for event in await seat.events.after(0, 0.0) if "dropped" in event.text]
+
+
+async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_does_not_start(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=1) as made:
+        (seat,) = made.seats
+        await seat.scratch()
+        await seat.until(reached(3))
+        await seat.stop()
+        true = Store(seat.store.path, seat.genesis.chain_id)
+        decided = true.decision(2)
+        assert decided is not None
+        seat.anchor = Anchor(2, decided.digest)
+        true.close()
+        await made.start(seat)
+        await seat.stop()
+        seat.anchor = Anchor(2, bytes(32))
+        with pytest.raises(StorageError, match="join with a new data directory"):
+            seat.open(None, lambda blobs: blobs)
+        seat.store.close()
+
+
+async def test_each_transfer_asks_others_first_than_the_one_before(tmp_path: Path) -> None:
+    """So that those who say nothing, however many there are, never are all that is asked."""
+    seat = Network(tmp_path, founders=1).seats[0]
+    seat.open(None, lambda blobs: blobs)
+    snapshots = seat.driver.snapshots
+    snapshots._links = frozenset(bytes([number]) * 32 for number in range(3 * SOURCES_MAX))
+    asked: list[bytes] = []
+    for _ in range(3):
+        snapshots._begin(*snapshots._when_behind(0))
+        assert snapshots._transfer is not None
+        asked += [peer for peer, source in snapshots._transfer._sources.items() if source.waits]
+        snapshots._end()
+    assert sorted(asked) == sorted(snapshots._links)
+    seat.store.close()
+
+
+async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_ask_this_peer(tmp_path: Path) -> None:
+    seat, chain = Network(tmp_path, founders=1).seats[0], snapshots_of_ledgers.lived(40)
+    seat.open(None, lambda blobs: blobs)
+    snapshots, (first, *later) = seat.driver.snapshots, chain.links(0, 40)
+    seat.store.restore([chain.decided[1]], 1, chain.states[1].root, b"", links=[first])
+    installed: list[Any] = []
+
+    async def install(restored: Any, links: Any) -> None:
+        installed.extend(links)
+
+    snapshots._install = install
+    ended = SimpleNamespace(known=decode_header(first.header).height, links=tuple(later), asked_last=b"", abandon=lambda: None)
+    await snapshots._finish(ended, SimpleNamespace(decisions=(), height=40))  # type: ignore[arg-type]
+    assert installed == [first, *later] and later
+    seat.store.close()
+
+
+@pytest.mark.parametrize(("height", "abandoned"), [(40, 0), (0, 1)])
+async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
+    tmp_path: Path, height: int, abandoned: int
+) -> None:
+    """The driver's thread installs to its end, whatever is cancelled. What is not installed is deleted."""
+    seat = Network(tmp_path, founders=1).seats[0]
+    seat.open(None, lambda blobs: blobs)
+    snapshots, scope, deleted = seat.driver.snapshots, trio.CancelScope(), [0]
+
+    async def install(restored: Any, links: Any) -> None:
+        scope.cancel()
+        await trio.sleep_forever()
+
+    def delete() -> None:
+        deleted[0] += 1
+
+    restored = SimpleNamespace(decisions=(), height=height)
+    ended = SimpleNamespace(known=0, links=(), asked_last=b"", abandon=delete, restored=restored)
+    snapshots._install, snapshots._transfer = install, ended  # type: ignore[assignment]
+    with scope:
+        await snapshots._finish(ended, restored)  # type: ignore[arg-type]
+    snapshots._end()  # as `run` does at its end
+    assert deleted == [abandoned]
+    seat.store.close()
+
+
+async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Path) -> None:
+    """A link may break, or come and go, between what a peer says and the moment it is looked at."""
+    seat = Network(tmp_path, founders=1).seats[0]
+    seat.open(None, lambda blobs: blobs)
+    snapshots = seat.driver.snapshots
+    for number in range(100):
+        snapshots._notice()
+        snapshots.received(bytes([number]) * 32, codec.encode(GetSnapshot(0, 0, 0)))
+        await snapshots._take_messages()
+    snapshots._notice()
+    assert not snapshots._queue.askers
+    seat.store.close()
 
 
 def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from training import tasks
 MESSAGES = [
     tasks.OpenJob(bytes(32), b"spec", "/text", None),
     tasks.Propose(bytes(32), 1, bytes(32), "/model", "/buffer", "/payload", "/out"),
+    tasks.Reexecute(bytes(32), 1, bytes(32), "/model", None, None, "/out", "/inner", "/states"),
     tasks.Audit(bytes(32), 1, bytes(32), "/model", "/payload", "/buffer", None, None),
     tasks.Replay(
         bytes(32), 1, bytes(32), 3, "/model", "/payload", "/buffer", None, None, "/trace", {bytes(32): "/state"}, bytes(32), None
@@ -52,5 +53,6 @@ def test_a_frame_longer_than_any_message_is_refused_before_it_is_read() -> None:
         tasks.parse_header(b"\xff" * tasks.FRAME_HEADER_BYTES)
 
 
-def test_the_own_proposal_is_more_urgent_than_audits_and_audits_than_evaluation() -> None:
-    assert tasks.OpenJob.PRIORITY < tasks.Propose.PRIORITY < tasks.Audit.PRIORITY < tasks.Evaluate.PRIORITY
+def test_what_the_round_waits_for_is_most_urgent_then_sampled_audits_which_can_lapse_then_what_can_be_done_any_time() -> None:
+    assert tasks.OpenJob.PRIORITY < tasks.Propose.PRIORITY < tasks.Audit.PRIORITY < tasks.Replay.PRIORITY
+    assert tasks.Replay.PRIORITY < tasks.Evaluate.PRIORITY == tasks.Generate.PRIORITY < tasks.Reexecute.PRIORITY

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from peer.worker_main import Jobs
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
 from training import proposals, tasks, trace
@@ -228,7 +229,7 @@ class Cheat:
         on_state: proposals.OnState,
     ) -> tuple[Float32Array, float]:
         now, state = parameters, inner or InnerState.fresh(self._world.spec)
-        for step in range(STEPS):
+        for step in range(self._world.spec.local_steps):
             lies = step == self._step
             if lies and self._how == "skipped":
                 after, moments = now, InnerState(state.steps + 1, state.moments)
@@ -398,7 +399,7 @@ def test_a_challenger_that_re_executes_all_finds_the_first_step_that_leads_away(
         return accused.path(digest)
 
     found = trace.bisect(states_of(world, "states1", world.listed), replace(accused, path=reveal), SPEC.replay_tolerance)
-    assert found == step
+    assert found[0] == step and found[1] > SPEC.replay_tolerance
     assert len(set(revealed)) <= 2 * (1 + 3), "log2 of 5 steps, rounded up, and the last state; two files each"
 
 
@@ -410,5 +411,39 @@ def test_nothing_is_found_in_honest_work(world: World, two_threads: None) -> Non
     torch.set_num_threads(2)
     world.done = world.propose(1)
     own = states_of(world, "states1", world.listed)
-    assert trace.bisect(own, states_of(world, "theirs", theirs), SPEC.replay_tolerance) is None
+    step, deviation = trace.bisect(own, states_of(world, "theirs", theirs), SPEC.replay_tolerance)
+    assert step is None and deviation < SPEC.replay_tolerance / 3
     assert SPEC.replay_tolerance == feedback.REPLAY_TOLERANCE
+
+
+@pytest.mark.parametrize("how", ["wrong data", "skipped", "scaled", "moments"])
+@pytest.mark.parametrize("kept", list(Kept))
+def test_a_worker_that_re_executes_somebody_elses_round_leads_to_the_false_step(
+    tmp_path: Path, text: Path, how: str, kept: Kept
+) -> None:
+    """What the daemon does for a person: the worker's request, the search, and then one replay from the accused's own states."""
+    spec = replace(SPEC, local_steps=8, inner_state=kept)
+    world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    world.done = world.propose(1, Cheat(world, 3, how))
+    jobs = Jobs(lambda: None, 1 << 30)
+    jobs.answer(tasks.OpenJob(JOB, spec.encode(), str(text), None))
+    begun = str(tmp_path / "inner0") if world.done.inner else None
+    place = (JOB, 1, TRAINER, str(tmp_path / "model1"))
+    done = jobs.answer(tasks.Reexecute(*place, None, None, str(tmp_path / "buffer"), begun, str(tmp_path / "own")))
+    assert isinstance(done, tasks.Proposed) and done.trace is not None
+    own = Trace.decode((tmp_path / "own" / done.trace.hex()).read_bytes(), spec)
+    assert own.states[0] == world.listed.states[0], "both begin at the same state"
+    found, _ = trace.bisect(states_of(world, "own", own), states_of(world, "states1", world.listed), spec.replay_tolerance)
+    assert found == 3
+    assert [world.find(step).finding for step in (2, 3, 4)] == [Finding.MATCH, Finding.MISMATCH, Finding.MATCH]
+
+
+def test_a_committed_state_of_another_size_is_where_the_search_ends(world: World) -> None:
+    world.done = world.propose(1)
+    theirs = world.listed
+    shutil.copytree(world.folder / "states1", world.folder / "theirs")
+    for state in theirs.states[3:]:
+        (world.folder / "theirs" / state.parameters.hex()).write_bytes(b"short")
+    found = trace.bisect(states_of(world, "states1", theirs), states_of(world, "theirs", theirs), SPEC.replay_tolerance)
+    assert found == (2, trace.RELATIVE_ERROR_MAX)

@@ -1,0 +1,159 @@
+"""What follows from a state does not depend on how a peer came to it: by applying blocks, or from bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger import docket
+from ledger.audits import AuditReport, AuditVerdict, Due, due_for
+from ledger.genesis import TRAINER
+from ledger.jobs import Job, JobTerms, Start, Stop
+from ledger.ledger import Ledger
+from ledger.members import Approve, Leave, Register, Stand
+from ledger.state import Rules, State, in_order
+from ledger.transactions import Refused
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed
+from protocol.reasons import Finding
+from tests.ledger.world import BY_KEY, PEOPLE, SAMPLED, PlainJobs, World
+from tests.sim.keys import FastSigner, FastVerifier
+
+FOUNDERS = 4
+AFTERMATH = 2  # heights; a thousand would be too long to wait here
+
+
+class ManyJobs(PlainJobs):
+    """Jobs with sampled audits, as many at a time as there may be."""
+
+    def terms(self, spec: bytes) -> JobTerms:
+        return replace(super().terms(spec), needs_worker=False)
+
+
+class TwoWays(World):
+    """Each block is applied twice: to the state that the block before left, and to one that was read from bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(FOUNDERS, FOUNDERS)
+        self.rules = Rules(self.genesis, FastVerifier(), ManyJobs())
+        self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
+
+    def decide_body(self, body: bytes) -> State:
+        before = self.ledger
+        self.ledger = Ledger(self.rules, self.rules.decode_state(self.rules.encode_state(before.state)), before.certified_root)
+        try:
+            read = super().decide_body(body)
+        finally:
+            self.ledger = before
+        went_on = super().decide_body(body)
+        assert went_on.root == read.root
+        assert repr(went_on.modules) == repr(read.modules), "in another order, which a later rule may look at"
+        return went_on
+
+    # What may happen: of a person and a number, both any
+
+    def started(self, person: FastSigner, number: int) -> Signed:
+        return self.tx(person, "job/start", Start(SAMPLED + b":%d" % (2 + number)))
+
+    def stopped(self, person: FastSigner, number: int) -> Signed:
+        return self.tx(person, "job/stop", Stop(self._one(self._jobs_of(person), number)))
+
+    def registered(self, person: FastSigner, number: int) -> Signed:
+        return self.tx(person, "member/register", Register((TRAINER,) if number % 2 else ()))
+
+    def admitted(self, person: FastSigner, number: int) -> Signed:
+        return self.admission(person, token=FastSigner(f"token {number}"))
+
+    def stood(self, person: FastSigner, number: int) -> Signed:
+        height, root = max(self.state.certified_roots.items(), default=(0, bytes(32)))
+        return self.tx(person, "member/stand", Stand(height, root))
+
+    def approved(self, person: FastSigner, number: int) -> Signed:
+        return self.tx(person, "member/approve", Approve(self._one(self.state.members.standing, number)))
+
+    def left(self, person: FastSigner, number: int) -> Signed:
+        return self.tx(person, "member/leave", Leave())
+
+    def rotated(self, person: FastSigner, number: int) -> Signed:
+        return self.rotation(person, PEOPLE[-1 - number])
+
+    def judged(self, person: FastSigner, number: int) -> Signed:
+        due: Due = self._one(due_for(person.public, self.state), number)
+        kind, content = ("audit/verdict", AuditVerdict) if due.is_dispute else ("audit/report", AuditReport)
+        finding = Finding.MATCH if number % 3 else Finding.MISMATCH
+        return self.tx(person, kind, content(due.job, due.round, due.trainer, due.step, finding, 0))
+
+    def _jobs_of(self, person: FastSigner) -> list[bytes]:
+        return [key for key, job in self.state.jobs.running().items() if job.author == person.public]
+
+    @staticmethod
+    def _one(choices: Any, number: int) -> Any:
+        keys = sorted(choices, key=repr)
+        if not keys:
+            raise Refused("there is none")
+        return keys[number % len(keys)]
+
+
+SAID: tuple[Callable[[TwoWays, FastSigner, int], Signed], ...] = (
+    TwoWays.started,
+    TwoWays.stopped,
+    TwoWays.registered,
+    TwoWays.admitted,
+    TwoWays.stood,
+    TwoWays.approved,
+    TwoWays.left,
+    TwoWays.rotated,
+    TwoWays.judged,
+)
+LIKELY = (TwoWays.started, TwoWays.judged, TwoWays.judged)
+EVENTS = ("close", "close", "close", "all approve", "all stop", "", "", "", "expel")
+sayings = st.tuples(st.sampled_from((*SAID, *LIKELY)), st.sampled_from(PEOPLE[: FOUNDERS + 2]), st.integers(0, 5))
+histories = st.lists(st.tuples(st.sampled_from(EVENTS), st.lists(sayings, max_size=6)), min_size=20, max_size=30)
+
+
+def decide(world: TwoWays, event: str, sayings: list[Any]) -> None:
+    """One block: what happens, and of what is said that which then may be decided."""
+    running, standing = world.state.jobs.running(), sorted(world.state.members.standing)
+    closings = tuple(world.closing(key) for key in sorted(running)) if event == "close" else ()
+    evidence = (world.double(PEOPLE[0], world.state.height + 1),) if event == "expel" else ()
+    said = list[Signed]()
+    if event == "all stop":
+        said += [world.tx(BY_KEY[author], "job/stop", Stop(key)) for author, key in authors(running).items()]
+    elif event == "all approve" and standing:
+        said += [world.tx(BY_KEY[voter], "member/approve", Approve(standing[0])) for voter in world.state.members.voters]
+    for saying, person, number in sayings:
+        with suppress(Refused):
+            signed = saying(world, person, number)
+            said += [signed] if world.problem(*said, signed, closings=closings, evidence=evidence) is None else []
+    world.decide(*said, closings=closings, evidence=evidence)
+
+
+def authors(running: dict[bytes, Job]) -> dict[bytes, bytes]:
+    """One job of each."""
+    return {job.author: key for key, job in running.items()}
+
+
+@given(history=histories)
+@settings(max_examples=60, deadline=None)
+def test_a_state_and_the_one_read_from_its_bytes_go_the_same_way(history: list[Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(docket, "AFTERMATH_HEIGHTS", AFTERMATH)
+        world = TwoWays()
+        for event, sayings in history:
+            with suppress(Refused, RemoteProtocolError):  # such a block is never decided
+                decide(world, event, sayings)
+
+
+def test_what_is_in_order_stays_the_very_same_object() -> None:
+    old = {1: ({b"a": 1, b"b": 2},), 2: ()}
+    assert in_order(old, None) is old
+    new = {2: old[2], 1: old[1], 0: ({b"b": 2, b"a": 1},)}
+    ordered = in_order(new, old)
+    assert ordered == new and repr(ordered) == "{0: ({b'a': 1, b'b': 2},), 1: ({b'a': 1, b'b': 2},), 2: ()}"
+    assert ordered[1] is old[1]
