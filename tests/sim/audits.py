@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ledger.audits import Due
 from protocol.messages import Ballot
 from protocol.reasons import Finding
+from tests.sim.ledgers import AUDITS
 
 if TYPE_CHECKING:
     from peer.node import Node
@@ -58,6 +59,20 @@ class Auditor:
         """What it says; None: nothing."""
         return found(due)
 
+    def challenge(self, due: Due) -> tuple[int, Finding] | None:
+        """The step of a proposal that it challenges without being drawn, and why."""
+        return None
+
+
+class Distrusts(Auditor):
+    """Honest too: it re-executes a share of all proposals from the first step to the last."""
+
+    def challenge(self, due: Due) -> tuple[int, Finding] | None:
+        if due.proposal.payload[0] >= 64:
+            return None
+        findings = enumerate(found(replace(due, step=step)) for step in range(AUDITS.steps))
+        return next(((step, finding) for step, finding in findings if finding is not Finding.MATCH), None)
+
 
 class Cheats(Auditor):
     """As a trainer; as an auditor it finds that its like did well."""
@@ -70,10 +85,13 @@ class Cheats(Auditor):
 
 
 class Challenges(Auditor):
-    """Everybody, and finds everybody guilty."""
+    """Everybody, drawn or not, and finds everybody guilty."""
 
     def finding(self, due: Due) -> Finding | None:
         return Finding.MISMATCH
+
+    def challenge(self, due: Due) -> tuple[int, Finding] | None:
+        return due.proposal.payload[0] % AUDITS.steps, Finding.MISMATCH
 
 
 class Passes(Auditor):
@@ -88,6 +106,10 @@ class Colludes(Cheats):
 
     def finding(self, due: Due) -> Finding | None:
         return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
+
+    def challenge(self, due: Due) -> tuple[int, Finding] | None:
+        """All of them the same step, which has no honest verdict beside it yet."""
+        return None if due.trainer in self.colluders else (0, Finding.START)
 
 
 class Withholds(Auditor):

@@ -26,7 +26,8 @@ from tests.sim.strategies import HONEST_MAJORITY
 WRITTEN_EVERY_SECONDS = 20.0
 CHUNK = 4  # histories a process takes at a time
 N = 4
-OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync failed")  # counted beside faults
+# Counted beside faults.
+OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync failed", "justified", "unseen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,11 @@ class Tally:
     def coverage(self) -> str:
         """What the histories had in them, in one line."""
         faults = {what: count for what, count in self.faults.items() if what not in OUTCOMES and not what.startswith("dropped ")}
-        restored = self.faults.get("restored", 0)
-        return f"{len(self.liars)} kinds of liars{_listed(self.liars)}; faults{_listed(faults)}; snapshots restored: {restored}"
+        restored, justified, unseen = (self.faults.get(what, 0) for what in ("restored", "justified", "unseen"))
+        return (
+            f"{len(self.liars)} kinds of liars{_listed(self.liars)}; faults{_listed(faults)}; snapshots restored: {restored}; "
+            f"prepares in later views: {justified} with a reason that was checked, {unseen} of leaders that sent none"
+        )
 
     def write(self, path: Path) -> None:
         temporary = path.with_name(path.name + ".new")

@@ -6,6 +6,7 @@ journal are told by the names of their classes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -121,7 +122,11 @@ class Invariants:
     _told: dict[bytes, int] = field(default_factory=dict)  # of those: the height whose state their node has been told
     _waiting: dict[bytes, tuple[int, Signed, int]] = field(default_factory=dict)  # author -> (nonce, transaction, height then)
     longest_wait: int = 0  # heights, of any transaction
+    justified: int = 0  # prepares in later views whose reason was checked
+    unseen: int = 0  # those whose reason nobody was shown: of a leader that crashed before it sent its proposal
     _audits: Any = None  # the state of the audits that was looked at last
+    # What came to each honest peer: by height, view and block.
+    _offered: dict[tuple[bytes, int, int, bytes], list[Proposed]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sets = dict.fromkeys((0, 1, 2), self.founders)
@@ -133,10 +138,10 @@ class Invariants:
         if decided.height != last + 1:
             raise Violation("contiguous", f"{short_id(peer)} decided height {decided.height} after {last}")
         self._last[peer] = decided.height
+        vote = self._on_certificate(decided.certificate, Commit)
         self._agrees(decided)
         if self._bytes.setdefault(decided.height, decided.block) != decided.block:
             raise Violation("validity", f"{short_id(peer)} holds other bytes of the block of height {decided.height}")
-        vote = self._on_certificate(decided.certificate, Commit)
         if (vote.height, vote.block) != (decided.height, decided.digest):
             raise Violation("certificate", f"height {decided.height} decided by a certificate of something else")
 
@@ -148,8 +153,8 @@ class Invariants:
     def on_restored(self, peer: bytes, decisions: Iterable[Any], height: int, root: bytes) -> None:
         """A snapshot took the place of the decisions up to `height`."""
         for decided in decisions:  # the last one proves the state below it, and may be news: a liar can be the first to decide
-            self._agrees(decided)
             self._on_certificate(decided.certificate, Commit)
+            self._agrees(decided)
             self._last[peer] = max(decided.height, self._last.get(peer, 0))
         if self.roots.get(height) != root:
             raise Violation("roots", f"{short_id(peer)} restored another state of height {height}")
@@ -164,6 +169,7 @@ class Invariants:
         if known is None:
             self._first(decided.height, decided.digest, decided.block)
             self.views[decided.height] = codec.decode_message(decided.certificate.vote, (Commit,)).view
+            self._check_turn(decided.height)
         elif known != decided.digest:
             raise Violation("agreement", f"two blocks decided at height {decided.height}")
 
@@ -211,6 +217,20 @@ class Invariants:
                 )
             else:
                 self.longest_wait = max(self.longest_wait, height - since)
+
+    def _check_turn(self, height: int) -> None:
+        """Whoever is not written down as failed has its turn; written down is who failed, until it is seen after its time."""
+        plain, below, voters = self._blocks[height], self._blocks.get(height - 1), self.sets[height]
+        proposer, certificate, failed = plain[3], plain[7], dict(plain[8])
+        before = dict(below[8]) if below else {}
+        turn = voters[height % len(voters)]
+        if self.views[height] == 0 and turn not in before and proposer != turn:
+            raise Violation("turns", f"{short_id(proposer)} made height {height}, it was the turn of {short_id(turn)}")
+        lost = codec.decode_message(certificate[0], (Commit,)).view if certificate else 0
+        if len(failed.keys() - before.keys()) > lost or not failed.keys() <= set(voters):
+            raise Violation("turns", f"height {height} says that {len(failed)} failed, {lost} views were lost below it")
+        if certificate and any(until <= height and key in dict(certificate[1]) for key, until in failed.items()):
+            raise Violation("turns", f"height {height} leaves out somebody who is there again")
 
     def _check_sets(self, height: int, voters: bytes, next_voters: bytes) -> None:
         if voters != set_hash(self.sets[height]):
@@ -338,7 +358,7 @@ class Invariants:
         given_up = self._given_up.get((peer, height), -1)
         if tag == Timeout.TAG:
             self._given_up[peer, height] = max(given_up, view)
-        elif tag in (Prepare.TAG, Commit.TAG) and given_up >= view and peer not in self.excused:
+        elif tag in (Propose.TAG, Prepare.TAG, Commit.TAG) and given_up >= view and peer not in self.excused:
             raise Violation("timed out", f"{tag} at {height}.{view} after giving up view {given_up}")
 
     def on_accused(self, by: bytes, culprit: bytes) -> None:
@@ -358,6 +378,7 @@ class Invariants:
                     self._on_round(peer, signed)
             case Proposed():
                 self._on_signed(peer, message.propose)
+                self._offer(peer, message)
                 if message.justification is not None:
                     self._on_prepared(message.justification.high)
             case TimedOut(timeout, high):
@@ -381,19 +402,25 @@ class Invariants:
         vote = codec.decode_message(certificate.vote, (kind,))
         if self._certified.setdefault((kind.TAG, vote.height, vote.view), vote.block) != vote.block:
             raise Violation("one certificate", f"two {kind.TAG} certificates at {vote.height}.{vote.view}")
+        problem = self._certificate_problem(certificate, vote)
+        if problem is not None:
+            raise Violation("certificate", f"{problem} at {vote.height}.{vote.view}")
+        return vote
+
+    def _certificate_problem(self, certificate: Certificate, vote: Any) -> str | None:
         voters = self.sets.get(vote.height)
         key = (certificate.vote, b"".join(certificate.signatures.values()))
         if voters is None or key in self._good:
-            return vote
+            return None
         if vote.voters != set_hash(voters) or not set(voters).issuperset(certificate.signatures):
-            raise Violation("certificate", f"{kind.TAG} at {vote.height}.{vote.view} by others than its voters")
+            return f"{vote.TAG} by others than its voters"
         if len(certificate.signatures) < quorum(len(voters)):
-            raise Violation("certificate", f"{len(certificate.signatures)} of {len(voters)} at {vote.height}.{vote.view}")
-        signed = preimage(kind.TAG, self.chain_id, certificate.vote)
+            return f"{vote.TAG} by {len(certificate.signatures)} of {len(voters)}"
+        signed = preimage(vote.TAG, self.chain_id, certificate.vote)
         if not all(self.verifier.verify(signer, signed, signature) for signer, signature in certificate.signatures.items()):
-            raise Violation("certificate", f"a wrong signature at {vote.height}.{vote.view}")
+            return f"{vote.TAG} with a wrong signature"
         self._good.add(key)
-        return vote
+        return None
 
     def _on_signed(self, peer: bytes, signed: Signed) -> None:
         if signed.signer != peer:
@@ -403,6 +430,8 @@ class Invariants:
         if not self._is_new(peer, slot, signed.body):
             return
         self._check_durable(peer, slot, signed, statement)
+        if isinstance(statement, Prepare) and statement.view > 0:
+            self._check_justified(peer, statement)
         if peer not in self.excused:
             self._check_lock(peer, statement)
 
@@ -438,30 +467,58 @@ class Invariants:
                     "lock", f"another block is prepared in {statement.height}.{statement.view} than may be decided in {view}"
                 )
 
-    def on_justified(self, peer: bytes, propose: Signed, justification: TimeoutCertificate | None) -> None:
-        """What a peer took as the reason to prepare in a later view: a quorum gave up the view before."""
-        proposed = codec.decode_message(propose.body, (Propose,))
-        where = f"{short_id(peer)} prepares in {proposed.height}.{proposed.view}"
-        voters = self.sets.get(proposed.height)
-        if voters is None:
+    def on_offered(self, peer: bytes, data: bytes) -> None:
+        """A proposal, of whatever worth, came to an honest peer."""
+        with contextlib.suppress(RemoteProtocolError):
+            self._offer(peer, codec.decode_message(data, (Proposed,)))
+
+    def _offer(self, peer: bytes, message: Proposed) -> None:
+        proposed = codec.decode_message(message.propose.body, (Propose,))
+        if proposed.view > 0:
+            known = self._offered.setdefault((peer, proposed.height, proposed.view, proposed.block), [])
+            if all(message.justification != other.justification for other in known):
+                known.append(message)
+
+    def _check_justified(self, peer: bytes, prepare: Prepare) -> None:
+        """In a later view a peer prepares what was proposed to it with a reason: a quorum gave up the view before."""
+        offers = self._offered.get((peer, prepare.height, prepare.view, prepare.block), [])
+        if not offers and (Propose.TAG, prepare.height, prepare.view) in self._durable[peer].votes:
+            self.unseen += 1
             return
+        problems = [self._unjustified(prepare, offer.justification) for offer in offers]
+        if None not in problems:
+            why = problems[0] if problems else "what nobody proposed to it"
+            raise Violation("justification", f"{short_id(peer)} prepares in {prepare.height}.{prepare.view} {why}")
+        self.justified += 1
+        self._on_prepared(offers[problems.index(None)].justification.high)  # type: ignore[union-attr]
+
+    def _unjustified(self, prepare: Prepare, justification: TimeoutCertificate | None) -> str | None:
+        """What is wrong with this reason: proposals come from liars, too."""
+        try:
+            return self._problem_of_justification(prepare, justification)
+        except RemoteProtocolError as error:
+            return f"because of bytes that mean nothing: {error}"
+
+    def _problem_of_justification(self, prepare: Prepare, justification: TimeoutCertificate | None) -> str | None:
         if justification is None:
-            raise Violation("justification", f"{where} although nobody gave up the view before")
-        self._on_prepared(justification.high)
+            return "although nobody gave up the view before"
+        voters, signers = self.sets[prepare.height], set()
         high = codec.decode_message(justification.high.vote, (Prepare,)) if justification.high else None
-        signers = set()
         for signed in justification.timeouts:
             timeout = codec.decode_message(signed.body, (Timeout,))
-            if (timeout.height, timeout.view, timeout.voters) != (proposed.height, proposed.view - 1, set_hash(voters)):
-                raise Violation("justification", f"{where} because of timeouts of {timeout.height}.{timeout.view}")
+            if (timeout.height, timeout.view, timeout.voters) != (prepare.height, prepare.view - 1, set_hash(voters)):
+                return f"because of timeouts of {timeout.height}.{timeout.view}"
             if timeout.high_view > (high.view if high else -1):
-                raise Violation("justification", f"{where} without the certificate of view {timeout.high_view}")
+                return f"without the certificate of view {timeout.high_view}"
             if self.verifier.verify(signed.signer, preimage(Timeout.TAG, self.chain_id, signed.body), signed.signature):
                 signers.add(signed.signer)
         if len(signers.intersection(voters)) < quorum(len(voters)):
-            raise Violation("justification", f"{where} because of {len(signers.intersection(voters))} timeouts")
-        if high is not None and high.block != proposed.block:
-            raise Violation("justification", f"{where} another block than was prepared")
+            return f"because of {len(signers.intersection(voters))} timeouts"
+        if justification.high is None or high is None:
+            return None
+        if (high.height, high.block) != (prepare.height, prepare.block):
+            return "another block than was prepared"
+        return self._certificate_problem(justification.high, high)
 
     def _check_durable(self, peer: bytes, slot: Slot, signed: Signed, statement: Any) -> None:
         durable = self._durable.get(peer, Durable())

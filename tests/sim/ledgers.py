@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from consensus.block import Block, encode_block
+from consensus.block import BODY_BYTES_MAX, Block, encode_block
 from ledger.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import AuditTerms, ClosedRound, JobTerms
 from ledger.ledger import Ledger
@@ -42,7 +42,6 @@ class CounterState:
 class CounterModule:
     name = "counter"
     kinds = frozenset({"counter/add"})
-    patient = frozenset[str]()
 
     def state_type(self) -> type:
         return CounterState
@@ -60,14 +59,18 @@ class CounterModule:
 
 
 class CountingJobs:
-    """Specifications are `audited:rounds`, `sampled:rounds` or `plain:rounds`: re-executed before the ballot, after, or not."""
+    """Specifications are `audited:rounds`, `sampled:rounds` or `plain:rounds`: re-executed before the ballot, after, or not.
+
+    Where `:alone` follows, only the author trains, and beside another job.
+    """
 
     def terms(self, spec: bytes) -> JobTerms:
-        kind, _, rounds = spec.partition(b":")
-        if kind not in (b"audited", b"sampled", b"plain") or not rounds.isdigit():
+        kind, _, rest = spec.partition(b":")
+        rounds, _, who = rest.partition(b":")
+        if kind not in (b"audited", b"sampled", b"plain") or not rounds.isdigit() or who not in (b"", b"alone"):
             raise RemoteProtocolError("bad-job", repr(spec))
         audits = AUDITS if kind == b"sampled" else None
-        return JobTerms("count", "scratch", int(rounds), kind == b"audited", True, PROPOSAL_SECONDS, audits)
+        return JobTerms("count", "scratch", int(rounds), kind == b"audited", not who, PROPOSAL_SECONDS, audits)
 
 
 def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16)) -> Genesis:
@@ -93,6 +96,15 @@ def finish(transition: Transition, before: State) -> State:
 
 def _stepped(root: bytes, closed: ClosedRound) -> bytes:
     return hashlib.sha256(root + b"".join(closed.outcome.accepted[key] for key in sorted(closed.outcome.accepted))).digest()
+
+
+def read_again(state: State, before: State) -> State:
+    """As `decode_state` gives it back, if `before` is such a state: what is still the same is not read anew."""
+    modules = {
+        name: value if value is before.modules[name] else codec.decode(type(value), state.encoded(name), BODY_BYTES_MAX)
+        for name, value in state.modules.items()
+    }
+    return replace(state, modules=modules)
 
 
 def with_wrong_bit(state: State, model: bool) -> State:

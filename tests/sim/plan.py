@@ -47,6 +47,7 @@ class Plan:
     shares: bool = True  # peers share what they decode and compute alike: much faster, and the same history
     work: float = 1.0  # how much there is to decide: transactions a block, on average
     jobs: bool = True
+    second_job: bool = False  # beside the first one
     wake: float = 0.0  # seconds from the first message until a peer's turn begins: what comes meanwhile is in it
 
     def keep(self, numbers: Sequence[int]) -> Plan:
@@ -208,6 +209,7 @@ KINDS: dict[str, tuple[Maker, int]] = {  # kind -> (maker, most faults of it in 
     "skew": (_skew, 2),
 }
 KIND_PROBABILITY = 0.35  # that a history has faults of one kind at all
+SECOND_JOB_PROBABILITY = 0.15  # where there is one at all
 
 
 def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: object) -> Plan:
@@ -240,6 +242,7 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
         jobs=source.random() < 0.8,
         wake=source.choice((0.0, 0.001, 0.003)),
     )
+    plan = replace(plan, second_job=plan.jobs and source.random() < SECOND_JOB_PROBABILITY)
     return replace(plan, **fixed)  # type: ignore[arg-type]
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from consensus.block import decode_block, encode_header, header_of
+from consensus.chain_proof import Anchor
 from consensus.quorum import faults_tolerated
 from consensus.turn import Decided, Turn, deliver, persist, restart_of
 from ledger.assembly import Restored
@@ -32,13 +33,13 @@ from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Signed, Signer
 from protocol.limits import CLOCK_AHEAD_SECONDS
-from protocol.messages import AGREEMENT, ROUNDS, Commit, Prepare, Proposal, Vote
+from protocol.messages import AGREEMENT, ROUNDS, Proposal, Proposed
 from protocol.messages import Link as ChainLink
 from protocol.reasons import Verdict
 from tests.sim import audits, keys, memory, workload
 from tests.sim.disk import Disk
 from tests.sim.invariants import Invariants, Violation
-from tests.sim.ledgers import SharedRules, finish, genesis_of, rules_of, with_wrong_bit
+from tests.sim.ledgers import SharedRules, finish, genesis_of, read_again, rules_of, with_wrong_bit
 from tests.sim.network import WEATHER, Link, Network
 from tests.sim.plan import Fault, Plan
 from tests.sim.strategies import STRATEGIES, Liar, Strategy
@@ -48,6 +49,8 @@ from transport.network import Connected, Disconnected, Received
 
 START = 1_000_000.0  # virtual seconds since the epoch
 KINDS = ("audited", "sampled", "plain")  # of jobs, by seed
+SECOND_JOB_ROUNDS = 8  # it ends while the other one goes on
+PROPOSED = codec.encode(Proposed.TAG)  # with what such a message begins, after one byte
 ITEMS_PER_TURN_MAX = 64  # as in the daemon
 PULSE_SECONDS = 0.5  # an idle network gets something to decide this often
 THINK_SECONDS = (0.0, 0.8)  # between a block and the next transaction of a peer
@@ -67,6 +70,9 @@ HEIGHT_SECONDS_MAX = 25.0  # of a height after those, with f liars still lying
 # lasts as long as that clock is behind (seed 330), and others, at their cap, are led by a liar to their last moment (seed 2418).
 BEYOND_SECONDS_MAX = RECOVERY_SECONDS
 VIEWS_AFTER_HEALING = 6  # no height is decided in a later view after those RECOVERY_HEIGHTS
+REST_SECONDS = 70.0  # without work: longer than any view, so that one that ends would be seen
+RESTS_MAX = 3  # one for what was under way, one for what is left behind by a clock that is far off
+RESTED = 4  # times: each time another one leads
 SETTLED_SECONDS = 0.3  # after healing, until every link has told what was said before
 COLLECTED_EVERY = 8  # histories: one leaves some 20 MB of garbage
 BORDERLINE_OF_256 = 32  # updates that one re-execution accepts and another may not
@@ -96,6 +102,7 @@ class Peer:
     sync: float = 0.0  # more seconds that each sync takes
     doomed: Fault | None = None  # stops in the middle of its next append
     is_late: bool = False  # has not come to the network yet
+    anchor: Anchor | None = None  # of its invitation
     is_lost: bool = False  # its disk is damaged: it stays down until somebody looks at it
     flips: str = ""  # what the next state that it applies has wrong: "counter" or "model"
     is_wrong: bool = False  # its applied state is not the one that was decided
@@ -473,7 +480,7 @@ class Simulation:
         self.chain_id, self.verifier = genesis.chain_id, keys.verifier(plan.ed25519)
         self.rules: Rules = SharedRules(genesis, self.verifier) if plan.shares else rules_of(genesis, self.verifier)
         self._reference = self.rules if plan.shares else rules_of(genesis, self.verifier)
-        self._reference_state = self.rules.first_state()
+        self.decided_state = self.rules.first_state()
         self.peers: list[Peer] = []
         for number, signer in enumerate(signers):
             source = random.Random(f"author {plan.seed} {number}")
@@ -485,6 +492,9 @@ class Simulation:
         self._make_liars(plan, tuple(founders))
         self._mark_twins()
         self.honest = [peer for peer in self.peers if peer.is_honest]
+        self.honest[-1].author.auditor = audits.Distrusts()
+        self.lone = self._choose_lone(plan)
+        self.lone.rules = SharedRules(genesis, self.verifier) if plan.shares else rules_of(genesis, self.verifier)
         self.invariants = Invariants(
             tuple(founders), self.chain_id, self.verifier, {peer.key for peer in self.honest}, self._refer
         )
@@ -493,11 +503,22 @@ class Simulation:
         for peer in (peer for peer in self.peers[plan.n : plan.n + plan.joiners] if peer.is_late):
             peer.author.invitation = workload.invitation(self.chain_id, signers[0], peer.key, f"joiner {peer.number}")
         if plan.jobs:
-            for peer in self.honest[:1]:
-                peer.author.wishes.append(workload.start_job(KINDS[plan.seed % len(KINDS)], 1_000))
+            self.honest[0].author.wishes.append(workload.start_job(KINDS[plan.seed % len(KINDS)], 1_000))
+        if plan.second_job:
+            kind = KINDS[plan.seed // len(KINDS) % len(KINDS)]
+            self.honest[1].author.wishes.append(workload.start_job(kind, SECOND_JOB_ROUNDS, alone=True))
         for peer in self.peers:
             if not peer.is_late:
                 self.after(0.0, peer.start, ())
+
+    def _choose_lone(self, plan: Plan) -> Peer:
+        """Shares what it computes with nobody, and goes on from what it read from bytes.
+
+        What is computed once for all could depend on anything, and they would still agree.
+        """
+        damaged = {fault.nodes[0] for fault in plan.of("damage")}
+        founders = [peer for peer in self.honest if peer.number < plan.n and peer.number not in damaged]
+        return random.Random(f"lone {plan.seed} {plan.n}").choice(founders or self.honest)
 
     def signers(self, plan: Plan) -> list[Signer]:
         return keys.signers(plan.peers, plan.ed25519)
@@ -540,6 +561,9 @@ class Simulation:
             self.heal()
             self._recover()
             self._go_on()
+            if not self.plan.jobs:  # whose rounds would go on
+                self._rest()
+        self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
 
     def run_until(self, time: float, finished: Callable[[], bool] = lambda: False) -> bool:
         """Whether `finished` came true. It is asked after every event."""
@@ -595,6 +619,28 @@ class Simulation:
         if not self.run_until(self.now + seconds, lambda: self._all_at(target)):
             raise Violation("progress", f"height {target} takes longer than {seconds:.0f} s: {self._where()}")
 
+    def _rest(self) -> None:
+        """With nothing to decide no view is given up, and what comes then is decided as ever. None of this is in the history."""
+        history = self.history.copy()
+        for _ in range(RESTED):
+            self.has_work = False
+            self._come_to_rest()
+            self.has_work = True
+            self._decide_one_more(min(peer.height for peer in self.expected) + 1)
+        self.history = history
+
+    def _come_to_rest(self) -> None:
+        for _ in range(RESTS_MAX):
+            before = self._views()
+            self.run_until(self.now + REST_SECONDS)
+            if self._views() == before:
+                return
+        raise Violation("idle", f"{RESTS_MAX * REST_SECONDS:.0f} s without work, and peers go on: {self._where()}")
+
+    def _views(self) -> list[tuple[int, int]]:
+        replicas = [peer.node.replica for peer in self.expected if peer.node is not None]
+        return [(replica.height, replica.view) for replica in replicas]
+
     def _all_at(self, height: int) -> bool:
         return all(peer.height >= height and not peer.is_wrong for peer in self.expected)
 
@@ -625,28 +671,34 @@ class Simulation:
 
     def apply(self, peer: Peer, state: State, decided: Decided) -> tuple[Any, State]:
         block = decided.decode()
-        if isinstance(self.rules, SharedRules):
-            return self.rules.applied(state, block, decided.digest)
-        transition = self.rules.apply(state, block)
-        return transition, finish(transition, state)
+        if isinstance(peer.rules, SharedRules):
+            transition, after = peer.rules.applied(state, block, decided.digest)
+        else:
+            transition = peer.rules.apply(state, block)
+            after = finish(transition, state)
+        if peer is self.lone:
+            after = read_again(after, state)
+            if isinstance(peer.rules, SharedRules):
+                peer.rules.forget_below(after.height)
+        return transition, after
 
     def _refer(self, height: int, block: bytes) -> tuple[str | None, bytes]:
         decoded = decode_block(block)
-        state = self._reference_state
+        state = self.decided_state
         problem = self._reference.problem(state, decoded.body)
         if problem is None:
             if isinstance(self._reference, SharedRules):
-                _, self._reference_state = self._reference.applied(state, decoded, self.invariants.decided[height])
+                _, self.decided_state = self._reference.applied(state, decoded, self.invariants.decided[height])
                 self._reference.forget_below(height - 60)
             else:
-                self._reference_state = finish(self._reference.apply(state, decoded), state)
-        return problem, self._reference_state.root
+                self.decided_state = finish(self._reference.apply(state, decoded), state)
+        return problem, self.decided_state.root
 
     def _waits(self, signed: Signed) -> bool:
         """Whether a transaction still could be decided."""
-        height = self._reference_state.height + 1
+        height = self.decided_state.height + 1
         try:
-            self._reference.apply_transaction(self._reference_state, signed, height)
+            self._reference.apply_transaction(self.decided_state, signed, height)
         except (Refused, RemoteProtocolError):
             return False
         return True
@@ -711,19 +763,9 @@ class Simulation:
             self._send_lies(peer, to, message)
             return
         self.invariants.on_sent(peer.key, message)
-        if isinstance(message, Vote):
-            self._check_justification(peer, message)
         data = codec.encode(message)
         for number in self._receivers(peer, to):
             self._outbox.setdefault(number, []).append(data)
-
-    def _check_justification(self, peer: Peer, message: Vote) -> None:
-        vote = codec.decode_message(message.vote.body, (Prepare, Commit))
-        book = peer.node.replica._book if peer.node is not None else None
-        if isinstance(vote, Prepare) and vote.view > 0 and book is not None and book.height == vote.height:
-            offer = book.offers.get(vote.view)
-            if offer is not None and offer.digest == vote.block:
-                self.invariants.on_justified(peer.key, offer.propose, offer.justification)
 
     def _receivers(self, peer: Peer, to: tuple[bytes, ...] | None) -> Iterable[int]:
         if to is None:
@@ -772,6 +814,8 @@ class Simulation:
                 continue
             if sender.key in self.watched and sender.is_honest:
                 self.invariants.on_delivered(sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT, *ROUNDS)))
+            if receiver.is_honest and data.startswith(PROPOSED, 1):
+                self.invariants.on_offered(receiver.key, data)
             if receiver.strategy is None or receiver.strategy.hears(sender.key, data):
                 receiver.inbox.append(Received(sender.key, data))
         receiver.wake()
@@ -992,7 +1036,8 @@ class Simulation:
 
     def _fault_join(self, fault: Fault) -> None:
         def join() -> None:
-            peer = self.peers[fault.nodes[0]]
+            peer, height = self.peers[fault.nodes[0]], self.height // 2
+            peer.anchor = Anchor(height, self.invariants.decided[height]) if height else None
             peer.is_late = False
             peer.start()
 

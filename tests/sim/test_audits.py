@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.audits import Standing
-from tests.sim.audits import Auditor, Challenges, Cheats, Colludes, Passes, Withholds
+from ledger.audits import Due, Standing
+from protocol.reasons import Finding
+from tests.sim.audits import Auditor, Challenges, Cheats, Colludes, Distrusts, Passes, Withholds, found
 from tests.sim.plan import calm
 from tests.sim.simulation import Simulation
 from tests.sim.strategies import Strategy
@@ -14,21 +15,33 @@ SAMPLED_SEED = 1  # its job is one with sampled audits
 BLOCKS = 70
 
 
+class Unasked(Challenges):
+    """Only where it was not drawn."""
+
+    finding = Auditor.finding
+
+
+class Undrawn(Distrusts):
+    """Reports nothing where it was drawn."""
+
+    def finding(self, due: Due) -> Finding | None:
+        return found(due) if due.is_dispute else None
+
+
 def run(
-    lies: type[Auditor], n: int = 4, liars: int = 1, blocks: int = BLOCKS
+    lies: type[Auditor], n: int = 4, liars: int = 1, blocks: int = BLOCKS, honest: type[Auditor] = Auditor
 ) -> tuple[Simulation, list[Standing], list[Standing]]:
     """Standings of the liars and of the others; the invariants have looked after every block."""
     plan = calm(SAMPLED_SEED, n, ("but for audits",) * liars, blocks=BLOCKS)
     simulation = Simulation(plan, {"but for audits": Strategy})
     keys = tuple(peer.key for peer in simulation.peers if not peer.is_honest)
     for peer in simulation.peers:
-        if not peer.is_honest:
-            peer.author.auditor = lies(keys)
+        peer.author.auditor = honest() if peer.is_honest else lies(keys)
     simulation.run()
     node = simulation.honest[0].node
     assert node is not None
     standings = {peer.key: node.state.audits.standings.get(peer.key, Standing()) for peer in simulation.peers}
-    assert sum(standing.reports for standing in standings.values()) > 10
+    assert honest is Undrawn or sum(standing.reports for standing in standings.values()) > 10
     return simulation, [standings[key] for key in keys], [standing for key, standing in standings.items() if key not in keys]
 
 
@@ -44,6 +57,21 @@ def test_who_cheats_in_half_of_its_steps_is_suspended(lies: type[Auditor], n: in
 def test_who_challenges_everybody_is_refuted_and_suspends_nobody() -> None:
     _, (liar,), of_honest = run(Challenges)
     assert liar.refuted and not any(standing.suspensions for standing in of_honest)
+
+
+@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
+def test_who_challenges_everybody_without_being_drawn_is_refuted_and_suspends_nobody(n: int, liars: int) -> None:
+    _, of_liars, of_honest = run(Unasked, n, liars)
+    assert sum(standing.refuted for standing in of_liars) >= liars
+    assert not any(standing.suspensions or standing.refuted for standing in of_honest)
+
+
+@pytest.mark.parametrize("lies", [Cheats, Colludes])
+def test_who_re_executes_all_of_what_it_distrusts_has_cheats_suspended_where_no_auditor_reports(lies: type[Auditor]) -> None:
+    _, of_liars, of_honest = run(lies, 7, 2, honest=Undrawn)
+    assert all(standing.suspensions for standing in of_liars)
+    assert not any(standing.suspensions or standing.refuted or standing.reports for standing in of_honest)
+    assert sum(standing.upheld for standing in of_honest) >= 2
 
 
 def test_who_passes_everybody_hurts_nobody() -> None:

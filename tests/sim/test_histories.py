@@ -85,6 +85,16 @@ def test_who_proposes_two_blocks_is_expelled() -> None:
     assert honest.node.state.members.is_expelled(liar.key)
 
 
+@pytest.mark.parametrize("n", [4, 7])
+def test_liars_that_choose_what_their_blocks_show_lead_as_often_as_others(n: int) -> None:
+    simulation = Simulation(calm(2, n, ("turn-thief",) * faults_tolerated(n), blocks=6 * n))
+    simulation.run()
+    liars = {peer.key for peer in simulation.peers[: faults_tolerated(n)]}
+    made = [decided.decode().proposer for decided in simulation.honest[0].disk.decided.values()]
+    laps = -(-len(made) // n)
+    assert 5 * len(liars) <= sum(proposer in liars for proposer in made) <= laps * len(liars)
+
+
 # Twins and partitions -----------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +150,7 @@ def test_a_peer_whose_disk_is_damaged_stays_down_and_the_others_go_on() -> None:
 
 
 def test_a_late_joiner_takes_over_a_snapshot_and_votes() -> None:
-    plan = calm(2, joiners=1, faults=(Fault(0, "join", 8.0, 8.0, (4,)),), heal_at=9.0, work=2.0)
+    plan = calm(2, joiners=1, faults=(Fault(0, "join", 7.0, 7.0, (4,)),), heal_at=9.0, work=2.0)
     simulation = Simulation(plan)
     simulation.run()
     joiner = simulation.peers[4]

@@ -158,11 +158,13 @@ def test_a_failing_seed_prints_the_command_that_runs_it_again(
 def test_a_campaign_says_what_its_histories_had_in_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = {"liar": 1, "skew": 1, "crash": 2, "restored": 3, "transfer": 4, "dropped garbage": 9}
+    counts = {"liar": 1, "skew": 1, "crash": 2, "restored": 3, "transfer": 4, "justified": 5, "unseen": 1, "dropped garbage": 9}
     result = campaign.Result(0, 4, None, "", 50, 10, 1.0, 0.1, "", counts, {"fork": 1})
     monkeypatch.setattr(campaign, "_work", lambda task: replace(result, seed=task[1]))
     assert main(["--seeds", "0:2", "--json", str(tmp_path / "figures.json")]) == 0
-    assert "1 kinds of liars: fork 2; faults: crash 4, skew 2; snapshots restored: 6" in capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    expected = "1 kinds of liars: fork 2; faults: crash 4, skew 2; snapshots restored: 6; prepares in later views: "
+    assert expected + "10 with a reason that was checked, 2 of leaders that sent none" in printed
     tally = json.loads((tmp_path / "figures.json").read_text())
     assert tally["liars"] == {"fork": 2} and tally["faults"]["skew"] == 2
 

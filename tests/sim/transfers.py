@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from consensus.chain_proof import Anchor
-from consensus.voters import VoterSet
 from ledger.assembly import Restored
 from ledger.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf
 from ledger.state import State
-from ledger.transfer import Basis, Step, Transfer
+from ledger.transfer import Basis, Step, Transfer, basis_of, in_turn
 from peer.transfer import OFFERLESS_SECONDS, PAUSE_SECONDS, is_about_snapshots
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
@@ -94,6 +92,7 @@ class Snapshots:
         self._links: set[bytes] = set()
         self._serving = False
         self._deadline = float("inf")
+        self._asked_last = b""
 
     def connected(self, key: bytes) -> None:
         self._links.add(key)
@@ -158,25 +157,23 @@ class Snapshots:
             self._begin(*self._when_behind(node))
 
     def _when_behind(self, node: Node) -> tuple[Basis, int]:
-        decided, state = node.replica.height - 1, node.state
-        own = self._peer.disk.decision(decided) if decided > state.height else None
-        anchor = Anchor(decided, own.digest) if own else None
-        basis = Basis(node.chain_id, self._peer.simulation.verifier, state.height, VoterSet(state.members.voters), anchor)
+        decided = node.replica.height - 1
+        last = self._peer.disk.decision(decided)
+        basis = basis_of(node.rules, self._peer.simulation.verifier, node.state, last, self._peer.anchor)
         return basis, decided + SNAPSHOT_HEIGHTS + 1
 
     def _after_divergence(self, node: Node) -> tuple[Basis, int]:
         """Of a state that is wrong nothing is trusted; but the decided blocks are."""
-        disk = self._peer.disk
-        anchor = Anchor(disk.last, disk.decided[disk.last].digest)
-        founders = node.rules.genesis.voters
-        return Basis(node.chain_id, self._peer.simulation.verifier, 0, founders, anchor), max(HEIGHT_MIN, node.state.height)
+        last = self._peer.disk.decided[self._peer.disk.last]
+        basis = basis_of(node.rules, self._peer.simulation.verifier, None, last, self._peer.anchor)
+        return basis, max(HEIGHT_MIN, node.state.height)
 
     def _begin(self, basis: Basis, wanted: int) -> None:
         now = self._begun = self._peer.now()
         self._repairs = basis.height == 0 and self._peer.is_wrong
         self._transfer = Transfer(self._peer.rules, self._models, basis, wanted)
         self._peer.simulation.count("transfer")
-        for key in sorted(self._links):
+        for key in in_turn(self._links, basis.voters, self._asked_last):
             self._do(self._transfer.connected(key, now))
 
     def _do(self, step: Step) -> None:
@@ -213,8 +210,10 @@ class Snapshots:
             self._do(transfer.tick(max(self._peer.now(), transfer.deadline)))
 
     def _end(self) -> None:
-        if self._transfer is not None and self._transfer.restored is None:
-            self._transfer.abandon()
+        if self._transfer is not None:
+            self._asked_last = self._transfer.asked_last
+            if self._transfer.restored is None:
+                self._transfer.abandon()
         self._transfer, self._deadline = None, float("inf")
         self._not_before = self._peer.now() + PAUSE_SECONDS
 

@@ -7,9 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ledger.audits import AuditReport, AuditVerdict, Due, due_for
+from ledger.audits import AuditChallenge, AuditReport, AuditVerdict, Due, Said, challengeable, due_for
 from ledger.genesis import TRAINER
-from ledger.jobs import Start
+from ledger.jobs import Start, Stop
 from ledger.members import Admit, Approve, Invitation, Leave, Register, Rotate, Stand, rotation_preimage, token_preimage
 from ledger.state import State
 from ledger.transactions import Refused
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LIFETIME_HEIGHTS = 30  # of a transaction: one that was lost is made anew
 INVITED_UNTIL = 10_000  # height
+CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused does other things as well
 
 
 @dataclass
@@ -82,6 +83,11 @@ class Author:
             finding = self.auditor.finding(due)
             if finding is not None:
                 return said_of(due, finding)
+        for due in challengeable(me, state):
+            challenge = self.auditor.challenge(due)
+            if challenge is not None and self.random.random() < CHALLENGE_SHARE:
+                step, finding = challenge
+                return "audit/challenge", AuditChallenge(due.job, due.round, due.trainer, step, finding, 0)
         if self.random.random() < self.work:
             return "counter/add", Add(self.random.randrange(100))
         return None
@@ -97,11 +103,16 @@ def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Ad
     return Admit(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
 
 
-def start_job(kind: str, rounds: int) -> tuple[str, Start]:
-    return "job/start", Start(f"{kind}:{rounds}".encode())
+def start_job(kind: str, rounds: int, alone: bool = False) -> tuple[str, Start]:
+    """`alone`: only its author trains."""
+    return "job/start", Start(f"{kind}:{rounds}{':alone' * alone}".encode())
 
 
-def said_of(due: Due, finding: Finding) -> tuple[str, AuditReport | AuditVerdict]:
+def stop_job(job: bytes) -> tuple[str, Stop]:
+    return "job/stop", Stop(job)
+
+
+def said_of(due: Due, finding: Finding) -> tuple[str, Said]:
     place = (due.job, due.round, due.trainer, due.step)
     if due.is_dispute:
         return "audit/verdict", AuditVerdict(*place, finding, 0)

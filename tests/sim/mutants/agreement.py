@@ -424,7 +424,7 @@ AGREEMENT = (
         "one voter's timeout counts as often as the certificate has it",
         ("justification", "lock"),
         _timeouts_counted_twice,
-        lossy("doubled-timeouts"),
+        lossy("doubled-timeouts", seconds=10.0),
     ),
     Mutant(
         "strangers-counted",
