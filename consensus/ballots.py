@@ -67,6 +67,7 @@ class RoundTimers:
     proposals_max: float  # T1 at most
     replays: float  # T2 − T1: re-executing every trainer's proposal
     proposals_usual: float | None = None  # by then a majority of the awaited was here in all the last rounds; None: first round
+    usual_trainers: frozenset[bytes] = frozenset()  # that were awaited in them
 
     def __post_init__(self) -> None:
         assert self.proposals_max > 0
@@ -174,6 +175,7 @@ class RoundBook:
     signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
     delivered: set[bytes] = field(default_factory=set)  # trainers whose payload is here, with all that judging it needs
     arrivals: list[float] = field(default_factory=list)  # when those of awaited trainers were, seconds after opening
+    latest: float | None = None  # when the last of these, or of the usual trainers, was
     _closed: tuple[tuple[int, int, int], Closing | None] | None = None  # the last answer of `closing`, and what it was made of
     audited: float | None = None  # when more than w/2 re-executors had cast their ballots, seconds after opening
 
@@ -201,6 +203,8 @@ class RoundBook:
         """Everything that judging this trainer's proposal needs is here."""
         if trainer not in self.delivered and trainer in self.terms.awaited:
             self.arrivals.append(now - self.opened)
+        if trainer not in self.delivered and trainer in self.terms.awaited | self.timers.usual_trainers:
+            self.latest = now - self.opened
         self.delivered.add(trainer)
 
     def judge(self, trainer: bytes, verdict: Verdict, now: float) -> None:
@@ -230,7 +234,8 @@ class RoundBook:
         """What another book of this round holds, which had other voters and trainers: as much of it as counts here."""
         self.proposals = {trainer: signed for trainer, signed in other.proposals.items() if trainer in self.terms.trainers}
         self.equivocators, self.double_voters = set(other.equivocators), set(other.double_voters)
-        self.verdicts, self.delivered, self.arrivals = dict(other.verdicts), set(other.delivered), list(other.arrivals)
+        self.verdicts, self.delivered = dict(other.verdicts), set(other.delivered)
+        self.arrivals, self.latest = list(other.arrivals), other.latest
         for voter, signed in other.signed_ballots.items():
             if voter in self.terms.voters:
                 self.add_ballot(signed, other.ballots[voter], self.opened)
@@ -248,12 +253,15 @@ class RoundBook:
 
     @property
     def proposals_seconds(self) -> float:
-        """T1. The first of a minority counts too: where everybody is slower than before, it must not be accepted alone."""
+        """T1. The first of a minority counts too: where everybody is slower than before, it must not be accepted alone.
+
+        A minority is also who was usual before: where the last round could accept only a few, only those few are awaited.
+        """
         usual, pace = self.timers.proposals_usual, self.pace
         if pace is not None:
             seconds = max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
-        elif self.arrivals and usual is not None:
-            seconds = max(MINORITY_SECONDS_MIN, MINORITY_FACTOR * usual, PROPOSALS_FACTOR * self.arrivals[-1])
+        elif self.latest is not None and usual is not None:
+            seconds = max(MINORITY_SECONDS_MIN, MINORITY_FACTOR * usual, PROPOSALS_FACTOR * self.latest)
         else:
             seconds = self.timers.proposals_max
         return min(self.timers.proposals_max, seconds)

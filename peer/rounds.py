@@ -57,7 +57,8 @@ class Rounds:
         self._early = Early(signer.public)
         self._replays: list[float] = []  # seconds of recent re-executions
         self._audits: list[float] = []  # seconds that the re-executors' ballots took in recent rounds
-        self._paces: dict[bytes, list[float]] = {}  # by job: what a majority of its trainers took in recent rounds
+        # By job, of recent rounds: what a majority of the awaited trainers took, and who they all were.
+        self._paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = {}
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
         self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
@@ -91,14 +92,15 @@ class Rounds:
         if closed.audited and closed.delivered >= closed.terms.awaited:
             self._audits = [*self._audits, closed.audited][-MEASURED_MAX:]
         if closed.pace is not None:
-            self._paces[key] = [*self._paces.get(key, []), closed.pace][-MEASURED_MAX:]
+            self._paces[key] = [*self._paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
 
     def open(self, key: bytes, job: Job, now: float, spoken: Mapping[str, Signed], proposal_seconds: float) -> Outcome:
         """Opens the round, with what we said in it before a restart and what came too early. `proposal_seconds` bounds T1."""
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
-        usual = max(self._paces.get(key, []), default=None)
-        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual)
+        paces = self._paces.get(key, [])
+        usual, trainers = max((pace for pace, _ in paces), default=None), frozenset[bytes]().union(*(who for _, who in paces))
+        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual, trainers)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
         replaced = self._replaced.pop(key, None)

@@ -369,6 +369,18 @@ def test_while_no_awaited_trainer_is_here_nothing_tells_that_this_round_is_as_th
     assert mine.proposals_seconds == 60.0
 
 
+def test_who_was_awaited_in_the_rounds_before_is_a_minority_too() -> None:
+    """The last round could accept nobody but one, who is gone now: the others must not wait a minute for it."""
+    timers = dataclasses.replace(USUAL, usual_trainers=frozenset({KEYS[2]}))
+    mine, late, strange = (book(3, terms(trainers=4, awaited=1), timers) for _ in range(3))
+    hear_proposal(mine, 2, now=OPENED + 1)
+    assert mine.proposals_seconds == ballots.MINORITY_FACTOR * 3.0
+    hear_proposal(late, 2, now=OPENED + 15)
+    assert late.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR * 15, abs=1e-3)
+    hear_proposal(strange, 3, now=OPENED + 1)
+    assert strange.proposals_seconds == 60.0
+
+
 def test_a_round_in_which_even_the_first_is_late_gives_the_others_three_times_as_long() -> None:
     """Everybody became slower: whoever comes first must not be the only one that is accepted."""
     mine = book(3, terms(trainers=4), USUAL)

@@ -486,6 +486,7 @@ def test_a_round_learns_from_those_before_how_long_a_minority_waits(chain: Chain
     assert in_minority(rounds, chain, key, NOW) == LANGUAGE.proposal_seconds, "nothing is known yet"
     closes_at_pace(rounds, chain, key, NOW, 4.0)
     assert in_minority(rounds, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0
+    assert rounds.books[key].timers.usual_trainers == {person.public for person in chain.people}
     closes_at_pace(rounds, chain, key, NOW, 2.0)
     assert in_minority(rounds, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0, "the slowest of the last rounds counts"
 
