@@ -21,6 +21,7 @@ from ledger.crash_points import crash_points
 from ledger.durable import make_directory, sync_directory
 from protocol.errors import RemoteProtocolError, StorageError
 
+UNFINISHED = ".made"  # of the name of a folder of links that is not whole yet
 JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
 SYNCS_AT_ONCE = 16  # of the small files of a round: a journal commits them together, one by one each waits for the disk
 
@@ -46,9 +47,10 @@ class Blobs:
     def path(self, digest: bytes) -> Path:
         """Where this blob is, or would be."""
         name = digest.hex()
-        if digest in self._expected_to_pass or os.path.exists(os.path.join(self._passing, name)):
+        if os.path.exists(os.path.join(self._passing, name)):
             return self._passing / name
-        return self._together.get(digest, self._kept) / name
+        otherwise = self._passing if digest in self._expected_to_pass else self._kept
+        return self._together.get(digest, otherwise) / name
 
     def size(self, digest: bytes) -> int | None:
         try:
@@ -131,8 +133,7 @@ class Blobs:
         """
         folder = self._passing / _folder_name(job, round)
         with self._together_lock, _explained(folder), crash_points("blob"):
-            shutil.rmtree(folder, ignore_errors=True)
-            made = made or folder  # of links alone there is nothing that could be torn
+            made = made or folder.with_name(f"{folder.name}{UNFINISHED}")
             made.mkdir(exist_ok=True)
             with ThreadPoolExecutor(SYNCS_AT_ONCE) as threads:
                 list(threads.map(_sync, made.iterdir()))  # the errors, if any
@@ -140,6 +141,7 @@ class Blobs:
                 with contextlib.suppress(FileNotFoundError, FileExistsError):
                     os.link(self.path(digest), made / digest.hex())
             sync_directory(made)
+            shutil.rmtree(folder, ignore_errors=True)  # of the same round before a crash; some of it may just have been linked
             made.rename(folder)
             sync_directory(self._passing)
             self._list(folder)
@@ -148,6 +150,9 @@ class Blobs:
         """What an earlier process kept together is held again from here on, but for what the disk has damaged, which is deleted:
         whoever sends bytes that are not what their digest says loses the link. It reads all of it; it may run in a thread.
         """
+        with self._together_lock:
+            for left in self._passing.glob(f"*{UNFINISHED}"):
+                shutil.rmtree(left, ignore_errors=True)
         for folder in sorted(set(self._folders()) - self._whole):
             with _explained(folder, "read"), contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
                 for file in list(folder.iterdir()):
@@ -176,7 +181,7 @@ class Blobs:
             self._together = listed
 
     def _folders(self) -> list[Path]:
-        return [path for path in self._passing.iterdir() if path.is_dir()]
+        return [path for path in self._passing.iterdir() if path.is_dir() and path.suffix != UNFINISHED]
 
     def _list(self, folder: Path) -> None:
         self._together |= _listed(folder)
@@ -193,8 +198,13 @@ def _sync(file: Path) -> None:
 
 
 def _is_whole(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() == file.name
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest() == file.name
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False  # a part of the disk that cannot be read
 
 
 def _folder_name(job: bytes, round: int) -> str:

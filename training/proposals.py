@@ -69,6 +69,8 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verd
     decay, tolerance = spec.feedback_decay, spec.replay_tolerance
     verdict = feedback.judge_replay(m, e, delta, payload, model.header(trainer), model.layout, decay, tolerance)
     error = trace.ratio(*feedback.replay_distances(m, e, delta, decay))
+    if verdict is not Verdict.ACCEPT and not feedback.encodes(m, payload, model.header(trainer), model.layout):
+        error = RELATIVE_ERROR_MAX  # however near m is, the payload says something else
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, trace.inner_error(inner, last.inner, spec))
         verdict = Verdict.ACCEPT if error <= tolerance else Verdict.REPLAY

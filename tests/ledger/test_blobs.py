@@ -268,6 +268,39 @@ def test_what_two_rounds_keep_goes_with_the_later_one(blobs: Blobs, tmp_path: Pa
     assert blobs.read(DIGEST) == DATA
 
 
+@pytest.mark.parametrize("made", [True, False])
+def test_a_round_that_is_done_again_after_a_crash_keeps_what_is_the_same_in_it(tmp_path: Path, blobs: Blobs, made: bool) -> None:
+    for there in (blobs, started(tmp_path)):
+        there.delete_passed(set())  # as when the round opens: nobody has said yet that this stays
+        there.expect_to_pass(DIGEST, "round 3")
+        (tmp_path / "buffer").write_bytes(DATA)
+        there.adopt(tmp_path / "buffer", DIGEST)
+        there.keep_together(JOB, 3, folder_of(tmp_path, b"state") if made else None, [DIGEST])
+        there.release("round 3")
+        there.delete_passed(set())
+        assert there.read(DIGEST) == DATA
+    assert started(tmp_path).kept_together() == [(JOB[:JOB_BYTES], 3)]
+
+
+def test_what_is_kept_is_shown_also_while_others_are_expected_to_send_it(tmp_path: Path, blobs: Blobs) -> None:
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, b"state"), [])
+    state, again = hashlib.sha256(b"state").digest(), Blobs(tmp_path / "kept", tmp_path / "passing")
+    again.expect_to_pass(state, "an audit of somebody who names our state as its own")
+    assert again.size(state) is None
+    again.verify_together()
+    assert again.read(state) == b"state"
+
+
+def test_what_cannot_be_read_is_damaged(tmp_path: Path, blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs.keep_together(JOB, 3, folder_of(tmp_path, b"state"), [])
+
+    def unreadable(stream: object, name: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(hashlib, "file_digest", unreadable)
+    assert started(tmp_path).size(hashlib.sha256(b"state").digest()) is None
+
+
 def test_a_round_that_is_done_again_after_a_crash_replaces_what_it_left(blobs: Blobs, tmp_path: Path) -> None:
     blobs.keep_together(JOB, 3, folder_of(tmp_path, b"first"), [])
     blobs.keep_together(JOB, 3, folder_of(tmp_path, b"second"), [bytes(32)])

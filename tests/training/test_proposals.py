@@ -11,6 +11,7 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training import proposals, tasks
+from training.replicated import codec
 from training.replicated.feedback import REPLAY_TOLERANCE, buffer_digest
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import JobSpec, Objective
@@ -73,6 +74,18 @@ def test_another_trainers_work_a_short_buffer_and_poisoned_arithmetic_fail_the_r
         (two_rounds / "m0").write_bytes(content)
         audited = proposals.audit(audit, UPDATE)
         assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, proposals.RELATIVE_ERROR_MAX)
+
+
+@pytest.mark.parametrize("off", [0.0, 1.5])
+def test_a_payload_that_says_something_else_is_far_off_however_near_its_buffer_is(two_rounds: Path, off: float) -> None:
+    """Errors between one and two tolerances are not reported, so nothing else may hide among them."""
+    buffer = np.fromfile(two_rounds / "m0", "<f4")
+    buffer *= np.float32(1 + off * REPLAY_TOLERANCE)
+    buffer.tofile(two_rounds / "m0")
+    model = ReplicatedModel.open(two_rounds / "model0")
+    (two_rounds / "p0").write_bytes(codec.encode(model.header(TRAINER), -buffer, model.layout))
+    audited = proposals.audit(audit_of(two_rounds, 0), UPDATE)
+    assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, proposals.RELATIVE_ERROR_MAX)
 
 
 def test_a_model_of_another_round_and_feedback_out_of_nothing_are_our_own_mistakes(two_rounds: Path) -> None:
