@@ -88,14 +88,16 @@ class CatchUp:
         return max(due, min(claim.not_before for _, claim in ahead))
 
     def ask(self, now: float, votes: Callable[[bytes], bool] = lambda peer: False) -> tuple[bytes, GetDecisions]:
-        """The next request, to somebody who votes if one of them may be asked: anybody can claim anything, of them few lie.
+        """The next request, every second time to somebody who votes if one of them may be asked: anybody can claim anything, of
+        them few lie. The other times to anybody: a single voter that is linked may be one that lies.
 
         Call it when the deadline has come.
         """
         patient = [(peer, claim) for peer, claim in self._ahead() if claim.not_before <= now]
-        patient = [(peer, claim) for peer, claim in patient if votes(peer)] or patient
         self._turn += 1
-        peer, claim = patient[self._turn % len(patient)]
+        if self._turn % 2:
+            patient = [(peer, claim) for peer, claim in patient if votes(peer)] or patient
+        peer, claim = patient[self._turn // 2 % len(patient)]
         claim.asked = True
         claim.not_before, claim.wait = now + claim.wait, min(RETRY_SECONDS_MAX, 2 * claim.wait)
         self._next = now + RETRY_SECONDS

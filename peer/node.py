@@ -282,7 +282,7 @@ class Node:
         self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
         self._take(_applied_event(item.state))
         self._send(None, *self._accusations())
-        if self._repeat_at is not None:
+        if self._repeat_at is not None and item.state.height + 1 == self.replica.height:  # not while it catches up
             self._repeat_at = self._now
         self._give_notice()
         for peer, untold in list(self._untold.items()):
