@@ -85,7 +85,10 @@ class Pacemaker:
         return min(deadline, max(self._started, leader_lost + LOST_SECONDS) + LOST_SECONDS * (self._growth - 1.0))
 
     def repeat_deadline(self) -> float | None:
-        return None if self._repeat_from is None else self._repeat_from + min(REPEAT_SECONDS_MAX, self.view_seconds())
+        if self._repeat_from is None:
+            return None
+        waits_itself = self._started is not None  # otherwise only others may: a liar can make that last for ever
+        return self._repeat_from + (min(REPEAT_SECONDS_MAX, self.view_seconds()) if waits_itself else REPEAT_SECONDS_MAX)
 
     def repeated(self, now: float) -> None:
         self._repeat_from = now

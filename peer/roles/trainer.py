@@ -66,9 +66,10 @@ class Trainer(Voter):
         made = {Path(out) for out in (request.buffer_out, request.states_out) if out is not None}
         try:
             done = await self.ask(round, request)
-            left, self._left = self._left - made, set()
-            await trio.to_thread.run_sync(_delete, left)  # the worker does one thing at a time: it is done with all others
+            left = self._left - made  # one job trains at a time, so the worker is done with them
             await publish(round, request, done)
+            await trio.to_thread.run_sync(_delete, left)
+            self._left -= left
         finally:
             self._left |= made
         await round.measured("training_nats", done.loss)

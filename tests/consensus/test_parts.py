@@ -20,7 +20,7 @@ from consensus.block import (
     header_of,
 )
 from consensus.evidence import Evidence, verify_evidence
-from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
+from consensus.pacemaker import REPEAT_SECONDS_MAX, TAIL_FACTOR, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
 from consensus.turn import Send, SendDecisions, Turn, Voted, execute, execute_in_thread, merge
 from consensus.voters import CachingVerifier, VoterSet, verify_certificate
 from protocol.errors import RemoteProtocolError
@@ -108,6 +108,14 @@ def test_a_header_has_the_digest_of_its_block_and_only_its_body_makes_the_block_
 
 
 # Pacemaker -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_nothing_itself_says_things_again_only_now_and_then() -> None:
+    pacemaker = Pacemaker()
+    pacemaker.talk(True, 10.0)
+    assert pacemaker.repeat_deadline() == 10.0 + REPEAT_SECONDS_MAX
+    pacemaker.run(True, 10.0)
+    assert pacemaker.repeat_deadline() == 10.0 + VIEW_SECONDS_MIN
 
 
 def test_view_timers_grow_up_to_the_cap_and_follow_slow_decisions() -> None:
