@@ -138,6 +138,17 @@ def test_decisions_ahead_are_kept_of_voters_and_of_who_was_asked_and_nobody_repl
     assert len(bench.replica._future._decisions) == 1
 
 
+def test_a_voter_that_gives_one_decision_at_a_time_does_not_keep_the_others_from_being_asked() -> None:
+    catch_up, asked = CatchUp(), set[bytes]()
+    catch_up.claim(LIAR, 3_000)
+    catch_up.claim(HONEST, 3_000)
+    for now in range(4):
+        peer, _ = catch_up.ask(float(now), lambda peer: peer == LIAR)
+        catch_up.delivered(peer)
+        asked.add(peer)
+    assert asked == {LIAR, HONEST}
+
+
 def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again() -> None:
     bench = follower()
     peer = bench.signers[others(bench)[0]].public
