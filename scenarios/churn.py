@@ -34,8 +34,7 @@ class Churn:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._random, self._rounds = Random(options.seed), options.rounds
-        self._roots: dict[int, set[str]] = {}
-        self._holders: dict[int, int] = {}
+        self._roots: dict[int, dict[str, str]] = {}  # round -> honest peer -> model root
         self.closed = 0
 
     def attempts(self) -> Iterator[tuple[str, Attempt]]:
@@ -67,15 +66,12 @@ class Churn:
         trial.figures["rounds"] = self.closed - first
         for peer in peers.honest:
             for view in await peer.client.rounds(self.closed - first + BEHIND_ROUNDS_MAX):
-                if first <= view.round < self.closed:
-                    self._roots.setdefault(view.round, set()).add(view.model_root)
-                    self._holders[view.round] = self._holders.get(view.round, 0) + 1
+                self._roots.setdefault(view.round, {})[peer.name] = view.model_root
         trial.problems += self._doubts(first)
 
     def _doubts(self, first: int) -> list[str]:
-        numbers = range(first, self.closed)
-        unequal = [number for number in numbers if len(self._roots.get(number, ())) > 1]
-        alone = [number for number in numbers if self._holders.get(number, 0) < HOLDERS_MIN]
+        unequal = [number for number, roots in self._roots.items() if number < self.closed and len(set(roots.values())) > 1]
+        alone = [number for number in range(first, self.closed) if len(self._roots.get(number, ())) < HOLDERS_MIN]
         return [f"honest roots differ after round {number}" for number in unequal] + [
             f"fewer than {HOLDERS_MIN} honest peers hold round {number}" for number in alone
         ]
