@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_high
 
 from consensus.ballots import RoundBook, RoundTerms, RoundTimers
 from consensus.evidence import Evidence
@@ -91,7 +91,7 @@ class Rounds:
         # Zero: the ballots were there before the round opened here. Where an awaited trainer was absent, they waited for that.
         if closed.audited and closed.delivered >= closed.terms.awaited:
             self._audits = [*self._audits, closed.audited][-MEASURED_MAX:]
-        if closed.pace is not None:
+        if closed.pace:  # zero, too: they were there before
             self._paces[key] = [*self._paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
 
     def open(self, key: bytes, job: Job, now: float, spoken: Mapping[str, Signed], proposal_seconds: float) -> Outcome:
@@ -99,7 +99,8 @@ class Rounds:
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
         paces = self._paces.get(key, [])
-        usual, trainers = max((pace for pace, _ in paces), default=None), frozenset[bytes]().union(*(who for _, who in paces))
+        usual = median_high(pace for pace, _ in paces) if paces else None  # a peer that stood still measured one that never was
+        trainers = frozenset[bytes]().union(*(who for _, who in paces))
         timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual, trainers)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
