@@ -219,7 +219,10 @@ class JobsModule:
         for trainer, label in labels.items():
             reasons = rejected.setdefault(trainer, {})
             reasons[label] = reasons.get(label, 0) + 1
-        patience = min(PATIENCE_MAX, job.patience + 1) if closed.unjudged else job.patience
+        if closed.unjudged:
+            patience = min(PATIENCE_MAX, job.patience + 1)
+        else:  # what made re-execution slow has passed; who needs longer every time has measured it
+            patience = max(0, job.patience - 1) if closed.accepted else job.patience
         job = replace(job, accepted=accepted, rejected=rejected, patience=patience, round=job.round + 1)
         if job.round >= job.rounds:
             return replace(job, phase=Phase.FINISHED, opened=height)

@@ -284,8 +284,17 @@ def test_rounds_that_could_not_be_judged_in_time_double_the_patience_up_to_a_bou
         world.decide(closings=(world.closing(key, {first: UNJUDGED}),))
         seen.append(world.job(key).patience)
     assert seen == [1, 2, 3, 4, 5, 6, 6, 6]
-    world.decide(closings=(world.closing(key, {first: ACCEPT}),))
-    assert world.job(key).patience == 6
+
+
+def test_rounds_that_are_judged_take_the_patience_back(world: World) -> None:
+    key = world.start(spec=LANGUAGE + b":99")
+    first, second, _ = world.job(key).trainers
+    seen = []
+    judged = {first: ACCEPT}
+    for verdicts in ({first: UNJUDGED}, {first: UNJUDGED}, {first: UNJUDGED, second: ACCEPT}, {first: REPLAY}, *[judged] * 4):
+        world.decide(closings=(world.closing(key, verdicts),))
+        seen.append(world.job(key).patience)
+    assert seen == [1, 2, 3, 3, 2, 1, 0, 0], "a round that accepts nothing says nothing of how fast anybody is"
 
 
 def test_its_author_stops_a_job_at_once(world: World) -> None:
