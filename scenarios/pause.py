@@ -20,7 +20,7 @@ from scenarios.pace import STALL_SECONDS_MAX, comes_back, in_order
 from scenarios.trials import COUNT, Trial, arguments, conduct, duration
 
 HURT_ROUNDS = 2
-HURT_SECONDS_MAX = 30.0  # T1 of a minority is 10 s at least; then re-executions, whose time doubles with each such round; T3 and T4
+HURT_SECONDS_MAX = 30.0  # T1 of a minority: 10 s at least; then re-executions, whose time doubles with each such round; T3; T4
 
 
 async def pause(random: Random, leads: bool, seconds: float, peers: Network, trial: Trial) -> None:
