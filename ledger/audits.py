@@ -29,7 +29,7 @@ from protocol.reasons import Finding
 if TYPE_CHECKING:
     from ledger.state import State
 
-DRAWN_MAX = 4_096  # proposals of a job under audit at once, 3 MB of state: beyond them the oldest rounds lapse before their time
+DRAWN_MAX = 4_096  # proposals of a job under audit at once, 3 MB of state: beyond them the oldest go, first what nobody awaits
 CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
 DISPUTES_MAX = VOTERS_MAX * CHALLENGES_OPEN_MAX
 LOG_MAX = 64  # the last results, for people
@@ -149,8 +149,13 @@ class AuditsState:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditReport:
-    """`audit/report`, by a drawn auditor: what replaying the step that was drawn for it gave."""
+class StepFinding:
+    """What somebody found at a step of an accepted proposal.
+
+    `audit/report`, by a drawn auditor: at the step that was drawn for it. `audit/verdict`, by a re-executor of the round: at a
+    disputed step; anything but MATCH says guilty. `audit/challenge`, by a re-executor that was not asked: neither MATCH nor
+    WITHHELD.
+    """
 
     job: Digest
     round: Count
@@ -159,33 +164,12 @@ class AuditReport:
     finding: Finding
     relative_error_ppm: Count  # of the replayed change, ‖difference‖ / ‖change‖; 0 where nothing could be replayed
 
-
-@dataclass(frozen=True, slots=True)
-class AuditVerdict:
-    """`audit/verdict`, by a re-executor of the round: what it found at a disputed step. Anything but MATCH says guilty."""
-
-    job: Digest
-    round: Count
-    trainer: Key
-    step: Count
-    finding: Finding
-    relative_error_ppm: Count
+    @property
+    def place(self) -> Place:
+        return self.round, self.trainer, self.step
 
 
-@dataclass(frozen=True, slots=True)
-class AuditChallenge:
-    """`audit/challenge`, by a re-executor of the round that was not asked: what it found false. Neither MATCH nor WITHHELD."""
-
-    job: Digest
-    round: Count
-    trainer: Key
-    step: Count
-    finding: Finding
-    relative_error_ppm: Count
-
-
-Said = AuditReport | AuditVerdict | AuditChallenge
-KINDS: dict[str, type[Said]] = {"audit/report": AuditReport, "audit/verdict": AuditVerdict, "audit/challenge": AuditChallenge}
+KINDS = dict.fromkeys(("audit/report", "audit/verdict", "audit/challenge"), StepFinding)
 
 
 def awaited_job(transaction: Transaction) -> bytes | None:
@@ -211,6 +195,10 @@ class Due:
     proposal: Proposal
     is_dispute: bool  # an `audit/verdict` is awaited, otherwise an `audit/report`
     since: int  # the round after whose closing, or in which, the window opened
+
+    @property
+    def place(self) -> Place:
+        return self.round, self.trainer, self.step
 
 
 def due_for(me: bytes, state: State) -> list[Due]:
@@ -238,8 +226,8 @@ def _reports_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState
                     yield Due(job, number, trainer, step, drawn.proposal, False, number)
 
 
-def challengeable(me: bytes, state: State) -> list[Due]:
-    """The accepted proposals a step of which I may challenge without being asked, the last rounds last. Step 0 stands for any."""
+def others_audited(me: bytes, state: State) -> list[Due]:
+    """Others' accepted proposals of rounds that I re-execute and have not challenged, by round. Step 0 stands for any."""
     current, found = state.members.current, list[Due]()
     for job, audits in state.audits.jobs.items():
         for number, of in audits.rounds.items():

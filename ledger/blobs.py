@@ -158,8 +158,10 @@ class Blobs:
                 for file in list(folder.iterdir()):
                     if not _is_whole(file):
                         log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
-                        for name in (self._passing / file.name, file):  # two names of one file
-                            name.unlink(missing_ok=True)
+                        with contextlib.suppress(FileNotFoundError):
+                            if (passing := self._passing / file.name).samefile(file):  # another may have come since then
+                                passing.unlink()
+                        file.unlink(missing_ok=True)
                 with self._together_lock:
                     self._list(folder)
 

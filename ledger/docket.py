@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from consensus.quorum import faults_tolerated
 from ledger import draws
@@ -16,18 +16,18 @@ from ledger.audits import (
     DRAWN_MAX,
     KINDS,
     LOG_MAX,
-    AuditChallenge,
-    AuditReport,
     AuditsState,
-    AuditVerdict,
     Dispute,
     Drawn,
+    Due,
     Entry,
     JobAudits,
     Place,
     Result,
     RoundAudits,
     Standing,
+    StepFinding,
+    others_audited,
 )
 from ledger.draws import Commitment
 from ledger.genesis import Genesis
@@ -38,6 +38,9 @@ from protocol import codec
 from protocol.identity import Signed, short_id
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Finding
+
+if TYPE_CHECKING:
+    from ledger.state import State
 
 FALSE_CHALLENGES_MAX = 3  # then the challenger is neither drawn nor heard for as long as a first suspension takes
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
@@ -63,19 +66,31 @@ class AuditsModule:
     def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> AuditsState:
         state: AuditsState = modules[self.name]
         jobs: JobsState = modules["jobs"]
-        content = codec.decode(KINDS[transaction.kind], transaction.content)
-        job = jobs.jobs.get(content.job)
-        if job is None or content.job not in state.jobs:
+        said = codec.decode(StepFinding, transaction.content)
+        job = jobs.jobs.get(said.job)
+        if job is None or said.job not in state.jobs:
             raise Refused("no audits of such a job are open")
-        docket = self._docket(state, content.job, job, modules["members"], context.height)
-        match content:
-            case AuditReport():
-                docket.report(author, content)
-            case AuditVerdict():
-                docket.rule(author, content)
-            case AuditChallenge():
-                docket.challenge(author, content)
+        docket = self._docket(state, said.job, job, modules["members"], context.height)
+        match transaction.kind:
+            case "audit/report":
+                docket.report(author, said)
+            case "audit/verdict":
+                docket.rule(author, said)
+            case "audit/challenge":
+                docket.challenge(author, said)
         return docket.done()
+
+    def challengeable(self, me: bytes, state: State) -> list[Due]:
+        """The accepted proposals a step of which I may challenge now without being asked, the last rounds last."""
+        dockets = {key: self._of(key, state) for key in state.audits.jobs}
+        return [due for due in others_audited(me, state) if dockets[due.job].may_challenge(me, due.place)]
+
+    def is_challengeable(self, due: Due, state: State) -> bool:
+        """Whether anybody may still challenge a step of this proposal unasked."""
+        return due.job in state.audits.jobs and self._of(due.job, state).is_challengeable(due.place)
+
+    def _of(self, key: bytes, state: State) -> Docket:
+        return self._docket(state.audits, key, state.jobs.jobs[key], state.members, state.height)
 
     def close_round(self, state: AuditsState, job: Job, members: MembersState, height: int, closed: ClosedRound) -> AuditsState:
         """After a round was closed: what lapses and vests with it, and what is drawn. `job` is still the closed round's."""
@@ -138,45 +153,66 @@ class Docket:
 
     # Reports and verdicts
 
-    def report(self, author: bytes, report: AuditReport) -> None:
+    def report(self, author: bytes, report: StepFinding) -> None:
         drawn = self._drawn(report.round, report.trainer)
         auditor = self._speaking_for(drawn.steps, author) if drawn else None
         if drawn is None or auditor is None or drawn.steps[auditor] != report.step:
             raise Refused(f"no report of {short_id(author)} on that step is awaited")
         self._put(report.round, report.trainer, _without(drawn, auditor))
         self._count(author, reports=1)
-        place, passed = (report.round, report.trainer, report.step), report.finding is Finding.MATCH
+        passed = report.finding is Finding.MATCH
         result = Result.PASSED if passed else Result.CHALLENGED
-        self._write(place, auditor, result, report.finding, report.relative_error_ppm)
+        self._write(report.place, auditor, result, report.finding, report.relative_error_ppm)
         if not passed:
-            self._challenge(place, auditor, author, report.finding)
+            self._challenge(report.place, auditor, author, report.finding)
 
-    def challenge(self, author: bytes, said: AuditChallenge) -> None:
+    def challenge(self, author: bytes, said: StepFinding) -> None:
         """Unasked. Each false one costs every judge a replay, so that a re-executor has one in a round; and that something was
         withheld is not said unasked, as it is never held against who says so.
         """
-        place, drawn = (said.round, said.trainer, said.step), self._drawn(said.round, said.trainer)
-        if drawn is None or not self._is_open(said.round) or said.step >= self._terms.steps:
-            raise Refused(f"no such step of {short_id(said.trainer)} in round {said.round} can be challenged now")
-        challenger = self._speaking_for(self._judges(said.round, said.trainer), author)
-        if challenger is None or not self._is_trusted(author):
-            raise Refused(f"{short_id(author)} may not challenge {short_id(said.trainer)} in round {said.round}")
+        challenger = self._challenger(author, said.place)
         if said.finding in (Finding.MATCH, Finding.WITHHELD):
             raise Refused(f"{said.finding.label!r} is no challenge of who was not drawn")
-        of = self._rounds[said.round]
-        if challenger in of.challengers:
-            raise Refused(f"{short_id(author)} has challenged a step of round {said.round} already")
-        if self._dispute(place) is not None:
+        if self._dispute(said.place) is not None:
             raise Refused("that step is disputed already, and will be judged")
+        of = self._rounds[said.round]
         self._rounds[said.round] = replace(of, challengers=(*of.challengers, challenger))
-        self._write(place, challenger, Result.CHALLENGED, said.finding, said.relative_error_ppm)
-        self._challenge(place, challenger, author, said.finding)
+        self._write(said.place, challenger, Result.CHALLENGED, said.finding, said.relative_error_ppm)
+        self._challenge(said.place, challenger, author, said.finding)
+
+    def _challenger(self, author: bytes, place: Place) -> bytes:
+        """The author's key of that round, with which it may challenge this step unasked. Raises `Refused` if it may not."""
+        number, trainer, _ = place
+        if not self.is_challengeable(place):
+            raise Refused(f"no such step of {short_id(trainer)} in round {number} can be challenged now")
+        challenger = self._speaking_for(self._judges(number, trainer), author)
+        if challenger is None or not self._is_trusted(author):
+            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {number}")
+        if challenger in self._rounds[number].challengers:
+            raise Refused(f"{short_id(author)} has challenged a step of round {number} already")
+        self._require_heard(author)
+        return challenger
+
+    def may_challenge(self, author: bytes, place: Place) -> bool:
+        try:
+            self._challenger(author, place)
+        except Refused:
+            return False
+        return True
+
+    def is_challengeable(self, place: Place) -> bool:
+        number, trainer, step = place
+        return self._drawn(number, trainer) is not None and self._is_open(number) and step < self._terms.steps
+
+    def _require_heard(self, challenger: bytes) -> None:
+        if self._unheard.get(challenger, 0) > self._job.round:
+            raise Refused(f"{short_id(challenger)} was found wrong too often to challenge anybody for now")
+        mine = [dispute for dispute in self._disputes if self._speaking_for(dispute.challenges, challenger) is not None]
+        if len(mine) >= CHALLENGES_OPEN_MAX:
+            raise Refused(f"{CHALLENGES_OPEN_MAX} challenges of {short_id(challenger)} are open, the most at once")
 
     def _challenge(self, place: Place, auditor: bytes, author: bytes, finding: Finding) -> None:
-        if self._unheard.get(author, 0) > self._job.round:
-            raise Refused(f"{short_id(author)} was found wrong too often to challenge anybody for now")
-        if sum(self._speaking_for(dispute.challenges, author) is not None for dispute in self._disputes) >= CHALLENGES_OPEN_MAX:
-            raise Refused(f"{CHALLENGES_OPEN_MAX} challenges of {short_id(author)} are open, the most at once")
+        self._require_heard(author)
         dispute = self._dispute(place)
         if dispute is None:
             dispute = Dispute(*place, self._job.round, {auditor: finding}, (), ())
@@ -185,8 +221,8 @@ class Docket:
         guilty = dispute.guilty if auditor in dispute.judged else (*dispute.guilty, auditor)
         self._go_on(dispute, replace(dispute, challenges=challenges, guilty=guilty))
 
-    def rule(self, author: bytes, verdict: AuditVerdict) -> None:
-        dispute = self._dispute((verdict.round, verdict.trainer, verdict.step))
+    def rule(self, author: bytes, verdict: StepFinding) -> None:
+        dispute = self._dispute(verdict.place)
         if dispute is None:
             raise Refused("no dispute about that step is open")
         judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
@@ -272,7 +308,7 @@ class Docket:
             for auditor, step in drawn.steps.items():
                 self._count(self._members.current(auditor), lapsed=1)
                 self._write((number, trainer, step), auditor, Result.LAPSED)
-        disputed = {dispute.trainer for dispute in self._disputes if dispute.round == number}
+        disputed = self._disputed(number)
         kept = {trainer: replace(drawn, steps={}) for trainer, drawn in audits.drawn.items() if trainer in disputed}
         self._rounds[number] = replace(audits, drawn=kept)
 
@@ -322,12 +358,14 @@ class Docket:
         self._commitments = dict(sorted({**kept, **new}.items()))
 
     def _bound(self) -> None:
+        """Of what is too much the oldest goes; what is only kept for a challenge before what somebody has to report on."""
         self._tidy()
         excess = sum(len(audits.drawn) for audits in self._rounds.values()) - DRAWN_MAX
-        for number, audits in sorted(self._rounds.items()):
-            if excess > 0:
-                self._lapse(number, audits)
-                excess -= len(audits.drawn)
+        for forget in (self._forget_unawaited, self._lapse):
+            for number, audits in sorted(self._rounds.items()):
+                if excess > 0:
+                    forget(number, audits)
+                    excess -= len(audits.drawn) - len(self._rounds[number].drawn)
 
     # Tables
 
@@ -341,12 +379,19 @@ class Docket:
 
     def _tidy(self) -> None:
         """Forgets what nobody may say anything about any more."""
-        disputed, runs = {(dispute.round, dispute.trainer) for dispute in self._disputes}, self._job.phase is Phase.RUNNING
         for number, audits in list(self._rounds.items()):
-            if not (runs and self._is_open(number)):
-                drawn = {key: drawn for key, drawn in audits.drawn.items() if drawn.steps or (number, key) in disputed}
-                self._rounds[number] = replace(audits, drawn=drawn)
+            if self._job.phase is not Phase.RUNNING or not self._is_open(number):
+                self._forget_unawaited(number, audits)
         self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
+
+    def _forget_unawaited(self, number: int, audits: RoundAudits) -> None:
+        disputed = self._disputed(number)
+        drawn = {trainer: drawn for trainer, drawn in audits.drawn.items() if drawn.steps or trainer in disputed}
+        self._rounds[number] = replace(audits, drawn=drawn)
+
+    def _disputed(self, number: int) -> set[bytes]:
+        """Whose proposals of a round are."""
+        return {dispute.trainer for dispute in self._disputes if dispute.round == number}
 
     def _dispute(self, place: Place) -> Dispute | None:
         return next((dispute for dispute in self._disputes if dispute.place == place), None)

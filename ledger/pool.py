@@ -104,6 +104,7 @@ class Pool:
         self._count: Counter[bytes] = Counter()  # by signer
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
+        self._overflowed: set[bytes] = set()  # signers, since the last block
         self._dropped: dict[bytes, None] = {}  # keys of `_waiting` that left it, the last ones
 
     def __len__(self) -> int:
@@ -143,9 +144,16 @@ class Pool:
         return found, end
 
     def add(self, signed: Signed, member: bool = True) -> bool:
-        """False if it was here already or there is no room. Keys cost nothing, so strangers share one small part."""
+        """Whether it is new, and has to be passed on. Keys cost nothing, so strangers share one small part.
+
+        Who has more waiting than a member may loses all of it, and is not heard before the next block. So in whatever order the
+        same ones come, the same stay, and no leader lacks what others wait for. To keep those with the smallest nonces instead
+        would pass a flood round without end that comes in descending order. If all have too much, who has most makes room.
+        """
         digest = transaction_digest(signed)
-        if digest in self._waiting or not self._has_room(signed, member):
+        if digest in self._waiting or signed.signer in self._overflowed:
+            return False
+        if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or self._overflows(1)):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
         job = awaited_job(transaction)
@@ -156,15 +164,23 @@ class Pool:
         if not member:
             self._strangers.add(digest)
         self._account(entry, 1)
+        if self.share(signed.signer) > 1:
+            self._overflow(signed.signer)
+        while member and self._overflows():
+            self._overflow(max(self._count, key=lambda signer: (self.share(signer), signer)))
         return True
 
-    def _has_room(self, signed: Signed, member: bool) -> bool:
-        if len(self._waiting) >= TRANSACTIONS_PENDING_MAX or self._bytes_of_all > PENDING_BYTES_MAX:
-            return False
-        if not member:
-            return len(self._strangers) < PENDING_STRANGERS_MAX
-        few = self._count[signed.signer] < PENDING_PER_MEMBER_MAX
-        return few and self._bytes[signed.signer] < PENDING_BYTES_PER_MEMBER_MAX
+    def share(self, signer: bytes) -> float:
+        """Of what one member may have waiting here, how much this one has."""
+        return max(self._count[signer] / PENDING_PER_MEMBER_MAX, self._bytes[signer] / PENDING_BYTES_PER_MEMBER_MAX)
+
+    def _overflows(self, more: int = 0) -> bool:
+        return len(self._waiting) + more > TRANSACTIONS_PENDING_MAX or self._bytes_of_all + more > PENDING_BYTES_MAX
+
+    def _overflow(self, signer: bytes) -> None:
+        self._overflowed.add(signer)
+        for entry in [entry for entry in self._waiting.values() if entry.signed.signer == signer]:
+            self._forget(entry)
 
     def _account(self, entry: Waiting, sign: int) -> None:
         signer = entry.signed.signer
@@ -217,6 +233,7 @@ class Pool:
 
     def prune(self, rules: Rules, state: State) -> list[tuple[Signed, str]]:
         """Forgets what was decided, expired or refused, with the reason; a nonce that is ahead may still come."""
+        self._overflowed.clear()
         gone: list[tuple[Signed, str]] = []
         for entry in list(self._waiting.values()):
             reason = self._hopeless(rules, state, entry)
@@ -254,8 +271,8 @@ def _take_all(selection: Selection, waiting: Iterable[Waiting]) -> list[Waiting]
 # `Pool.select` leaves nothing out that would apply behind what it chose, which is what `check` asks for. It need not hold the
 # notices: one of the f+1 voters is honest. That one held the transaction before block k−2 could be made, as its notice of k−2
 # says, and passed it on when it came. Meanwhile blocks k−2 and k−1 were decided, three message delays each: the leader of k, who
-# has applied k−1, missed a message that was sent six delays before. Where that happens nevertheless, or where its pool had no
-# room, it costs this one view: the honest one of the f+1 leads too, and does hold it. Notices of k−1 would leave no time at all:
+# has applied k−1, missed a message that was sent six delays before. Where that happens nevertheless, or where its pool dropped
+# it, it costs this one view: the honest one of the f+1 leads too, and does hold it. Notices of k−1 would leave no time at all:
 # they are sent by whoever applies k−1, in the moment in which the leader makes k.
 NOTICE_LAG = 2
 NOTICE_HEIGHTS_MAX = 8  # a notice is repeated at every height: one that is not is over, and its voter may have changed its mind

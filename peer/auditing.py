@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Awaitable, Iterator
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,14 @@ from typing import TypeVar
 
 import trio
 
-from ledger.audits import AuditChallenge, AuditReport, AuditVerdict, Due, Entry, Result, Said, asked_of, due_for
+from ledger.audits import Due, Entry, Result, StepFinding, asked_of, due_for
 from ledger.blobs import JOB_BYTES
 from ledger.jobs import Phase
 from ledger.state import State
 from peer.author import Author
 from peer.driver import Driver
 from peer.roles.base import Round
-from peer.roles.trainer import Trainer
+from peer.roles.trainer import CHALLENGE, Trainer
 from peer.roles.voter import fetch_reveal, replay_request
 from protocol.errors import FolkmootError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
@@ -114,11 +115,11 @@ class Auditing:
             with self._running[key]:
                 past = await self._past_round(due)
                 # With a round left to say so: the last one may be closed by the next block.
-                replayed = await self._replayed(due, past, due.since + max(1, past.spec.audit_window - 1))
+                until = due.since + max(1, past.spec.audit_window - 1)
+                replayed = await self._replayed(due, past, partial(self._opened, due.job, until))
                 if not due.is_dispute and _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
-                kind, name = (AuditVerdict, "audit/verdict") if due.is_dispute else (AuditReport, "audit/report")
-                await self._say(kind, name, due, replayed)
+                await self._say("audit/verdict" if due.is_dispute else "audit/report", due, replayed)
         except StorageError:
             raise
         except (FolkmootError, OSError) as error:  # also a file that went meanwhile
@@ -132,10 +133,9 @@ class Auditing:
         self._rests[key] = trio.current_time() + pause, pause
         log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
 
-    async def _say(self, kind: type[Said], name: str, due: Due, replayed: Replayed) -> None:
-        ppm = round(1e6 * replayed.relative_error)
-        said = kind(due.job, due.round, due.trainer, due.step, replayed.finding, ppm)
-        await self._author.submit(name, said, seconds_max=math.inf)  # rounds take as long as they take
+    async def _say(self, kind: str, due: Due, replayed: Replayed) -> None:
+        said = StepFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error))
+        await self._author.submit(kind, said, seconds_max=math.inf)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
         if (due.job, due.round) not in (self._challenged, *(key[:2] for key in self._running)):
@@ -143,10 +143,10 @@ class Auditing:
         self._has_ended = True
         self._wake.set()
 
-    async def _replayed(self, due: Due, past: Round, until: int) -> Replayed:
-        """What is not here when round `until` opens is withheld."""
+    async def _replayed(self, due: Due, past: Round, late: Callable[[], Awaitable[None]]) -> Replayed:
+        """What is not here when `late` returns is withheld."""
         try:
-            request = await self._before(until, due.job, replay_request(past, due.trainer, due.proposal, due.step))
+            request = await self._before(late, replay_request(past, due.trainer, due.proposal, due.step))
         except RemoteProtocolError:
             return Replayed(Finding.MALFORMED, 0.0, 0.0)
         if request is None:
@@ -165,10 +165,16 @@ class Auditing:
         directory = driver.host.directory(due.job, due.round)
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
 
-    async def _before(self, until: int, job: bytes, fetched: Awaitable[T]) -> T | None:
-        """None if it does not end before that round of the job opens."""
+    async def _before(self, late: Callable[[], Awaitable[None]], fetched: Awaitable[T]) -> T | None:
+        """None if `late` returns first."""
         fetching, waiting = trio.CancelScope(), trio.CancelScope()
-        self._nursery.start_soon(self._lose_patience, until, job, fetching, waiting)
+
+        async def lose_patience() -> None:
+            with waiting:
+                await late()
+                fetching.cancel()
+
+        self._nursery.start_soon(lose_patience)
         try:
             with fetching:
                 return await fetched
@@ -176,26 +182,26 @@ class Auditing:
             waiting.cancel()
         return None
 
-    async def _lose_patience(self, until: int, key: bytes, fetching: trio.CancelScope, waiting: trio.CancelScope) -> None:
-        with waiting:
-            started = trio.current_time()
-            await trio.sleep(WITHHELD_SECONDS_MIN)
-            while True:
-                applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
-                if job is None or job.phase is Phase.FINISHED:
-                    await trio.sleep_until(started + ENDED_SECONDS)
-                    break
-                if job.round >= until:
-                    break
-                await applied.wait()
-            fetching.cancel()
+    async def _opened(self, key: bytes, until: int) -> None:
+        """Returns when that round of the job has opened, or a while after the job's end."""
+        started = trio.current_time()
+        await trio.sleep(WITHHELD_SECONDS_MIN)
+        while True:
+            applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
+            if job is None or job.phase is Phase.FINISHED:
+                await trio.sleep_until(started + ENDED_SECONDS)
+                return
+            if job.round >= until:
+                return
+            await applied.wait()
 
     # Challenging unasked ---------------------------------------------------------------------------------------------
 
     async def challenge(self, due: Due) -> str:
         """Re-executes all of this proposal, and replays the step that leads away from what this peer gets, else the last one.
 
-        What is false is on the log when this returns, with a line that says what was found. Raises `FolkmootError`.
+        What is false is on the log when this returns, with a line that says what was found. It may take as long as the log would
+        hear it: nobody is called a liar for being slow, and whoever asked may give up. Raises `FolkmootError`.
         """
         role = self._driver.workshop.role
         if not isinstance(role, Trainer):
@@ -205,39 +211,48 @@ class Auditing:
         self._challenged = due.job, due.round
         try:
             past = await self._past_round(due)
-            until = due.round + past.spec.audit_window + 1
-            step, deviation = await self._suspect(role, past, due, until)
+            step, deviation = await self._suspect(role, past, due)
             due = replace(due, step=step)
-            replayed = await self._replayed(due, past, until)
+            replayed = await self._replayed(due, past, partial(self._closed, due))
         finally:
             self._challenged = None
             self._release(due)
-        deviation, tolerance = max(deviation, replayed.relative_error), past.spec.replay_tolerance
         who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {due.round}"
         if replayed.finding is Finding.WITHHELD:
             raise UserError(f"{who} does not show what it committed to, which only drawn auditors can challenge")
         if replayed.finding is Finding.MATCH:
-            return f"no false step of {who}: at most {deviation:.1e} off this peer's own work, {tolerance:.0e} is tolerated"
-        error = f"{replayed.finding.label}, {replayed.relative_error:.1e} of what the step changes"
+            error, tolerance = replayed.relative_error, past.spec.replay_tolerance
+            replay = f"step {step} is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
+            whole = f"; the states are at most {deviation:.1e} off this peer's own" if past.spec.traces_states else ""
+            return f"no false step of {who}: {replay}{whole}"
+        found = f"{replayed.finding.label}, {replayed.relative_error:.1e} of what the step changes"
         if _is_doubtful(replayed, past.spec):
-            return f"step {step} of {who}: {error}; others might tolerate that, so it is not challenged"
-        await self._say(AuditChallenge, "audit/challenge", due, replayed)
-        return f"step {step} of {who}: {error}; the challenge is decided, `audits` shows what the others find"
+            return f"step {step} of {who}: {found}; others might tolerate that, so it is not challenged"
+        await self._say("audit/challenge", due, replayed)
+        return f"step {step} of {who}: {found}; the challenge is decided, `audits` shows what the others find"
 
-    async def _suspect(self, role: Trainer, past: Round, due: Due, until: int) -> tuple[int, float]:
+    async def _closed(self, due: Due) -> None:
+        """Returns when nobody can challenge this proposal any more."""
+        while True:
+            applied = self._driver.applied
+            if not self._driver.rules.audits.is_challengeable(due, self._driver.state):
+                return
+            await applied.wait()
+
+    async def _suspect(self, role: Trainer, past: Round, due: Due) -> tuple[int, float]:
         """The step to replay, and the largest deviation from this peer's own states that was seen."""
         if not past.spec.traces_states:
             return 0, 0.0
-        folder = role.texts / "challenge"  # one at a time; what a crash leaves goes with the next one
+        folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
         try:
-            found = await self._before(until, due.job, self._bisected(role, past, due, folder))
+            found = await self._before(partial(self._closed, due), self._bisected(role, past, due, folder))
         except RemoteProtocolError:
             return 0, 0.0  # the trace is none: replaying any step says so
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
         if found is None:
-            raise UserError("the states did not come, or re-executing took too long, while that round can be challenged")
+            raise UserError("that cannot be challenged any more: its states did not come, or re-executing them took too long")
         return found
 
     async def _bisected(self, role: Trainer, past: Round, due: Due, folder: Path) -> tuple[int, float]:
@@ -264,7 +279,6 @@ class Auditing:
         inner, states = due.proposal.inner_from, folder / "states"
         if inner is not None:
             await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)
-        folder.mkdir(exist_ok=True)
         begun = None if inner is None else str(past.blobs.path(inner))
         place = (due.job, due.round, due.trainer, str(past.model_directory))
         done = await role.ask(past, Reexecute(*place, None, None, str(folder / "buffer"), begun, str(states)))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import trio
 
 from ledger.members import Register
-from ledger.pool import transaction_digest
+from ledger.pool import PENDING_PER_MEMBER_MAX, transaction_digest
 from ledger.state import decode_body
 from ledger.transactions import Refused
 from peer.driver import Driver
@@ -29,6 +29,7 @@ from protocol.identity import Signed, Signer, sign
 from protocol.messages import Transaction
 
 LIFETIME_HEIGHTS = 200  # a transaction that was not decided by then is refused; rounds take seconds
+AT_ONCE_MAX = PENDING_PER_MEMBER_MAX // 2  # others may still hold what is decided here already, and drop all if there is too much
 DECISION_SECONDS_MAX = 120.0  # then the person who asked is told that there is no quorum
 
 
@@ -37,6 +38,7 @@ class Author:
         self._driver = driver
         self.signer = signer or driver.signer
         self._lock = trio.Lock()
+        self._places = trio.CapacityLimiter(AT_ONCE_MAX)
 
     @property
     def nonce(self) -> int:
@@ -47,10 +49,11 @@ class Author:
         """The transaction that stands in an applied block. `UserError` if it is refused, if nothing is decided in time (then it
         may still be), or if a snapshot hides whether it was."""
         with trio.move_on_after(seconds_max):
-            while True:
-                signed, transaction = await self._put_on_log(kind, content)
-                if await self._was_decided(signed, transaction):
-                    return transaction
+            async with self._places:
+                while True:
+                    signed, transaction = await self._put_on_log(kind, content)
+                    if await self._was_decided(signed, transaction):
+                        return transaction
         raise UserError(
             f"{kind} was not decided within {seconds_max:.0f} s, and may still be: is a quorum of voters running? (`peers` shows)"
         )

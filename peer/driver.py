@@ -83,6 +83,7 @@ class Driver:
         self.network, self.events = network, event_log
         self._verifier = CachingVerifier(Ed25519Verifier())
         self.rules = Rules(genesis, self._verifier, host)
+        self._anchor_height = anchor.height if anchor else 0
         self._started_wall, self._started = time.time(), trio.current_time()
         self._slept_before, self._slept = _seconds_slept(), 0.0
         self.node = self._restored_node()
@@ -113,7 +114,8 @@ class Driver:
         """As the store says that this peer stopped."""
         ledger = self._restored_ledger()
         spoken = partial(self.store.round_votes, self.signer.public)
-        return Node(self.signer, self.rules, ledger, restart_of(self.store, ledger.state.height), self._verifier, spoken)
+        restart = restart_of(self.store, ledger.state.height)
+        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, self._anchor_height)
 
     def _restored_ledger(self) -> Ledger:
         encoded = self.store.state()

@@ -18,6 +18,7 @@ from consensus.turn import Decided, Fault, Outgoing, Restart, Send, Turn, merge
 from consensus.voters import VoterSet
 from ledger.jobs import Job
 from ledger.ledger import Ledger
+from ledger.pool import transaction_digest
 from ledger.state import Rules, State, Transition
 from ledger.transactions import Refused
 from peer.early import RoundKey, RoundMessage
@@ -112,7 +113,7 @@ class Node:
     `ledger` holds the last applied state, `restart` what the journal had. Decided heights in the journal above the applied one
     must be applied first thing, each with an `AppliedBlock`. `spoken(job, round)` reads from disk what this key signed in a
     round: {message tag: signed}; it is called when a round opens. `verifier` is asked about every signature outside the
-    transition rules; give the one that `rules` has, and a caching one.
+    transition rules; give the one that `rules` has, and a caching one. `anchor_height` is as for `Replica`.
 
     The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
     passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.turn.persist`, then `deliver`.
@@ -128,12 +129,13 @@ class Node:
         restart: Restart,
         verifier: Verifier,
         spoken: Callable[[bytes, int], Mapping[str, Signed]],
+        anchor_height: int = 0,
     ) -> None:
         self.me = signer.public
         self.chain_id = rules.chain_id
         self.rules, self.ledger = rules, ledger
         self.rounds = Rounds(signer, self.chain_id, ledger.books)
-        self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart)
+        self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
         self.heard: tuple[tuple[bytes, RoundMessage], ...] = ()  # round messages that began to count in the last turn, by signer
         self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise
         self.refused: dict[str, int] = {}  # how many messages were not for us, by reason
@@ -338,6 +340,9 @@ class Node:
                 self._take(events.Received(peer, message))
 
     def _handle_relayed(self, signed: Signed) -> None:
+        held = self.ledger.pool.get(transaction_digest(signed))
+        if held is not None and held.signed == signed:
+            return  # verified when it came: its author says it again every second, every new link tells it
         message: Any = self.rules.open(signed, RELAYED)
         if isinstance(message, Transaction):
             self._handle_transaction(signed, message)

@@ -15,7 +15,7 @@ import trio
 
 from consensus.chain_proof import Anchor
 from consensus.voters import VoterSet
-from ledger.audits import Due, Entry, JobAudits, Standing, challengeable
+from ledger.audits import CHALLENGES_OPEN_MAX, Due, Entry, JobAudits, Standing
 from ledger.genesis import TRAINER, Genesis
 from ledger.jobs import Job, Phase, Start, Stop, job_id
 from ledger.members import Approve, Leave, Member, MembersState, warning_for_removal
@@ -283,13 +283,14 @@ class Service:
         current = state.members.current
         found = [
             due
-            for due in challengeable(self.driver.signer.public, state)
+            for due in self.driver.rules.audits.challengeable(self.driver.signer.public, state)
             if current(due.trainer) == current(accused) and round in (None, due.round)
         ]
         if not found:
             which = f"proposal of {short_id(accused)}" + ("" if round is None else f" in round {round}")
-            must = "be accepted in a job with audit=sampled, its window open, this peer a re-executor with no challenge spent"
-            raise UserError(f"no {which} can be challenged from here now: it must {must}")
+            must = "be accepted in a job with audit=sampled, its window open, its trainer not suspended since"
+            me = f"in good standing, with no challenge spent on that round and fewer than {CHALLENGES_OPEN_MAX} disputes open"
+            raise UserError(f"no {which} can be challenged from here now: it must {must}, and this peer a re-executor {me}")
         try:
             return await self.challenge_due(max(found, key=lambda due: (state.jobs.jobs[due.job].started, due.round)))
         except FolkmootError as error:

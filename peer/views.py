@@ -80,8 +80,8 @@ def _state(view: StatusView) -> str:
 
 
 def _unaudited(view: StatusView) -> str:
-    what = "nobody re-executes the updates, and votes check their form only"
-    return f"{', '.join(view.unaudited)}: {what}" if view.unaudited else "no running job"
+    what = "nobody re-executes the updates; votes check their form and norm only"
+    return f"{', '.join(view.unaudited)}: {what}" if view.unaudited else "none of the running jobs"
 
 
 def _duration(seconds: float) -> str:

@@ -136,10 +136,10 @@ class Propose(Request[Proposed]):
 
 @dataclass(frozen=True, slots=True)
 class Reexecute(Propose):
-    """Do somebody else's local steps for comparing the states → Proposed. A whole round: all that is shorter goes before it."""
+    """Do somebody else's local steps for comparing the states → Proposed. What rounds wait for goes before it."""
 
     TAG: ClassVar[str] = "reexecute"
-    PRIORITY: ClassVar[int] = 5
+    PRIORITY: ClassVar[int] = 4  # as evaluations: behind them it would starve where measuring takes as long as a round
 
 
 @dataclass(frozen=True, slots=True)

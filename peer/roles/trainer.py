@@ -31,6 +31,7 @@ TOKENIZER_BYTES_MAX = 16 << 20  # a byte-level BPE of 65536 tokens is about 4 MB
 
 OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
 DEATHS_MAX = 3  # of the worker, by one request
+CHALLENGE = "challenge-"  # of the name of a folder where somebody's round is re-executed
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Trainer(Voter):
     _left: set[Path] = field(default_factory=set)  # what the worker wrote for rounds that closed before it had finished
 
     def __post_init__(self) -> None:
-        self._left.update(self.texts.glob("*.buffer*"))  # of an earlier process
+        self._left.update(*map(self.texts.glob, ("*.buffer*", f"{CHALLENGE}*")))  # of an earlier process
 
     async def propose(self, round: OpenRound) -> None:
         if round.spec.objective is Objective.SCRATCH:

@@ -13,16 +13,13 @@ from ledger import docket
 from ledger.audits import (
     CHALLENGES_OPEN_MAX,
     LOG_MAX,
-    AuditChallenge,
-    AuditReport,
     AuditsState,
-    AuditVerdict,
     Due,
     JobAudits,
     Result,
     Standing,
+    StepFinding,
     asked_of,
-    challengeable,
     due_for,
 )
 from ledger.docket import AFTERMATH_HEIGHTS, FALSE_CHALLENGES_MAX
@@ -79,8 +76,8 @@ class Court(World):
         ]
 
     def said(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> Signed:
-        kind, content = ("audit/verdict", AuditVerdict) if due.is_dispute else ("audit/report", AuditReport)
-        return self.tx(person, kind, content(due.job, due.round, due.trainer, due.step, finding, 7))
+        kind = "audit/verdict" if due.is_dispute else "audit/report"
+        return self.tx(person, kind, StepFinding(due.job, *due.place, finding, 7))
 
     def say(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> None:
         self.decide(self.said(person, due, finding))
@@ -466,7 +463,7 @@ def undrawn() -> Court:
 def unasked(
     court: Court, person: FastSigner, trainer: bytes, number: int = 3, step: int = 4, finding: Finding = MISMATCH
 ) -> Signed:
-    return court.tx(person, "audit/challenge", AuditChallenge(court.key, number, trainer, step, finding, 7))
+    return court.tx(person, "audit/challenge", StepFinding(court.key, number, trainer, step, finding, 7))
 
 
 def test_a_reexecutor_that_was_not_drawn_challenges_and_the_others_judge(undrawn: Court) -> None:
@@ -586,16 +583,54 @@ def test_all_that_were_drawn_for_a_step_can_join_the_dispute_that_another_opened
 
 def test_a_peer_is_told_what_it_may_challenge(undrawn: Court) -> None:
     def told(key: bytes) -> list[tuple[int, bytes]]:
-        return [(due.round, due.trainer) for due in challengeable(key, undrawn.state)]
+        return [(due.round, due.trainer) for due in undrawn.rules.audits.challengeable(key, undrawn.state)]
 
     assert told(B) == [(number, trainer) for number in (1, 2, 3) for trainer in (A, C, D)]
     undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=2))
     assert told(B) == [(number, trainer) for number in (1, 3) for trainer in (A, C, D)]
-    for due in challengeable(C, undrawn.state):
+    for due in undrawn.rules.audits.challengeable(C, undrawn.state):
         assert undrawn.problem(unasked(undrawn, PEOPLE[2], due.trainer, due.round, due.step)) is None
     rotated(undrawn, PEOPLE[1])
     assert told(B) == [] and len(told(NEW.public)) == 6
     assert (3, NEW.public) not in told(NEW.public) and told(PEOPLE[8].public) == []
+
+
+def told_as_heard(court: Court) -> None:
+    """What a peer may spend its time on is what the log would take from it, and nothing else."""
+    for person in court.people.values():
+        told = {(due.round, due.trainer) for due in court.rules.audits.challengeable(person.public, court.state)}
+        places = {(number, trainer) for number, of in court.audits.rounds.items() for trainer in of.drawn}
+        heard = {place for place in places if court.problem(unasked(court, person, place[1], place[0], step=7)) is None}
+        assert told == heard
+
+
+def test_a_peer_is_not_told_to_challenge_what_the_log_would_refuse() -> None:
+    court = Court(rate=0.0, window=5)
+    court.round(CHALLENGES_OPEN_MAX)
+    told_as_heard(court)
+    court.decide(unasked(court, PEOPLE[1], A, number=0))
+    court.round(2)
+    assert (0, A) in [(number, trainer) for number, of in court.audits.rounds.items() for trainer in of.drawn]
+    assert not [due for due in court.rules.audits.challengeable(C, court.state) if due.round == 0], "the window is over"
+    told_as_heard(court)
+    for number in range(1, CHALLENGES_OPEN_MAX + 1):
+        assert court.rules.audits.challengeable(D, court.state)
+        court.decide(unasked(court, PEOPLE[3], A, number))
+    court.round()
+    assert not court.rules.audits.challengeable(D, court.state), "four are open"
+    told_as_heard(court)
+    court.judge(MISMATCH, 1)
+    assert court.suspended(A) and not court.rules.audits.challengeable(A, court.state)
+    told_as_heard(court)
+
+
+def test_who_is_not_heard_is_not_told_to_challenge_anything(undrawn: Court) -> None:
+    for _ in range(FALSE_CHALLENGES_MAX):
+        undrawn.decide(unasked(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2))
+        undrawn.judge(MATCH, 2)
+        undrawn.round()
+    assert undrawn.audits.unheard.keys() == {D} and not undrawn.rules.audits.challengeable(D, undrawn.state)
+    told_as_heard(undrawn)
 
 
 def test_a_job_that_ended_is_challenged_only_as_long_as_something_of_it_is_awaited() -> None:
@@ -688,6 +723,25 @@ def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytes
     assert sum(len(of.drawn) for of in court.audits.rounds.values()) == 8
     assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[1], A, number=2)) or "")
     assert list(court.audits.rounds) == [3, 4] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 24
+
+
+def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_nobody_awaits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A report that is still to come may find a lie; what is only kept for a challenge goes first. What is disputed stays."""
+    monkeypatch.setattr(docket, "DRAWN_MAX", 9)
+    court = Court(4, window=50)
+    court.round(2)
+    reports = [(auditor, due) for auditor, due in court.due() if due.round == 1]
+    accused = next(due for _, due in reports if due.trainer == A)
+    for auditor, due in reports:
+        court.say(auditor, due, MISMATCH if due is accused else MATCH)
+    court.round()
+    assert {number: set(of.drawn) for number, of in court.audits.rounds.items()} == {0: {A, B, C, D}, 1: {A}, 2: {A, B, C, D}}
+    assert not any(court.standing(key).lapsed for key in (A, B, C, D)) and court.audits.disputes
+    court.round()
+    assert list(court.audits.rounds) == [1, 2, 3], "all the others are awaited: the oldest round lapses"
+    assert sum(court.standing(key).lapsed for key in (A, B, C, D)) == 8
 
 
 # Rotated keys ------------------------------------------------------------------------------------------------------------
@@ -832,7 +886,7 @@ def test_reports_are_decoded_when_they_come_and_not_again_each_time_somebody_ask
     for auditor, due in court.due():
         court.ledger.pool.add(court.said(auditor, due))
         assert not court.ledger.has_work()
-    assert decoded == [AuditReport] * len(court.due()) and len(decoded) > 4
+    assert decoded == [StepFinding] * len(court.due()) and len(decoded) > 4
 
 
 def test_reports_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(court: Court) -> None:

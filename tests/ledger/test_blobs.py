@@ -384,6 +384,21 @@ def test_a_damaged_buffer_is_not_gone_on_from_either(blobs: Blobs, tmp_path: Pat
     assert started(tmp_path).size(DIGEST) is None and files(tmp_path) == []
 
 
+def test_where_a_kept_file_is_damaged_another_of_that_name_which_is_not_stays(blobs: Blobs, tmp_path: Path) -> None:
+    """What came since then, from a peer that has it too, is its own file."""
+    blobs.expect_to_pass(DIGEST, "round 3")
+    blobs.add(DATA)
+    blobs.keep_together(JOB, 3, None, [DIGEST])
+    blobs.path(DIGEST).unlink()
+    (kept,) = [file for file in (tmp_path / "passing").rglob(DIGEST.hex()) if file.parent.name != "passing"]
+    kept.write_bytes(DATA[:-1])
+    again = Blobs(tmp_path / "kept", tmp_path / "passing")
+    again.expect_to_pass(DIGEST, "an audit")
+    again.add(DATA)
+    again.verify_together()
+    assert again.read(DIGEST) == DATA and not kept.exists()
+
+
 def test_rounds_that_are_deleted_or_kept_while_others_are_verified_are_as_they_were_left(
     blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ from ledger.genesis import TRAINER
 from ledger.jobs import Start
 from ledger.ledger import Ledger
 from ledger.members import Approve, Leave, Register, Stand
-from ledger.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, Pool
 from ledger.state import Body, State, decode_body
 from protocol import codec
 from protocol.identity import Signed
@@ -112,35 +111,6 @@ def test_a_transaction_waits_once(world: World) -> None:
     assert world.ledger.pool.add(signed) and not world.ledger.pool.add(signed)
     assert not world.ledger.pool.add(replace(signed, signature=bytes(64))), "another signature makes no other transaction"
     assert len(world.ledger.pool) == 1
-
-
-def test_no_member_fills_the_pool_and_strangers_share_a_small_part_of_it(world: World) -> None:
-    pool = Pool()
-    added = [pool.add(signed) for signed in registrations(world, PEOPLE[0], PENDING_PER_MEMBER_MAX + 3)]
-    assert sum(added) == PENDING_PER_MEMBER_MAX and pool.add(registrations(world, PEOPLE[1], 1)[0])
-    added = [pool.add(world.admission(FastSigner(f"stranger {i}")), member=False) for i in range(PENDING_STRANGERS_MAX + 5)]
-    assert sum(added) == PENDING_STRANGERS_MAX and pool.add(registrations(world, PEOPLE[2], 1)[0])
-    assert len(pool) == PENDING_PER_MEMBER_MAX + 2 + PENDING_STRANGERS_MAX
-
-
-def test_no_member_fills_the_memory_with_large_transactions_and_neither_do_all_together(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = len(registrations(world, PEOPLE[0], 1)[0].body) + pool_module.SIGNED_BYTES
-    monkeypatch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 2 * size)
-    monkeypatch.setattr(pool_module, "PENDING_BYTES_MAX", 3 * size)
-    pool = Pool()
-    assert [pool.add(signed) for signed in registrations(world, PEOPLE[0], 3)] == [True, True, False]
-    assert [pool.add(registrations(world, person, 1)[0]) for person in PEOPLE[1:4]] == [True, True, False]
-    world.decide(*registrations(world, PEOPLE[0], 2))
-    pool.prune(world.rules, world.state)
-    assert pool.add(registrations(world, PEOPLE[0], 1)[0]), "there is room again"
-
-
-def test_the_pool_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "TRANSACTIONS_PENDING_MAX", 2)
-    pool = Pool()
-    assert [pool.add(signed) for signed in registrations(world, PEOPLE[0], 3)] == [True, True, False]
 
 
 def test_a_pool_full_of_hopeless_transactions_is_looked_through_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

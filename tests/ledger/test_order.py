@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import docket
-from ledger.audits import AuditReport, AuditVerdict, Due, due_for
+from ledger.audits import Due, StepFinding, due_for
 from ledger.genesis import TRAINER
 from ledger.jobs import Job, JobTerms, Start, Stop
 from ledger.ledger import Ledger
@@ -85,9 +85,9 @@ class TwoWays(World):
 
     def judged(self, person: FastSigner, number: int) -> Signed:
         due: Due = self._one(due_for(person.public, self.state), number)
-        kind, content = ("audit/verdict", AuditVerdict) if due.is_dispute else ("audit/report", AuditReport)
+        kind = "audit/verdict" if due.is_dispute else "audit/report"
         finding = Finding.MATCH if number % 3 else Finding.MISMATCH
-        return self.tx(person, kind, content(due.job, due.round, due.trainer, due.step, finding, 0))
+        return self.tx(person, kind, StepFinding(due.job, *due.place, finding, 0))
 
     def _jobs_of(self, person: FastSigner) -> list[bytes]:
         return [key for key, job in self.state.jobs.running().items() if job.author == person.public]

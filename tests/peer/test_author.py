@@ -19,6 +19,7 @@ from ledger.jobs import Phase, Start, Stop, job_id
 from ledger.members import Register
 from ledger.pool import Pool
 from ledger.state import Body, State
+from peer import author as author_module
 from peer.author import Author
 from peer.rounds import Outcome
 from protocol import codec
@@ -27,7 +28,7 @@ from protocol.identity import Signed
 from protocol.messages import Certificate, Transaction
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.peer.network import SCRATCH as REAL_SCRATCH
-from tests.peer.network import SECONDS_MAX, network, poll
+from tests.peer.network import SECONDS_MAX, Network, network, poll
 
 ME, OTHER = PEOPLE[0], PEOPLE[1]
 
@@ -293,6 +294,20 @@ async def test_what_was_not_decided_in_time_may_still_be_and_the_next_one_comes_
         assert log.starts() == 2 and asked.transaction is not None and asked.transaction.nonce == 2
 
 
+async def test_of_many_commands_no_more_wait_for_a_block_at_once_than_other_pools_have_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Invariant: no honest author's transactions are so many that other peers drop them all."""
+    monkeypatch.setattr(author_module, "AT_ONCE_MAX", 2)
+    async with logged() as (log, author):
+        asked = [Asked(log, author, *start()) for _ in range(5)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(log.ledger.pool) == 2
+        for submission in asked:
+            await submission.settled()
+        assert log.starts() == 5 and not any(submission.error for submission in asked)
+
+
 async def test_what_is_refused_is_said_at_once_and_never_put_on_the_log() -> None:
     async with logged() as (log, author):
         with pytest.raises(UserError, match="no such job"):
@@ -303,68 +318,70 @@ async def test_what_is_refused_is_said_at_once_and_never_put_on_the_log() -> Non
 # With real drivers ---------------------------------------------------------------------------------------------------
 
 
-async def test_two_devices_with_one_key_get_both_of_their_commands_decided(tmp_path: Path) -> None:
+@pytest.fixture
+async def founders(tmp_path: Path) -> AsyncIterator[Network]:
+    """Four, of whom only the first is there: nothing is decided before the others come."""
     async with network(tmp_path, founders=4, start=False) as made:
-        seat = await made.start(made.seats[0])
-        done: dict[str, Transaction] = {}
-
-        async def submit(author: Author, name: str) -> None:
-            done[name] = await author.submit("job/start", Start(replace(REAL_SCRATCH, name=name).encode()))
-
+        await made.start(made.seats[0])
         with trio.fail_after(SECONDS_MAX):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(submit, seat.author, "one")
-                nursery.start_soon(submit, Author(seat.driver), "two")
-                await poll(lambda: len(seat.driver.ledger.pool) == 2)
-                assert {transaction_of(signed).nonce for signed in seat.driver.ledger.pool} == {1}
-                for other in made.seats[1:]:  # now there is a quorum
-                    await made.start(other)
-        assert {transaction.nonce for transaction in done.values()} == {1, 2}
-        jobs = seat.driver.state.jobs.jobs
-        assert {name: jobs[job_id(seat.public, transaction)].name for name, transaction in done.items()} == {
-            "one": "one",
-            "two": "two",
-        }
+            yield made
 
 
-async def test_what_one_author_says_at_once_is_decided_in_that_order_without_waiting_for_each_other(tmp_path: Path) -> None:
-    async with network(tmp_path, founders=4, start=False) as made:
-        seat = await made.start(made.seats[0])
-        done: dict[str, Transaction] = {}
-
-        async def register(name: str, *roles: str) -> None:
-            done[name] = await seat.author.submit("member/register", Register(roles))
-
-        with trio.fail_after(SECONDS_MAX):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(register, "first", TRAINER)
-                await poll(lambda: len(seat.driver.ledger.pool) == 1)
-                nursery.start_soon(register, "second")
-                await poll(lambda: len(seat.driver.ledger.pool) == 2)
-                for other in made.seats[1:]:  # now there is a quorum
-                    await made.start(other)
-        assert (done["first"].nonce, done["second"].nonce) == (1, 2)
-        assert seat.driver.state.members.members[seat.public].roles == ()
+async def others_come(founders: Network) -> None:
+    for seat in founders.seats[1:]:
+        await founders.start(seat)
 
 
-async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(tmp_path: Path) -> None:
-    async with network(tmp_path, founders=4, start=False) as made:
-        seat = await made.start(made.seats[0])
-        pool, given_up = seat.driver.ledger.pool, trio.CancelScope()
+async def test_two_devices_with_one_key_get_both_of_their_commands_decided(founders: Network) -> None:
+    seat, done = founders.seats[0], dict[str, Transaction]()
 
-        async def give_up() -> None:
-            with given_up:
-                await seat.author.submit("member/register", Register((TRAINER,)))
+    async def submit(author: Author, name: str) -> None:
+        done[name] = await author.submit("job/start", Start(replace(REAL_SCRATCH, name=name).encode()))
 
-        with trio.fail_after(SECONDS_MAX):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(give_up)
-                await poll(lambda: len(pool) == 1)
-                nursery.start_soon(seat.scratch)
-                await poll(lambda: len(pool) == 2)
-                given_up.cancel()
-                pool._forget(next(iter(pool._waiting.values())))  # as when a block makes it impossible
-                others = [await made.start(other) for other in made.seats[1:]]
-                await others[0].author.submit("member/register", Register((TRAINER,)))
-            await poll(lambda: seat.author.nonce == 2)
-        assert len(seat.driver.state.jobs.jobs) == 1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(submit, seat.author, "one")
+        nursery.start_soon(submit, Author(seat.driver), "two")
+        await poll(lambda: len(seat.driver.ledger.pool) == 2)
+        assert {transaction_of(signed).nonce for signed in seat.driver.ledger.pool} == {1}
+        await others_come(founders)
+    assert {transaction.nonce for transaction in done.values()} == {1, 2}
+    jobs = seat.driver.state.jobs.jobs
+    names = {name: jobs[job_id(seat.public, transaction)].name for name, transaction in done.items()}
+    assert names == {"one": "one", "two": "two"}
+
+
+async def test_what_one_author_says_at_once_is_decided_in_that_order_without_waiting_for_each_other(founders: Network) -> None:
+    seat, done = founders.seats[0], dict[str, Transaction]()
+
+    async def register(name: str, *roles: str) -> None:
+        done[name] = await seat.author.submit("member/register", Register(roles))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(register, "first", TRAINER)
+        await poll(lambda: len(seat.driver.ledger.pool) == 1)
+        nursery.start_soon(register, "second")
+        await poll(lambda: len(seat.driver.ledger.pool) == 2)
+        await others_come(founders)
+    assert (done["first"].nonce, done["second"].nonce) == (1, 2)
+    assert seat.driver.state.members.members[seat.public].roles == ()
+
+
+async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founders: Network) -> None:
+    seat = founders.seats[0]
+    pool, given_up = seat.driver.ledger.pool, trio.CancelScope()
+
+    async def give_up() -> None:
+        with given_up:
+            await seat.author.submit("member/register", Register((TRAINER,)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(give_up)
+        await poll(lambda: len(pool) == 1)
+        nursery.start_soon(seat.scratch)
+        await poll(lambda: len(pool) == 2)
+        given_up.cancel()
+        pool._forget(next(iter(pool._waiting.values())))  # as when a block makes it impossible
+        await others_come(founders)
+        await founders.seats[1].author.submit("member/register", Register((TRAINER,)))
+    await poll(lambda: seat.author.nonce == 2)
+    assert len(seat.driver.state.jobs.jobs) == 1

@@ -163,7 +163,7 @@ async def test_who_is_suspended_sees_until_when_and_why_in_its_status(
 async def test_jobs_that_nobody_re_executes_are_named_as_such(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    assert "no running job" in (await said(monkeypatch, capsys, f"{command}\n"))[0]
+    assert "none of the running jobs" in (await said(monkeypatch, capsys, f"{command}\n"))[0]
     status = replace(fake_api.STATUS, unaudited=("[own]", "diary"))
     monkeypatch.setattr(fake_api, "STATUS", status)
     monkeypatch.setattr(fake_api, "STATS", replace(fake_api.STATS, status=status))

@@ -14,7 +14,7 @@ from consensus.ballots import RoundTerms
 from ledger.blobs import JOB_BYTES, Blobs
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
-from peer.roles.trainer import Trainer, _Job
+from peer.roles.trainer import CHALLENGE, Trainer, _Job
 from peer.roles.voter import Voter, audit_request
 from protocol.errors import UserError
 from protocol.identity import Identity, Signed, sign
@@ -178,9 +178,11 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     host = ModelHost(tmp_path / "language")
     host.create(JOB, spec.encode())
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "ab-7.buffer.states").mkdir()
+    for left in ("ab-7.buffer.states", f"{CHALLENGE}left"):
+        (tmp_path / "texts" / left).mkdir()
     (tmp_path / "texts" / "ab.txt").touch()
     role, steps = opened(world, tmp_path, host, 0)
+    (tmp_path / "texts" / f"{CHALLENGE}now").mkdir()
 
     ask = steps.ask
 
@@ -192,10 +194,10 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     steps.ask = late  # type: ignore[method-assign]
     with trio.CancelScope() as closing:
         await role.propose(world.round)
-    assert len(list((tmp_path / "texts").iterdir())) == 4
+    assert len(list((tmp_path / "texts").iterdir())) == 6
     steps.ask = ask  # type: ignore[method-assign]
     await role.propose(world.round)
-    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["ab.txt"]
+    assert {path.name for path in (tmp_path / "texts").iterdir()} == {"ab.txt", f"{CHALLENGE}now"}, "what runs now stays"
 
 
 @pytest.mark.parametrize("audit", [Audit.SAMPLED, Audit.FULL])

@@ -129,6 +129,24 @@ async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(
     assert fake.asked()[1:] == ["hang", "cancel", "propose", "audit", "evaluate", "evaluate again"]
 
 
+async def test_re_executing_a_round_waits_for_the_evaluations_before_it_and_not_for_those_that_come_later(fake: Fake) -> None:
+    """A peer that measures every model, and needs as long for it as a round takes, is asked for the next one all the time."""
+    waiting: list[tasks.Request[Any]] = [
+        evaluate("evaluate"),
+        tasks.Reexecute(JOB, 0, TRAINER, "re-execute", None, None, "b"),
+        evaluate("evaluate the next model"),
+        tasks.Propose(JOB, 1, TRAINER, "propose", None, None, "b"),
+    ]
+    async with trio.open_nursery() as nursery, trio.open_nursery() as busy:
+        busy.start_soon(fake.worker.ask, evaluate("hang"))
+        await fake.until("hang")
+        for request in waiting:
+            nursery.start_soon(fake.worker.ask, request)
+            await trio.testing.wait_all_tasks_blocked()
+        busy.cancel_scope.cancel()
+    assert fake.asked()[1:] == ["hang", "cancel", "propose", "evaluate", "re-execute", "evaluate the next model"]
+
+
 @pytest.mark.parametrize("what, why", [("die", "exit status 7: last words"), ("killed", "SIGKILL"), ("garbage", "framing")])
 async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_new_worker_with_the_jobs_open(
     fake: Fake, what: str, why: str

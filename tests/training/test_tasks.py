@@ -55,4 +55,4 @@ def test_a_frame_longer_than_any_message_is_refused_before_it_is_read() -> None:
 
 def test_what_the_round_waits_for_is_most_urgent_then_sampled_audits_which_can_lapse_then_what_can_be_done_any_time() -> None:
     assert tasks.OpenJob.PRIORITY < tasks.Propose.PRIORITY < tasks.Audit.PRIORITY < tasks.Replay.PRIORITY
-    assert tasks.Replay.PRIORITY < tasks.Evaluate.PRIORITY == tasks.Generate.PRIORITY < tasks.Reexecute.PRIORITY
+    assert tasks.Replay.PRIORITY < tasks.Evaluate.PRIORITY == tasks.Generate.PRIORITY == tasks.Reexecute.PRIORITY

@@ -1,0 +1,149 @@
+"""A pool holds the same in whatever order the same transactions came, and no leader lacks what others wait for."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger import pool as pool_module
+from ledger.ledger import Ledger
+from ledger.members import Approve, Register
+from ledger.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, SIGNED_BYTES, Pool
+from protocol.identity import Signed
+from tests.ledger.world import PEOPLE, World
+from tests.sim.keys import FastSigner
+
+AUTHOR, OTHER = PEOPLE[0], PEOPLE[1]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def registration(world: World, ahead: int = 1, roles: int = 0, person: FastSigner = AUTHOR) -> Signed:
+    """Those with other roles have other sizes."""
+    return world.tx(person, "member/register", Register(("trainer", "voter-with-a-long-name")[:roles]), ahead)
+
+
+def one_of(world: World, kind: str, ahead: int) -> Signed:
+    """By the same author; who is approved does not stand."""
+    if kind == "refused":
+        return world.tx(AUTHOR, "member/approve", Approve(PEOPLE[6].public), ahead)
+    return registration(world, ahead, roles=int(kind == "larger"))
+
+
+def far(world: World, count: int, person: FastSigner = AUTHOR) -> list[Signed]:
+    """None of them can be the next one."""
+    return [registration(world, ahead, person=person) for ahead in range(2, 2 + count)]
+
+
+def arrived(world: World, transactions: list[Signed]) -> Ledger:
+    """At a peer to which they came in this order."""
+    ledger = Ledger(world.rules, world.state, world.ledger.certified_root)
+    for signed in transactions:
+        ledger.pool.add(signed)
+    return ledger
+
+
+named = st.tuples(st.sampled_from(["small", "larger", "refused"]), st.integers(1, 5))
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_pools_that_got_the_same_transactions_in_any_order_hold_and_offer_the_same(data: st.DataObject) -> None:
+    """Invariant: if one honest voter waits for a transaction of a member, then every honest leader that got the same ones has it.
+
+    Several of them have one nonce, some can never apply, and there are more of them, in number or in bytes, than there is room.
+    Blocks come between, after each of which all have heard the same again.
+    """
+    world = World()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 4)
+        patch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 4 * (len(registration(world).body) + SIGNED_BYTES) + 10)
+        first, second = (Ledger(world.rules, world.state, world.ledger.certified_root) for _ in range(2))
+        for chosen in data.draw(st.lists(st.sets(named, max_size=7), min_size=1, max_size=4)):
+            transactions = [one_of(world, kind, ahead) for kind, ahead in sorted(chosen)]
+            for ledger in (first, second):
+                for signed in data.draw(st.permutations(transactions)):
+                    ledger.pool.add(signed)
+            assert set(first.pool) == set(second.pool)
+            assert first.has_work() == second.has_work()
+            assert len(first.pool.select(world.rules, world.state)) == len(second.pool.select(world.rules, world.state))
+            world.decide(*first.pool.select(world.rules, world.state))
+            for ledger in (first, second):
+                ledger.advance(world.state, world.ledger.certified_root)
+                ledger.pool.prune(world.rules, world.state)
+
+
+def test_a_member_cannot_keep_its_next_transaction_from_a_leader_by_filling_its_places_there(world: World) -> None:
+    """Invariant: as above. The leader got those of far nonces first, the other voters the next one."""
+    flood, following = far(world, PENDING_PER_MEMBER_MAX), registration(world)
+    leader, other = arrived(world, [*flood, following]), arrived(world, [following, *flood])
+    assert leader.has_work() == other.has_work() and set(leader.pool) == set(other.pool)
+
+
+def test_whose_transactions_are_too_many_loses_all_and_is_heard_again_after_the_next_block(world: World) -> None:
+    pool = world.ledger.pool
+    within = far(world, PENDING_PER_MEMBER_MAX)
+    assert all(pool.add(signed) for signed in within) and len(pool) == PENDING_PER_MEMBER_MAX, "as many as fit stay"
+    assert pool.add(registration(world, person=OTHER))
+    assert pool.add(registration(world)), "it is passed on, so that others find the same"
+    assert [signed.signer for signed in pool] == [OTHER.public] and pool.share(AUTHOR.public) == 0
+    assert not pool.add(registration(world, roles=1)) and not pool.add(within[0])
+    world.decide()
+    pool.prune(world.rules, world.state)
+    assert pool.add(registration(world, roles=1)) and pool.share(AUTHOR.public) > 0
+
+
+def test_large_transactions_are_too_many_sooner(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(registration(world).body) + SIGNED_BYTES
+    monkeypatch.setattr(pool_module, "PENDING_BYTES_PER_MEMBER_MAX", 2 * size)
+    pool = Pool()
+    assert all(pool.add(signed) for signed in far(world, 2)) and len(pool) == 2
+    assert pool.add(registration(world)) and len(pool) == 0
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_of_a_members_flood_no_more_is_passed_on_between_two_blocks_than_fits_and_one(world: World, descending: bool) -> None:
+    """Invariant: what one member makes all others send is bounded, in whatever order its nonces come."""
+    flood = sorted(far(world, 3 * PENDING_PER_MEMBER_MAX), key=lambda signed: world.rules.open_transaction(signed).nonce)
+    added = [world.ledger.pool.add(signed) for signed in (reversed(flood) if descending else flood)]
+    assert sum(added) == PENDING_PER_MEMBER_MAX + 1
+
+
+def test_who_has_little_waiting_is_heard_though_others_have_filled_the_pool(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant: when all places are taken, who has most of them makes room: a few cannot shut out the others."""
+    monkeypatch.setattr(pool_module, "TRANSACTIONS_PENDING_MAX", 9)
+    pool, mine = Pool(), registration(world, person=PEOPLE[3])
+    for person, count in ((PEOPLE[0], 4), (PEOPLE[1], 5)):
+        assert all(pool.add(signed) for signed in far(world, count, person))
+    assert not pool.add(world.admission(PEOPLE[9]), member=False), "a stranger has to wait"
+    assert pool.add(mine) and mine in pool
+    assert {key: len(list(of)) for key, of in groupby(pool, lambda signed: signed.signer)} == {
+        PEOPLE[0].public: 4,
+        PEOPLE[3].public: 1,
+    }
+
+
+def test_who_fills_the_memory_with_large_transactions_makes_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant: as above, of bytes; and at no time is more held than the bound and one transaction."""
+    small, large = registration(world, person=OTHER), registration(world, roles=2)
+    size = len(large.body) + SIGNED_BYTES
+    monkeypatch.setattr(pool_module, "PENDING_BYTES_MAX", 3 * size)
+    pool = Pool()
+    assert all(pool.add(registration(world, ahead, roles=2)) for ahead in (1, 2, 3)) and len(pool) == 3
+    assert pool.add(small) and list(pool) == [small]
+
+
+def test_strangers_share_a_small_part_and_take_no_members_place(world: World) -> None:
+    pool = Pool()
+    added = [pool.add(world.admission(FastSigner(f"stranger {i}")), member=False) for i in range(PENDING_STRANGERS_MAX + 5)]
+    assert sum(added) == PENDING_STRANGERS_MAX == len(pool)
+    assert all(pool.add(signed) for signed in far(world, PENDING_PER_MEMBER_MAX))
+    assert len(pool) == PENDING_PER_MEMBER_MAX + PENDING_STRANGERS_MAX
