@@ -40,6 +40,7 @@ class Book:
     high_vote: Prepare | None = None
     commit: Certificate | None = None  # a commit certificate: the height is decided
     commit_vote: Commit | None = None
+    rival: Commit | None = None  # names another certified block, which is not taken: there is none unless more than f voters lie
     timed_out_view: int = -1  # the highest view with a quorum of timeouts
     closed_in: int | None = None  # the view in which it was decided; from then on nothing counts, it only remembers
     _prepared: list[tuple[Certificate, Prepare]] = field(default_factory=list)
@@ -103,8 +104,17 @@ class Book:
         return True
 
     def adopt_commit(self, certificate: Certificate, vote: Commit) -> None:
-        if self.commit is None or len(certificate.signatures) > len(self.commit.signatures):
+        """More signatures for the same block are welcome; another block does not take its place."""
+        if self.commit is None or self.commit_vote is None:
             self.commit, self.commit_vote = certificate, vote
+        elif self.commit_vote.block != vote.block:
+            self.rival = vote
+        elif len(certificate.signatures) > len(self.commit.signatures):
+            self.commit, self.commit_vote = certificate, vote
+
+    def drop_commit(self) -> None:
+        """The block that is certified here belongs to another history."""
+        self.rival, self.commit, self.commit_vote = self.commit_vote, None, None
 
     def timeout_certificate(self, view: int) -> TimeoutCertificate | None:
         """A quorum of timeouts of exactly `view`. `high` covers them: a timeout is counted after its certificate was adopted."""
@@ -119,8 +129,8 @@ class Book:
         return sorted(self._given_up.values(), reverse=True)[liars] if len(self._given_up) > liars else -1
 
     def is_active(self) -> bool:
-        """Whether this height is being decided: a proposal or certificate is here, or more voters spoke than may be liars."""
-        return bool(self.offers) or self.high is not None or len(self._statements) > self.voters.faults_tolerated
+        """Whether this height is being decided: a certificate is here, or more voters spoke than may be liars."""
+        return self.high is not None or len(self._statements) > self.voters.faults_tolerated
 
     def silent_in(self, view: int) -> tuple[bytes, ...]:
         """The voters from which nothing came for this view or a later one."""

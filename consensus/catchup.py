@@ -68,6 +68,12 @@ class CatchUp:
         if claim is not None:
             claim.wait, claim.not_before = RETRY_SECONDS, 0.0
 
+    def disappointed(self, peer: bytes) -> None:
+        """This peer sent what is of no use here: nothing is kept for later of what it sends before it is asked again."""
+        claim = self._claims.get(peer)
+        if claim is not None:
+            claim.asked = False
+
     def was_asked(self, peer: bytes) -> bool:
         claim = self._claims.get(peer)
         return claim is not None and claim.asked

@@ -101,6 +101,10 @@ class Chain:
         made = self._schedules[height] = schedule(height, voters, parent.block if parent else None)
         return made
 
+    def follows(self, data: bytes) -> bool:
+        """Whether a block's parent is the last decided one. If not, it is of another history than this replica."""
+        return decode_block(data).parent == (self.parent.digest if self.parent else self._chain_id)
+
     def add_decided(self, decided: Decided) -> None:
         assert decided.height == self.height
         block = decided.decode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from consensus.answers import Answers
-from consensus.block import block_digest, decode_block, header_digest
+from consensus.block import block_digest, header_digest
 from consensus.book import Book, Offer
 from consensus.catchup import FUTURE_HEIGHTS_MAX
 from consensus.chain import DECIDED_AHEAD_MAX
@@ -42,7 +42,15 @@ class Handlers(Answers):
         try:
             self._handle(peer, message)
         except RemoteProtocolError as error:
-            self._faults.append(Fault(peer, error))
+            if error.reason == "foreign-voters" and self._is_unproven:
+                self._set_aside(peer)
+            else:
+                self._faults.append(Fault(peer, error))
+
+    def _set_aside(self, peer: bytes) -> None:
+        """It is in another history: no fault, ours may be the false one. What it sends is not kept before it is asked again."""
+        self._future.forget(peer)
+        self._catch_up.disappointed(peer)
 
     def _handle(self, peer: bytes, message: Message) -> None:
         match message:
@@ -199,9 +207,10 @@ class Handlers(Answers):
 
     def _on_decision(self, peer: bytes, message: Decision) -> None:
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
-        if height > self.height:
+        if height > self.height or (height == self.height and self._book is None):  # nothing can be verified yet
             self._catch_up.claim(peer, height + 1)
-            wanted = self._catch_up.was_asked(peer) or self._chain.is_known_voter(peer)
+            # Not what is pushed by those that may have retired: to send decisions of another history costs them nothing.
+            wanted = self._catch_up.was_asked(peer) or (self._chain.is_known_voter(peer) and not self._is_unproven)
             if wanted and height < self.height + DECISIONS_PER_REPLY_MAX:
                 self._future.keep_decision(peer, height, message)
         if self._book is None or height != self.height or self.height - self._chain.applied > DECIDED_AHEAD_MAX:
@@ -209,10 +218,14 @@ class Handlers(Answers):
         vote = verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
         if block_digest(message.block) != vote.block:
             raise RemoteProtocolError("wrong-block", f"the bytes beside the certificate of {height}")
-        parent = self._chain.parent
-        if parent is not None and decode_block(message.block).parent != parent.digest:
-            return  # of another history: either ours is a fork's, or this one is, and only an invitation's block tells which
+        if not self._chain.follows(message.block):
+            self._book.rival = vote  # only an invitation's block tells which of the two histories is true
+            self._set_aside(peer)
+            return
         self._catch_up.delivered(peer)
+        held = self._book.commit_vote
+        if self._is_unproven and held is not None and held.block != vote.block:
+            self._book.drop_commit()  # its block may never come: retired voters can sign one that nobody has
         self._hold(vote.block, message.block)
         self._add_certified(self._book, message.certificate, vote)
         self._book.adopt_commit(message.certificate, vote)

@@ -27,7 +27,8 @@ class Replica(Timers):
 
     `now` is seconds since the Unix epoch, and never goes backwards during a replica's life: the daemon adds a monotonic
     clock to the wall time at its start. `applied` is the last height the application has applied; decided heights above it that
-    are in `restart` must follow as `Applied` events, as for every `Turn.decided`.
+    are in `restart` must follow as `Applied` events, as for every `Turn.decided`. `anchor_height` is that of the block that this
+    peer's invitation names, 0 if none: the executor lets no other block be decided there.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class Replica(Timers):
         application: Application,
         applied: Applied,
         restart: Restart = NEVER_VOTED,
+        anchor_height: int = 0,
     ) -> None:
-        super().__init__(signer, chain_id, verifier, application, applied, restart)
+        super().__init__(signer, chain_id, verifier, application, applied, restart, anchor_height)
         self._open_height()
 
     def step(self, event: Event, now: float) -> Turn:

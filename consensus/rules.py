@@ -38,11 +38,14 @@ class Rules(Handlers):
     # Heights ---------------------------------------------------------------------------------------------------------
 
     def _decide(self, book: Book) -> bool:
-        """(S5) A commit certificate decides, from whatever view it is."""
+        """(S5) A commit certificate decides, from whatever view it is, if its block follows from the last one decided."""
         if book.commit is None or book.commit_vote is None:
             return False
         block = self._blocks.get(book.commit_vote.block)
         if block is None:
+            return False
+        if not self._chain.follows(block):
+            book.drop_commit()
             return False
         schedule, voters = self._chain.schedule(self.height), self._chain.voters(self.height)
         if book.commit_vote.view == self.view and schedule is not None and voters is not None:

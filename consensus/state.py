@@ -32,12 +32,20 @@ class ReplicaState:
     """
 
     def __init__(
-        self, signer: Signer, chain_id: bytes, verifier: Verifier, application: Application, applied: Applied, restart: Restart
+        self,
+        signer: Signer,
+        chain_id: bytes,
+        verifier: Verifier,
+        application: Application,
+        applied: Applied,
+        restart: Restart,
+        anchor_height: int,
     ) -> None:
         self.me = signer.public
         self.refusal: str | None = None  # why the current view's block is not prepared here
         self.view = 0
         self._chain_id = chain_id
+        self._anchor_height = anchor_height
         self._verifier = CachingVerifier(verifier)
         self._application = application
         self._chain = Chain(chain_id, application, applied, restart)
@@ -79,8 +87,22 @@ class ReplicaState:
 
     @property
     def dispute(self) -> str | None:
-        """Why people are needed: more than n − q leaders of this height stand on another state than this replica."""
-        return self._chain.dispute
+        """Why people are needed: more than n − q leaders of this height stand on another state than this replica, or more than f
+        voters lie."""
+        return self._chain.dispute or self._rivalry
+
+    @property
+    def _rivalry(self) -> str | None:
+        book = self._book
+        if book is None or book.rival is None or self._is_unproven:
+            return None
+        rival = f"block {book.rival.block.hex()[:16]} is certified at height {book.height} beside the history that is here"
+        return f"{rival}: more than {book.voters.faults_tolerated} of {len(book.voters)} voters lie, or their keys were stolen"
+
+    @property
+    def _is_unproven(self) -> bool:
+        """Whether the invitation's block is still to be decided: until then retired voters may have led this peer astray."""
+        return self.height <= self._anchor_height
 
     @property
     def is_voter(self) -> bool:
@@ -158,10 +180,10 @@ class ReplicaState:
         book.forget_below(view - VIEWS_AHEAD_MAX, offers_below=view)
 
     def _recover_certificate(self, book: Book) -> None:
-        """(S3) What was prepared before a restart must stand in the timeouts after it."""
+        """(S3) What was prepared before a restart must stand in the timeouts after it, if it was prepared by these voters."""
         if self._recovered is not None:
             vote = codec.decode_message(self._recovered.vote, (Prepare,))
-            if vote.height == book.height:
+            if vote.height == book.height and vote.voters == book.voters.hash:
                 book.adopt_high(self._recovered, vote)
                 self._add_certified(book, self._recovered, vote)
 

@@ -27,7 +27,10 @@ class Timers(Rules):
         return self.view in book.offers and (self.refusal is None or self._ask_again is not None)
 
     def _may_be_missed(self) -> bool:
-        """(L) Whether others may be at work and lack what was said here: it is repeated then, without a view timer."""
+        """(L) Whether others may be at work and lack what was said here: it is repeated then, without a view timer.
+
+        A proposal alone is no sign of that: where it was refused nothing was said, and liars that lead make as many as they like.
+        """
         book = self._book
         return book is not None and self._takes_part(book) and (book.is_active() or self._own.has_voted(book.height))
 
@@ -66,8 +69,9 @@ class Timers(Rules):
             self._send(peer, request)
 
     def _decisions_deadline(self) -> float | None:
+        """None while they would be of no use: it is unknown yet whose signatures prove them, or too many wait to be applied."""
         waiting = self.height - self._chain.applied
-        return self._catch_up.deadline(self._now) if waiting <= DECIDED_AHEAD_MAX else None
+        return self._catch_up.deadline(self._now) if self._book is not None and waiting <= DECIDED_AHEAD_MAX else None
 
     def _ask_for_block(self) -> None:
         missing = self._missing_block()

@@ -11,13 +11,14 @@ import pytest
 from consensus import state
 from consensus.block import Block, encode_header, header_digest, header_of
 from consensus.events import Message, WorkChanged
-from consensus.pacemaker import VIEW_SECONDS_MAX, VIEW_SECONDS_MIN
+from consensus.pacemaker import REPEAT_SECONDS_MAX, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN
 from protocol import codec
 from protocol.identity import sign
 from protocol.messages import NO_VIEW, Prepare, Propose, Proposed, TimedOut, Timeout, Vote
 from tests.consensus.network import CHAIN_ID, Network, Node
 
 FAR_AHEAD = 2**50
+REPEATED_MAX = 8  # a proposal, two certificates, two timeouts, two votes and a Status
 
 
 def leader_and_others(network: Network) -> tuple[Node, list[Node]]:
@@ -128,8 +129,12 @@ def test_a_leader_that_shows_one_voter_a_block_and_gives_up_every_view_leaves_an
         give_up(network, liar, view, honest)
     network.run_until(network.now + 0.1, lambda: False)
     network.crash(liar)
-    network.run_until(network.now + 1_000.0, lambda: False)
+    network.run_until(network.now + 500.0, lambda: False)
+    before = network.sent
+    network.run_until(network.now + 500.0, lambda: False)
     assert max(views(honest)) <= most
+    links, repeats = len(honest) * (len(network.all) - 1), 500.0 / REPEAT_SECONDS_MAX + 1
+    assert network.sent - before <= most * REPEATED_MAX * links * repeats, "where no view was given up nothing is said at all"
     network.inject(1)
     assert network.run_until(network.now + 4 * VIEW_SECONDS_MIN, have_decided(honest))
 

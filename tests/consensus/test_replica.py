@@ -9,9 +9,12 @@ from consensus.events import Connected, Tick, WorkChanged
 from consensus.turn import Decided, SendDecisions, StoredBlock, StoredCertificate, Turn, Voted
 from protocol import codec
 from protocol.errors import LocalProtocolError
+from protocol.limits import DECISIONS_PER_REPLY_MAX
 from protocol.messages import (
     AGREEMENT,
+    NO_VIEW,
     BlockBytes,
+    Certificate,
     Commit,
     Decision,
     GetBlock,
@@ -26,6 +29,7 @@ from protocol.messages import (
     ViewEnded,
 )
 from tests.consensus.bench import Bench
+from tests.consensus.counter import Counter
 
 ONE = b"\x91\x01"  # the item 1
 TWO = b"\x91\x02"
@@ -331,6 +335,24 @@ def test_own_statements_of_another_voter_set_count_for_nothing_and_are_not_said(
     assert bench.replica._book is not None and not bench.replica._book.said_by(bench.signers[bench.place].public)
 
 
+def test_a_certificate_of_another_voter_set_is_not_recovered() -> None:
+    """Its votes may be those of nobody who votes here: in a Timeout it would show nothing, and it must lock nobody."""
+    bench = follower()
+    block = bench.block(bench.leader())
+    foreign = Prepare(bytes(32), 1, 0, block_digest(block))
+    signatures = {bench.signers[i].public: bench.sign(i, foreign).signature for i in others(bench)}
+    certificate = Certificate(codec.encode(foreign), signatures)
+    bench.journal.append([StoredBlock(1, block_digest(block), block), StoredCertificate(1, certificate)])
+    bench.restart()
+    assert bench.replica._book is not None and bench.replica._book.high is None
+    bench.counter.add(1)
+    bench.step(WorkChanged())
+    bench.step(Tick(), wait=2.0)
+    [message] = bench.sent(TimedOut)
+    assert isinstance(message, TimedOut) and message.high is None
+    assert codec.decode_message(message.timeout.body, (Timeout,)).high_view == NO_VIEW
+
+
 # Views ---------------------------------------------------------------------------------------------------------------
 
 
@@ -518,6 +540,14 @@ def test_own_messages_are_repeated_while_there_is_work() -> None:
     assert repeated and set(repeated) == set(votes)
 
 
+def test_a_refused_proposal_is_no_cause_for_repeats() -> None:
+    """Nothing was signed because of it: a liar that leads could keep an idle network talking for ever."""
+    bench = follower()
+    block = encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32)))
+    bench.give(bench.leader(), bench.propose(block))
+    assert bench.replica.refusal and bench.turn.deadline is None
+
+
 # Refused -------------------------------------------------------------------------------------------------------------
 
 
@@ -586,6 +616,40 @@ def test_a_request_for_decisions_is_answered_from_the_journal() -> None:
     decide(bench, proposed(bench))
     turn = bench.give(others(bench)[0], GetDecisions(1, 5))
     assert turn.sends == (SendDecisions(bench.signers[others(bench)[0]].public, 1, 5),)
+
+
+def behind_a_change_of_voters() -> tuple[Bench, Decided, Decision]:
+    """Two heights are decided, none is applied: who decides the third one follows from the first. With a decision of that."""
+    bench, maker = follower(), follower()
+    for each in (bench, maker):
+        each.counter.candidates = (bytes(32),)
+    first = decide(bench, bench.block(bench.leader(), codec.encode([Counter.CHANGE])))
+    decide(maker, first.block)
+    maker.apply(first)
+    second = decide(maker, maker.block(maker.leader(), TWO))
+    bench.give(others(bench)[0], Decision(second.block, second.certificate))
+    maker.apply(second)
+    maker.voters = maker.counter.voters[1]
+    third = maker.block(0, b"\x91\x03")
+    everybody = tuple(range(maker.n))
+    return bench, first, Decision(third, maker.certificate(Commit, third, 0, everybody))
+
+
+def test_no_decision_is_asked_for_while_it_is_unknown_whose_signatures_prove_it() -> None:
+    """A block may be applied slowly; what came meanwhile would be of no use, and would be asked for again and again."""
+    bench, first, _ = behind_a_change_of_voters()
+    bench.give(others(bench)[0], Status(40, 0))
+    assert bench.replica.height == 3 and bench.turn.deadline is None and not bench.sent(GetDecisions)
+    bench.apply(first)
+    assert bench.sent(GetDecisions) == [GetDecisions(3, DECISIONS_PER_REPLY_MAX)]
+
+
+def test_a_decision_that_comes_before_it_is_known_whose_signatures_prove_it_is_kept_until_then() -> None:
+    bench, first, third = behind_a_change_of_voters()
+    bench.give(others(bench)[0], third)
+    assert not bench.turn.decided and not bench.faults
+    bench.apply(first)
+    assert [decided.block for decided in bench.turn.decided] == [third.block]
 
 
 def test_messages_of_the_next_height_wait_until_it_is_reached() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
+from ledger import pool as pool_module
 from ledger.jobs import Start, Stop, job_id
 from ledger.members import Approve, Register
 from ledger.pool import SIGNED_BYTES, transaction_digest
@@ -112,6 +113,40 @@ def test_what_we_want_decided_is_said_again_with_every_block(pack: Pack) -> None
         assert Relay(signed) in pack[0].said(Relay)
 
 
+def test_who_catches_up_says_again_what_it_wants_decided_only_with_the_last_block(pack: Pack) -> None:
+    """It applies blocks as fast as it can, and the others would hear with each of them all that waits here."""
+    signed = pack.world.tx(PEOPLE[0], "member/register", Register(()), ahead=5)
+    pack[0].say(signed)
+    pack.settle()
+    for peer in sorted(pack[0].links):
+        pack.cut(pack[0].me, peer)
+    for ahead in (1, 2, 3):
+        pack[1].say(pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=ahead))
+        pack.pass_time(5.0)
+    height = pack[1].node.state.height
+    assert pack[0].node.state.height == 0 and height >= 3
+    pack.link_all(pack[0])
+    pack[0].sent.clear()
+    pack.settle()  # it takes no time, in which what waits would be said again anyway
+    assert pack[0].node.state.height == height
+    assert [to for to, message in pack[0].sent if message == Relay(signed)] == [None]
+
+
+def test_a_transaction_that_is_held_is_not_verified_and_applied_again(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its author says it again every second, and every new link tells it: that must cost no signature."""
+    signed = pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=5)
+    hears(pack[0], pack[1], Relay(signed))
+    pack[0].said(Relay)
+    opened: list[Signed] = []
+    real = pack[0].node.rules.open
+    monkeypatch.setattr(pack[0].node.rules, "open", lambda given, kinds: (opened.append(given), real(given, kinds))[1])
+    hears(pack[0], pack[2], Relay(signed))
+    assert opened == [] and pack[0].last.faults == () and pack[0].said(Relay) == []
+    forged = Signed(signed.body, signed.signer, bytes(64))
+    hears(pack[0], pack[2], Relay(forged))
+    assert opened == [forged] and [fault.peer for fault in pack[0].last.faults] == [pack[2].me]
+
+
 def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
     job = start_job(pack)
     (opened,) = pack[0].node.take_round_changes()
@@ -210,6 +245,23 @@ def test_a_page_of_the_pool_is_bounded_in_bytes(pack: Pack, monkeypatch: pytest.
     full_pool(pack, 25)
     relinked(pack)
     assert 0 < sum(len(signed.body) + SIGNED_BYTES for signed in relayed(pack)) <= 1_000
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_no_leader_fails_because_a_member_filled_its_pool(pack: Pack, monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
+    """Invariant: no view timer runs for what the leader has no room for. One of the four leads."""
+    monkeypatch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 8)
+    first, *flood = [pack.world.tx(PEOPLE[3], "member/register", Register(()), ahead=n + 1) for n in range(9)]
+    for signed in flood:
+        hears(pack[victim], pack[0], Relay(signed))
+    for shell in pack:
+        hears(shell, pack[3], Relay(first))
+    pack.settle()
+    assert len({frozenset(shell.node.ledger.pool) for shell in pack}) == 1
+    pack.pass_time(10.0)
+    assert all(shell.node.replica.view == 0 for shell in pack)
+    pack[1].say(pack.world.tx(PEOPLE[1], "member/register", Register(())))
+    pack.until(lambda shell: shell.node.state.height >= 1)
 
 
 def test_a_transaction_that_was_dropped_is_passed_on_again_only_if_it_applies(pack: Pack) -> None:

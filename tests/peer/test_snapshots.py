@@ -18,6 +18,7 @@ from consensus.block import decode_header
 from consensus.catchup import CatchUp
 from consensus.chain_proof import Anchor
 from ledger.jobs import Start, job_id
+from ledger.members import Leave
 from ledger.snapshot import SNAPSHOT_HEIGHTS
 from ledger.store import Store
 from ledger.transfer import SOURCES_MAX
@@ -224,6 +225,30 @@ async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_o
             await begin(true, newcomer)
             await newcomer.event("snapshot", "restored")
         assert newcomer.store.decision(1) is None, "nothing of the false history is left"
+        await newcomer.until(lambda driver: driver.state.height == voters[0].driver.state.height)
+        assert newcomer.driver.state.root == voters[0].driver.state.root
+        assert not [event for seat in (newcomer, *voters) for event in await seat.events.after(0, 0.0) if "dropped" in event.text]
+
+
+async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(tmp_path: Path) -> None:
+    """In the history that it began with a founder left: decisions of the true one are signed by other voters than it expects."""
+    for history in ("false", "true"):
+        (tmp_path / history).mkdir()
+    async with network(tmp_path / "false", founders=4, observers=1) as false:
+        *voters, led_astray = false.seats
+        await job_of(voters[0], rounds=4)
+        await voters[3].author.submit("member/leave", Leave())
+        await led_astray.until(lambda driver: len(driver.state.members.voters) == 3)
+    async with network(tmp_path / "true", founders=4, observers=1, start=False) as true:
+        voters = [await true.start(seat) for seat in true.seats[:4]]
+        await job_of(voters[0], rounds=2 * ROUNDS)
+        await voters[0].until(reached(2 * ROUNDS))
+        trusted = voters[0].store.decision(2 * ROUNDS - LAG)
+        assert trusted is not None
+        newcomer = true.seats[4]
+        newcomer.folder, newcomer.anchor = led_astray.folder, Anchor(trusted.height, trusted.digest)
+        await true.start(newcomer)
+        await newcomer.event("snapshot", "restored")
         await newcomer.until(lambda driver: driver.state.height == voters[0].driver.state.height)
         assert newcomer.driver.state.root == voters[0].driver.state.root
         assert not [event for seat in (newcomer, *voters) for event in await seat.events.after(0, 0.0) if "dropped" in event.text]

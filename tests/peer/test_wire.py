@@ -13,7 +13,7 @@ import trio
 from consensus.voters import VoterSet
 from ledger.genesis import Founder, Genesis
 from ledger.jobs import Start, job_id
-from ledger.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX
+from ledger.pool import PENDING_PER_MEMBER_MAX
 from peer.control import ControlClient
 from peer.datadir import DataDirectory
 from protocol import codec
@@ -426,7 +426,7 @@ async def test_a_flood_of_transactions_is_bounded_and_does_not_stop_decisions(ta
         await hostile.say(codec.encode(relay(target, Transaction(20_000, height + 100, "coins/mint", b""))))
         await counted(target, "unknown-transaction", before)
         pending = (await target.client.stats()).transactions_pending
-        assert PENDING_STRANGERS_MAX < pending <= PENDING_PER_MEMBER_MAX + PENDING_STRANGERS_MAX
+        assert pending <= PENDING_PER_MEMBER_MAX
         await target.decides()
 
 

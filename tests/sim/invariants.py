@@ -435,6 +435,10 @@ class Invariants:
         if peer not in self.excused:
             self._check_lock(peer, statement)
 
+    def is_under_way(self, height: int) -> bool:
+        """Whether anybody honest has signed a statement at this height."""
+        return any(slot[1] == height for _, slot in self._signed)
+
     def gave_up(self, peer: bytes, height: int) -> int:
         """The highest view of `height` that this peer said it gives up; −1: none."""
         return self._given_up.get((peer, height), -1)

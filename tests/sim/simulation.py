@@ -14,14 +14,16 @@ import heapq
 import itertools
 import random
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from consensus.block import decode_block, encode_header, header_of
 from consensus.chain_proof import Anchor
+from consensus.pacemaker import REPEAT_SECONDS_MAX
 from consensus.quorum import faults_tolerated
-from consensus.turn import Decided, Turn, deliver, persist, restart_of
+from consensus.turn import Decided, Restart, Turn, deliver, persist, restart_of
 from ledger.assembly import Restored
 from ledger.jobs import Phase
 from ledger.ledger import Ledger
@@ -73,6 +75,9 @@ VIEWS_AFTER_HEALING = 6  # no height is decided in a later view after those RECO
 REST_SECONDS = 70.0  # without work: longer than any view, so that one that ends would be seen
 RESTS_MAX = 3  # one for what was under way, one for what is left behind by a clock that is far off
 RESTED = 4  # times: each time another one leads
+# On one link between honest peers in that time: nothing, or where one of them has signed something at the open height, what
+# repeats are made of: a proposal, two certificates, two timeouts, two votes and a Status, and as much in answer to a Status.
+REPEATED_MAX = int(REST_SECONDS / REPEAT_SECONDS_MAX + 1) * 16
 SETTLED_SECONDS = 0.3  # after healing, until every link has told what was said before
 COLLECTED_EVERY = 8  # histories: one leaves some 20 MB of garbage
 BORDERLINE_OF_256 = 32  # updates that one re-execution accepts and another may not
@@ -158,7 +163,7 @@ class Peer:
             restart = self.strategy.restart(restart)
         state, root = self._applied_state()
         ledger = Ledger(self.rules, state, root)
-        self.node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken)
+        self.node = self._new_node(ledger, restart)
         self.author.auditor.started(self.node)
         if self.is_honest:
             records = [*self.disk.undecided(), *self.disk.round_votes()]
@@ -173,6 +178,10 @@ class Peer:
             self.work()
         self._apply_next()
         self.after(0.05, self.submit)
+
+    def _new_node(self, ledger: Ledger, restart: Restart) -> Node:
+        anchor_height = self.anchor.height if self.anchor else 0
+        return Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken, anchor_height)
 
     def _applied_state(self) -> tuple[State, bytes]:
         if not self.disk.applied:
@@ -211,9 +220,7 @@ class Peer:
         self.is_wrong = False
         state, root = self._applied_state()
         ledger = Ledger(self.rules, state, root)
-        self.node = Node(
-            self.signer, self.rules, ledger, restart_of(self.disk, state.height), self.simulation.verifier, self.disk.spoken
-        )
+        self.node = self._new_node(ledger, restart_of(self.disk, state.height))
         self.author.auditor.started(self.node)
         self.judging, self.applying, self.waking, self.deadline = set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
@@ -620,7 +627,7 @@ class Simulation:
             raise Violation("progress", f"height {target} takes longer than {seconds:.0f} s: {self._where()}")
 
     def _rest(self) -> None:
-        """With nothing to decide no view is given up, and what comes then is decided as ever. None of this is in the history."""
+        """With nothing to decide no view is given up, nobody talks, and what comes then is decided as ever. In no history."""
         history = self.history.copy()
         for _ in range(RESTED):
             self.has_work = False
@@ -631,11 +638,29 @@ class Simulation:
 
     def _come_to_rest(self) -> None:
         for _ in range(RESTS_MAX):
-            before = self._views()
+            before, said = self._views(), self._overhear()
             self.run_until(self.now + REST_SECONDS)
-            if self._views() == before:
+            self.network.filter = None
+            most = max(said.values(), default=0)
+            if self._views() == before and most <= (REPEATED_MAX if self.invariants.is_under_way(self.height + 1) else 0):
                 return
-        raise Violation("idle", f"{RESTS_MAX * REST_SECONDS:.0f} s without work, and peers go on: {self._where()}")
+        seconds = f"{RESTS_MAX * REST_SECONDS:.0f} s without work"
+        raise Violation("idle", f"{seconds}, and peers go on, with {most} messages on a link: {self._where()}")
+
+    def _overhear(self) -> Counter[tuple[int, int]]:
+        """How many messages of nodes pass from one honest peer to another, by link, from now on until the filter is taken away.
+
+        Not those about snapshots: a liar that claims a height has them looked for, in their own time.
+        """
+        said, expected = Counter[tuple[int, int]](), {peer.number for peer in self.expected}
+
+        def pass_on(sender: int, receiver: int, data: bytes) -> bool:
+            if sender in expected and receiver in expected and not is_about_snapshots(data):
+                said[sender, receiver] += 1
+            return True
+
+        self.network.filter = pass_on
+        return said
 
     def _views(self) -> list[tuple[int, int]]:
         replicas = [peer.node.replica for peer in self.expected if peer.node is not None]

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ledger.audits import AuditChallenge, AuditReport, AuditVerdict, Due, Said, challengeable, due_for
+from ledger.audits import Due, StepFinding, due_for, others_audited
 from ledger.genesis import TRAINER
 from ledger.jobs import Start, Stop
 from ledger.members import Admit, Approve, Invitation, Leave, Register, Rotate, Stand, rotation_preimage, token_preimage
@@ -83,11 +83,11 @@ class Author:
             finding = self.auditor.finding(due)
             if finding is not None:
                 return said_of(due, finding)
-        for due in challengeable(me, state):
+        for due in others_audited(me, state):
             challenge = self.auditor.challenge(due)
             if challenge is not None and self.random.random() < CHALLENGE_SHARE:
                 step, finding = challenge
-                return "audit/challenge", AuditChallenge(due.job, due.round, due.trainer, step, finding, 0)
+                return "audit/challenge", StepFinding(due.job, due.round, due.trainer, step, finding, 0)
         if self.random.random() < self.work:
             return "counter/add", Add(self.random.randrange(100))
         return None
@@ -112,11 +112,9 @@ def stop_job(job: bytes) -> tuple[str, Stop]:
     return "job/stop", Stop(job)
 
 
-def said_of(due: Due, finding: Finding) -> tuple[str, Said]:
-    place = (due.job, due.round, due.trainer, due.step)
-    if due.is_dispute:
-        return "audit/verdict", AuditVerdict(*place, finding, 0)
-    return "audit/report", AuditReport(*place, finding, 0)
+def said_of(due: Due, finding: Finding) -> tuple[str, StepFinding]:
+    kind = "audit/verdict" if due.is_dispute else "audit/report"
+    return kind, StepFinding(due.job, *due.place, finding, 0)
 
 
 def leave() -> tuple[str, Leave]:

@@ -343,9 +343,19 @@ def _others_words_are_work(planter: Planter) -> None:
         book = self._book
         if book is None or not self._may_sign(book) or not self._chain.is_applied:
             return False
-        return book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
+        return bool(book.offers) or book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
 
     planter.replace(Timers, "_is_working", is_working)
+
+
+def _refused_is_repeated(planter: Planter) -> None:
+    real = Timers._may_be_missed
+
+    def may_be_missed(self: Timers) -> bool:
+        book = self._book
+        return real(self) or (book is not None and self._takes_part(book) and bool(book.offers))
+
+    planter.replace(Timers, "_may_be_missed", may_be_missed)
 
 
 # Blocks and decisions ------------------------------------------------------------------------------------------------
@@ -542,6 +552,13 @@ AGREEMENT = (
         "whatever others say is waited for, although nobody decides it",
         ("idle",),
         _others_words_are_work,
+        with_liar("shown-to-one", jobs=False),
+    ),
+    Mutant(
+        "refused-is-repeated",
+        "a proposal that was refused keeps a voter talking although nobody decides it",
+        ("idle",),
+        _refused_is_repeated,
         with_liar("shown-to-one", jobs=False),
     ),
     Mutant(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ledger.audits import AuditVerdict, Dispute
+from ledger.audits import Dispute, StepFinding
 from ledger.docket import Docket
 from protocol.reasons import Finding
 from tests.sim.audits import Challenges
@@ -34,7 +34,7 @@ def _one_convicts(planter: Planter) -> None:
 def _every_verdict_is_guilty(planter: Planter) -> None:
     rule = Docket.rule
 
-    def harsh(self: Docket, author: bytes, verdict: AuditVerdict) -> None:
+    def harsh(self: Docket, author: bytes, verdict: StepFinding) -> None:
         rule(self, author, replace(verdict, finding=Finding.MISMATCH))
 
     planter.replace(Docket, "rule", harsh)

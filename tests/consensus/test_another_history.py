@@ -1,0 +1,157 @@
+"""Voters that have retired sign another history. Before a newcomer has decided the block that its invitation names it cannot tell
+which is the true one: until then neither may stop it, and it blames nobody for either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from consensus.block import block_digest
+from consensus.events import Tick
+from consensus.replica import Replica
+from consensus.turn import Restart, Send
+from protocol.limits import DECISIONS_PER_REPLY_MAX
+from protocol.messages import BlockBytes, Commit, Decision, GetDecisions, Status
+from tests.consensus.bench import CHAIN_ID, Bench
+from tests.consensus.counter import Counter
+from tests.sim.keys import FastSigner, FastVerifier
+
+ANCHOR_HEIGHT = 9  # of the block that the newcomer's invitation names
+SIGNERS = (1, 2, 3)
+ONE, FALSE = b"\x91\x01", b"\x91\x63"
+DISMISSES = b"\x91\xce" + Counter.CHANGE.to_bytes(4, "big")  # the first founder, which votes no more from height 3 on
+STRANGER = FastSigner("stranger").public
+
+
+@dataclass
+class Newcomer(Bench):
+    """It observes what the founders decide. `anchor_height` 0: no invitation leads it."""
+
+    anchor_height: int = ANCHOR_HEIGHT
+
+    def _replica(self, restart: Restart) -> Replica:
+        self.counter.candidates = tuple(signer.public for signer in self.signers)
+        me = FastSigner("newcomer")
+        return Replica(me, CHAIN_ID, FastVerifier(), self.counter, self.counter.applied(), restart, self.anchor_height)
+
+    def follow(self, *decisions: Decision) -> None:
+        for decision in decisions:
+            (decided,) = self.give(1, decision).decided
+            self.apply(decided)
+
+    def hear_commits(self, block: bytes) -> None:
+        for voter in SIGNERS:
+            self.give(voter, self.commit(voter, block))
+            assert not self.faults and not self.turn.decided
+
+
+def history(first: bytes, count: int) -> list[Decision]:
+    """What the founders decide if the first block holds these items."""
+    bench, decisions = Newcomer(), []
+    for height in range(1, count + 1):
+        bench.now += 1.0
+        bench.voters = bench.counter.voters[1]
+        block = bench.block(1, first if height == 1 else bytes([0x91, height]))
+        decisions.append(Decision(block, bench.certificate(Commit, block, 0, SIGNERS)))
+        bench.follow(decisions[-1])
+    return decisions
+
+
+def test_a_certificate_of_another_history_whose_block_never_comes_does_not_stop_a_newcomer() -> None:
+    """Invariant: below its anchor, a newcomer decides what follows from its last block, whatever else is certified there."""
+    bench, true = Newcomer(), history(ONE, 3)
+    bench.follow(true[0])
+    bench.hear_commits(history(FALSE, 2)[1].block)
+    bench.follow(true[1], true[2])
+    assert bench.replica.height == 4 and bench.replica.dispute is None
+
+
+@pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
+def test_a_certified_block_that_does_not_follow_from_ours_is_dropped(anchor_height: int) -> None:
+    """Invariant: every decided block names the decided one before it as its parent. Who trusts its voters says that they lie."""
+    bench, true, false = Newcomer(anchor_height=anchor_height), history(ONE, 3), history(FALSE, 2)
+    bench.follow(true[0])
+    bench.hear_commits(false[1].block)
+    assert not bench.give(1, BlockBytes(2, false[1].block)).decided
+    assert (bench.replica.dispute is None) == (anchor_height > 0)
+    assert not bench.give(0, bench.commit(0, false[1].block)).decided, "one more signature makes it no better"
+    bench.follow(true[1], true[2])
+    assert bench.replica.height == 4 and bench.replica.divergence is None and bench.replica.dispute is None
+
+
+@pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
+def test_a_decision_that_does_not_follow_from_ours_costs_nobody_anything(anchor_height: int) -> None:
+    """Invariant: as above. Its sender cannot know in which history we are, so only who trusts its voters is told of it."""
+    bench, true = Newcomer(anchor_height=anchor_height), history(ONE, 3)
+    bench.follow(true[0])
+    assert not bench.give(1, history(FALSE, 2)[1]).decided and not bench.faults
+    assert (bench.replica.dispute is None) == (anchor_height > 0)
+    bench.follow(true[1], true[2])
+    assert bench.replica.dispute is None
+
+
+@pytest.mark.parametrize("signers", [SIGNERS, (0, 1, 2, 3)])
+@pytest.mark.parametrize("decided", [ANCHOR_HEIGHT, 0])
+def test_two_certificates_of_one_height_are_evidence_and_a_dispute_and_the_second_is_not_taken(
+    signers: tuple[int, ...], decided: int
+) -> None:
+    """Invariant: of two certified blocks of one height, a peer whose invitation's block is decided, or that has no invitation,
+    never takes the second in place of the first, however many signed it, and says that more than f voters lie."""
+    bench, true = Newcomer(anchor_height=decided), history(ONE, decided + 1)
+    bench.follow(*true[:decided])
+    rival = bench.block(1, FALSE)
+    bench.hear_commits(rival)
+    second = Decision(true[decided].block, bench.certificate(Commit, true[decided].block, 0, signers))
+    turn = bench.give(0, second)
+    assert not turn.decided and {item.culprit for item in turn.evidence} == {bench.signers[i].public for i in SIGNERS}
+    assert bench.replica.dispute is not None
+    assert f"{block_digest(second.block).hex()[:16]} is certified at height {decided + 1}" in bench.replica.dispute
+    assert "more than 1 of 4 voters" in bench.replica.dispute
+    assert [item.block for item in bench.give(1, BlockBytes(decided + 1, rival)).decided] == [rival]
+
+
+def misled(anchor_height: int = ANCHOR_HEIGHT, count: int = 4) -> Newcomer:
+    """It has decided blocks of the history in which a founder was dismissed; in the true one nobody was."""
+    bench = Newcomer(anchor_height=anchor_height)
+    bench.follow(*history(DISMISSES, count))
+    return bench
+
+
+@pytest.mark.parametrize("count", [4, ANCHOR_HEIGHT - 1])
+def test_a_misled_newcomer_blames_nobody_for_decisions_and_votes_of_the_true_voters(count: int) -> None:
+    """Invariant: no message of other voters than those expected costs its sender anything before the invitation's block is
+    decided. Those that know the true history are the only ones who can lead back to it."""
+    bench, true = misled(count=count), history(ONE, count + 1)[count]
+    bench.voters = bench.counter.founders
+    for message in (true, bench.commit(1, true.block), bench.prepare(1, true.block)):
+        bench.give(1, message)
+        assert not bench.faults and not bench.turn.decided
+
+
+@pytest.mark.parametrize(("anchor_height", "count"), [(0, 4), (ANCHOR_HEIGHT, ANCHOR_HEIGHT), (4, 4)])
+def test_votes_of_other_voters_are_a_fault_once_the_block_of_the_invitation_is_decided(anchor_height: int, count: int) -> None:
+    bench = misled(anchor_height, count)
+    bench.give(1, history(ONE, count + 1)[count])
+    assert bench.faults == ["foreign-voters"]
+
+
+@pytest.mark.parametrize("first", [DISMISSES, FALSE], ids=["other voters", "same voters"])
+def test_decisions_of_another_history_that_came_early_do_not_keep_the_right_ones_out_twice(first: bytes) -> None:
+    """Invariant: who sent a decision of another history has none kept before it is asked again. It is asked ever more rarely."""
+    bench = Newcomer()
+    false, true = history(first, 12), history(ONE, 12)
+    bench.give_from(STRANGER, Status(13, 0))
+    bench.step(Tick(), wait=1.0)
+    assert Send((STRANGER,), GetDecisions(1, DECISIONS_PER_REPLY_MAX)) in bench.turn.sends
+    bench.follow(true[0], true[1])
+    for decision in false[3:]:
+        bench.give_from(STRANGER, decision)
+    assert len(bench.replica._future._decisions) == 9
+    bench.follow(true[2])
+    assert bench.replica.height == 4 and not bench.faults
+    assert not bench.replica._future._decisions
+    for decision in false[4:]:
+        bench.give_from(STRANGER, decision)
+        bench.give(1, decision)
+    assert not bench.replica._future._decisions
