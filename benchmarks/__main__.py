@@ -1,6 +1,7 @@
 """`python -m benchmarks`: what is measured here, and how to measure it again.
 
-Each benchmark is `python -m benchmarks.NAME --json FILE`; without `--only` all of them run, one after the other.
+Each benchmark is `python -m benchmarks.NAME --json FILE`; without `--only` all of them run, the shortest first. Every one writes
+its file anew after each row, so that of a run that is ended half-way only the row at hand is lost.
 """
 
 from __future__ import annotations
@@ -8,34 +9,57 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 BENCHMARKS = {
+    "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
+    "apply": "what a voter computes after the vote: decoding, aggregation, outer step, hashes; time and memory",
+    "replay": "how far honest replays lie apart and how far lies, and what must be bit-equal on this machine",
+    "round": "a whole round beside computing the updates: time, processor time, bytes, durable writes",
+    "tuning": "the default hyper-parameters against others and against one process, without a network",
     "demo": "the main job as a person runs it: time, loss against one process, decisions, bytes, memory",
+    "consensus": "decisions of 4 to 100 voters: time, processor time and bytes, against what is physically possible",
     "training": "ours beside gloo, hivemind and one process: samples per second, bytes, loss, equal replicas",
     "codec": "bytes and loss of every way to say an update, against DiLoCo, SparseLoCo's format, FedAvg and one process",
     "attacks": "what liars can do: digits under every aggregation rule, a GPT with audits full, sampled and off",
-    "consensus": "decisions of 4 to 100 voters: time, processor time and bytes, against what is physically possible",
-    "apply": "what a voter computes after the vote: decoding, aggregation, outer step, hashes; time and memory",
-    "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
-    "round": "a whole round beside computing the updates: time, processor time, bytes, durable writes",
-    "replay": "how far honest replays lie apart and how far lies, and what must be bit-equal on this machine",
-    "tuning": "the default hyper-parameters against others and against one process, without a network",
 }
+# Of the clock on two idle cores, roughly: whoever starts all of them should know when to come back.
+MINUTES = {
+    "decoding": 1,
+    "apply": 2,
+    "replay": 6,
+    "round": 4,
+    "tuning": 4,
+    "demo": 10,
+    "consensus": 20,
+    "training": 75,
+    "codec": 70,
+    "attacks": 210,
+}
+assert MINUTES.keys() == BENCHMARKS.keys()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=BENCHMARKS, help="run just this one")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__.splitlines()[0],
+        epilog="\n".join(f"{name:10}{MINUTES[name]:4} min  {about}" for name, about in BENCHMARKS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=tuple(BENCHMARKS), metavar="NAME", help="just these")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder for the JSON files")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     failed = []
-    for name in [options.only] if options.only else BENCHMARKS:
-        print(f"== {name}: {BENCHMARKS[name]}", flush=True)
+    print(f"about {sum(map(MINUTES.__getitem__, options.only))} minutes in all, on two idle cores", flush=True)
+    for name in options.only:
+        print(f"== {name}, about {MINUTES[name]} min: {BENCHMARKS[name]}", flush=True)
+        started = time.monotonic()
         command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(options.out / f"{name}.json")]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
+        print(f"== {name}: {(time.monotonic() - started) / 60:.1f} min", flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)

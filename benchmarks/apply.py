@@ -24,6 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.provenance import write
 from protocol.messages import Proposal
 from scenarios.trials import Parser
 from training.replicated import aggregate, codec, outer
@@ -271,12 +272,8 @@ def main() -> int:
     for case in cases:
         rows.append(run(case, options.seed))
         print(f"{case}: {1e3 * rows[-1].total_seconds:.0f} ms", file=sys.stderr, flush=True)
+        write(options.json, started, {"seed": options.seed, "rows": [asdict(row) for row in rows]})
     show(rows)
-    if options.json:
-        from benchmarks.provenance import provenance  # imports torch, which what is measured must not hold
-
-        about = {**provenance(started), "seed": options.seed}
-        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 0
 
 

@@ -8,12 +8,11 @@ a language model, with audits full, sampled and off, against a clean run of the 
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from rich.table import Table
 from benchmarks import attacks_digits as on_digits
 from benchmarks import attacks_gpt as on_gpt
 from benchmarks.attack_suite import ATTACKS
-from benchmarks.provenance import provenance
+from benchmarks.provenance import write
 from benchmarks.simulated import text_file
 from benchmarks.tuning import with_settings
 from consensus.quorum import faults_tolerated
@@ -77,7 +76,8 @@ def digits_row(column: on_digits.Column, rule: Rule, seeds: Sequence[int], round
     return Digits(column.name, rule.value, bits, {name: statistics.mean(found) for name, found in by_seed.items()}, by_seed)
 
 
-def gpt_rows(spec: JobSpec, text: Path, peers: int, attacks: Sequence[str], seeds: Sequence[int]) -> Iterable[Gpt]:
+def gpt_rows(spec: JobSpec, text: Path, peers: int, attacks: Sequence[str], seeds: Sequence[int]) -> Iterator[list[Gpt]]:
+    """The rows of `peers`, again after every seed: what is slow is not lost if a later seed is not waited for."""
     liars = faults_tolerated(peers)
     runs: dict[tuple[str, Audit], list[tuple[on_gpt.Outcome, float]]] = {}
     for seed in seeds:
@@ -85,9 +85,11 @@ def gpt_rows(spec: JobSpec, text: Path, peers: int, attacks: Sequence[str], seed
         clean = on_gpt.attacked(world, on_gpt.CLEAN, Audit.OFF).heldout_nats
         for attack in attacks:
             for audit in Audit:
-                runs.setdefault((attack, audit), []).append((on_gpt.attacked(world, attack, audit), clean))
-    for found in runs.values():
-        yield gpt_row(spec, found)
+                outcome = on_gpt.attacked(world, attack, audit)
+                runs.setdefault((attack, audit), []).append((outcome, clean))
+                said = f"gpt n={peers} seed {seed} {attack}, audits {audit}: {outcome.heldout_nats / clean:.3f} of clean"
+                print(said, file=sys.stderr, flush=True)
+        yield [gpt_row(spec, found) for found in runs.values()]
 
 
 def gpt_row(spec: JobSpec, found: list[tuple[on_gpt.Outcome, float]]) -> Gpt:
@@ -193,31 +195,33 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     started, digits, gpt = time.time(), list[Digits](), list[Gpt]()
+
+    def keep() -> None:
+        figures = {"seeds": list(options.seeds), "audit_rate": options.audit_rate, "set": options.set}
+        figures |= {"digits": [{**asdict(row), "worst": row.worst} for row in digits], "gpt": [asdict(row) for row in gpt]}
+        write(options.json, started, figures)
+
     if options.only != "gpt":
         for rule in options.rules:
             for name in options.columns:
                 seeds = options.seeds if rule is Rule.ARC_NNM_TRIM else options.seeds[:1]
                 digits.append(row := digits_row(columns[name], rule, seeds, options.digits_rounds))
                 print(f"digits {row.rule} {row.column}: worst {row.worst:.1f}", file=sys.stderr, flush=True)
+                keep()
     if options.only != "digits":
         base = JobSpec(name="attacks", data=bytes(32), rounds=options.rounds, audit_rate=options.audit_rate)
         with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
             text = text_file(options.text, Path(folder))
             for peers in options.peers:
+                others = list(gpt)
                 for found in gpt_rows(with_settings(base, options.set), text, peers, options.attacks, options.seeds):
-                    gpt.append(found)
-                    said = f"gpt n={peers} {found.attack} audits {found.audit}: {found.ratio:.3f} of clean"
-                    print(said, file=sys.stderr, flush=True)
+                    gpt[:] = [*others, *found]
+                    keep()
     console = Console(width=130)
     for table in [digits_table(digits)] * bool(digits) + [gpt_table(gpt)] * bool(gpt):
         console.print(table)
     for line in verdicts(digits, gpt):
         console.print(line)
-    if options.json:
-        about = {**provenance(started), "seeds": list(options.seeds), "audit_rate": options.audit_rate, "set": options.set}
-        digits_rows = [{**asdict(row), "worst": row.worst} for row in digits]
-        figures = {**about, "digits": digits_rows, "gpt": [asdict(row) for row in gpt]}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
     return 0
 
 

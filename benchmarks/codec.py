@@ -8,7 +8,6 @@ batch. Bytes are those of one payload, header included for ours, per parameter a
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import write
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.tuning import with_settings
 from scenarios.trials import COUNT, Parser
@@ -247,6 +246,7 @@ def tune(method: Method, budget: Budget) -> tuple[dict[str, float], dict[str, fl
             label = " ".join(f"{key}={number:g}" for key, number in tried.items())
             if label not in seen:
                 seen[label] = method.run(budget, TUNING_SEED, tried)[0]
+                print(f"  {method.name} H={method.local_steps}, {label}: {seen[label]:.3f} nats", file=sys.stderr, flush=True)
             results[value] = seen[label]
         best[name] = min(results, key=lambda value: results[value])
     return best, seen
@@ -296,14 +296,13 @@ def main() -> int:
         budget = Budget(text_file(options.text, Path(folder)), options.steps, options.trainers, tuple(options.set))
         parameters = layout_of(budget.spec(1, 0)).size
         rows = []
+        about = {"parameters": parameters, "seeds": list(options.seeds), "steps": options.steps}
+        about |= {"trainers": options.trainers, "tuned": options.tuned, "set": options.set}
         for method in methods:
             rows.append(row := measure(method, budget, options.seeds, options.tuned))
             print(f"{row.name} H={row.local_steps}: {row.heldout_nats:.3f} nats", file=sys.stderr, flush=True)
+            write(options.json, started, {**about, "rows": [asdict(row) for row in rows]})
     show(rows, budget, parameters)
-    if options.json:
-        about = {**provenance(started), "parameters": parameters, "seeds": list(options.seeds), "steps": options.steps}
-        about |= {"trainers": options.trainers, "tuned": options.tuned, "set": options.set}
-        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 0
 
 

@@ -8,9 +8,7 @@ delay, and with an uplink per peer. Both close rounds: there are n ballots in ev
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import sys
@@ -26,6 +24,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.provenance import write
 from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
 from peer.demo import Demo, DemoPeer, cast_roles
@@ -258,24 +257,22 @@ def main() -> int:
     options = parser.parse_args()
     if not options.real and not (options.virtual and options.round_trips):
         parser.error("nothing is to be measured: --real or --virtual with --round-trips needs a value")
-    started, costs, rows = time.time(), Costs.measured(), []
+    started, costs, rows = time.time(), Costs.measured(), list[Row]()
+
+    def measured(row: Row) -> None:
+        rows.append(row)
+        case = f"{row.kind} n={row.n} RTT {row.round_trip_ms:g} ms, {row.silent} silent"
+        print(f"{case}: p50 {row.p50_ms:.1f} ms", file=sys.stderr, flush=True)
+        about = {"uplink_bits": UPLINK_BITS, "costs_seconds": asdict(costs)}
+        write(options.json, started, {**about, "rows": [asdict(row) for row in rows]})
+
     for n in options.real:
-        rows.append(trio.run(partial(real, n, options.rounds)))
-        print(f"real n={n}: p50 {rows[-1].p50_ms:.1f} ms", file=sys.stderr, flush=True)
+        measured(trio.run(partial(real, n, options.rounds)))
     for n in options.virtual:
         cases = [(ms, 0) for ms in options.round_trips] + [(ms, faults_tolerated(n)) for ms in SILENT_ROUND_TRIPS_MS]
         for round_trip_ms, silent in cases:
-            rows.append(virtual(n, round_trip_ms, silent, options.heights, costs))
-            print(f"virtual n={n} RTT {round_trip_ms} silent {silent}: p50 {rows[-1].p50_ms:.1f} ms", file=sys.stderr, flush=True)
+            measured(virtual(n, round_trip_ms, silent, options.heights, costs))
     show(rows, costs)
-    if options.json:
-        about = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "python": platform.python_version(),
-            "at": int(started),
-        }
-        about |= {"load": os.getloadavg()[0], "uplink_bits": UPLINK_BITS, "costs_seconds": asdict(costs)}
-        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 0
 
 

@@ -6,9 +6,6 @@ as integers. Buffers are nearly normal numbers made of integers, so that support
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.provenance import write
 from scenarios.trials import COUNT, Parser
 from training.replicated import codec, stream
 from training.replicated.codec import Mode, payload_bytes_max
@@ -128,12 +126,12 @@ def main() -> int:
     model = ModelSpec(vocabulary=4096, width=width, layers=LAYERS, hidden=3 * width)
     layout = layout_of(JobSpec(name="decoding", data=bytes(32), model=model))
     m = stream.irwin_hall(layout.size, "decoding").astype(np.float32)
-    started, rows = time.time(), [measure(mode, layout, m, options.repeats) for mode in MODES]
+    started, rows = time.time(), list[Row]()
+    for mode in MODES:
+        rows.append(row := measure(mode, layout, m, options.repeats))
+        print(f"{row.compression}, {row.bits} bits, keep {row.keep}: {row.read_million_per_second:.0f} M/s read", file=sys.stderr)
+        write(options.json, started, {"parameters": layout.size, "rows": [asdict(row) for row in rows]})
     show(rows)
-    if options.json:
-        about = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "python": platform.python_version()}
-        about |= {"at": int(started), "load": os.getloadavg()[0], "parameters": layout.size}
-        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 0
 
 

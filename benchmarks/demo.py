@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.provenance import write
 
 
 def main() -> int:
@@ -32,17 +32,13 @@ def main() -> int:
     parser.add_argument("--no-baseline", dest="baseline", action="store_false")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    reports = [run(options, options.first_seed + number) for number in range(options.runs)]
-    figures = {name: [figure(report) for report in reports] for name, figure in FIGURES.items()}
+    started, reports = time.time(), list[dict[str, Any]]()
+    for seed in range(options.first_seed, options.first_seed + options.runs):
+        reports.append(run(options, seed))
+        print(f"seed {seed}: {reports[-1]['seconds_total']:.0f} s", file=sys.stderr, flush=True)
+        figures = {name: [figure(report) for report in reports] for name, figure in FIGURES.items()}
+        write(options.json, started, {"figures": figures, "reports": reports})
     show(figures)
-    result = {
-        "command": " ".join(sys.argv),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
-        "figures": figures,
-        "reports": reports,
-    }
-    options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if all(report["passed"] for report in reports) else 1
 
 
@@ -95,10 +91,6 @@ def show(figures: dict[str, list[float | None]]) -> None:
         seen = [value for value in values if value is not None]
         table.add_row(name, *(f"{value:.3g}" for value in (min(seen), median(seen), max(seen))) if seen else ("–", "–", "–"))
     Console().print(table)
-
-
-def machine() -> str:
-    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

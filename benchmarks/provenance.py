@@ -1,16 +1,17 @@
-"""What a figure must come with: machine, date, commit, command."""
+"""What a figure must come with: machine, date, commit, command. And the file it goes to."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 
 def provenance(started: float) -> dict[str, Any]:
@@ -22,8 +23,17 @@ def provenance(started: float) -> dict[str, Any]:
         "minutes": (time.time() - started) / 60,
         "commit": _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else ""),
         "command": " ".join(sys.orig_argv),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in ("torch", "numpy")}},
     }
+
+
+def write(file: Path | None, started: float, figures: Mapping[str, Any]) -> None:
+    """The whole file or none of it: called after every row, so that whoever ends a run half-way loses one row."""
+    if file is None:
+        return
+    part = file.with_name(file.name + ".part")
+    part.write_text(json.dumps({**provenance(started), **figures}, indent=1) + "\n")
+    part.replace(file)
 
 
 def _git(*words: str) -> str:

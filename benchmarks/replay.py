@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from benchmarks import dispatch
 from benchmarks.dispatch import Environment
+from benchmarks.provenance import write
 from training.default_text import default_text
 from training.inner_state import InnerState
 from training.replicated.init import initial_parameters
@@ -200,21 +201,20 @@ def environments() -> list[Environment]:
     ]
 
 
-def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
+def measure(options: argparse.Namespace, folder: Path) -> Iterator[list[Row]]:
+    """What each kind of process has found."""
     for name in JOBS:
         for seed in options.seeds:
             (folder / f"{name}-{seed}.npz").touch()
     here = Environment("", dispatch.threads(1))
     common = ["--child", str(folder), "--rounds", str(options.rounds)]
     here.run("benchmarks.replay", *common)
-    rows = []
     for environment in environments():
-        rows += _replayed(environment, environment.name, [*common, "--replays", ""])
-    rows += _replayed(here, "", [*common, "--replays", *(variant.name for variant in VARIANTS)])
+        yield _replayed(environment, environment.name, [*common, "--replays", ""])
+    yield _replayed(here, "", [*common, "--replays", *(variant.name for variant in VARIANTS)])
     if options.device != "cpu":
         on = f" on {options.device}"
-        rows += _replayed(here, on, [*common, "--device", options.device, "--replays", "", *(v.name for v in ON_A_GPU)])
-    return rows
+        yield _replayed(here, on, [*common, "--device", options.device, "--replays", "", *(v.name for v in ON_A_GPU)])
 
 
 def _replayed(environment: Environment, name: str, arguments: list[str]) -> list[Row]:
@@ -257,24 +257,15 @@ def main() -> int:
     if options.child:
         child(options)
         return 0
-    started = time.time()
-    found = hashes(options.device)
+    started, rows, found = time.time(), list[Row](), hashes(options.device)
+    about = {"processor": dispatch.processor(), "seeds": options.seeds, "rounds_before": options.rounds}
     with tempfile.TemporaryDirectory(prefix="folkmoot-replay-") as folder:
-        rows = measure(options, Path(folder))
+        for more in measure(options, Path(folder)):
+            rows += more
+            write(options.json, started, {**about, **summary(rows), "rows": [asdict(row) for row in rows], **found})
     show(rows)
     differing = [name for name, hash in found["torch"].items() if hash != found["hashes"][name]]
     print(f"{len(found['hashes'])} hashes, {len(found['torch'])} of them with torch on {options.device}; differing: {differing}")
-    if options.json:
-        from benchmarks.provenance import provenance  # imports torch, for which the children have other environments
-
-        about = {
-            **provenance(started),
-            "processor": dispatch.processor(),
-            "seeds": options.seeds,
-            "rounds_before": options.rounds,
-            **summary(rows),
-        }
-        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows], **found}, indent=1) + "\n")
     return 1 if differing else 0
 
 

@@ -5,12 +5,12 @@ left is proposals, the exchange of payloads, judging, ballots, both phases of ag
 every signature and every durable write. The time of a round is from one applied block to the next, as the first peer sees it.
 
 Beside it, what hivemind takes to average one vector of that size in f16, in an environment of its own (`--no-hivemind`: not).
+Each of its averages is one try, and the least matchmaking time counts with which all of a run are whole, in one of three runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sqlite3
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import dispatch
-from benchmarks.provenance import provenance
+from benchmarks.provenance import write
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.processes import reports
@@ -56,24 +56,28 @@ JOBS = {
     "dense 1 bit, all audited": {"audit": "full"},
 }
 MATCHMAKING_SECONDS = (0.5, 1.0, 3.0)  # the least that forms whole groups counts; hivemind's default is 5
+RIVAL_RUNS = 3  # with each: one average that fails ends a run, and nothing of it counts
 RIVAL_SECONDS_MAX = 600.0
 
 
 @dataclass
 class Row:
+    """None: not measured; where `reason` says why, nothing was."""
+
     name: str
     peers: int
     parameters: int
     rounds: int
-    seconds: float = 0.0  # p50
-    seconds_least: float = 0.0
-    daemon_seconds: float = 0.0  # processor time of one peer's daemon, and of its worker, for a round
-    worker_seconds: float = 0.0
+    seconds: float | None = None  # p50
+    seconds_least: float | None = None
+    daemon_seconds: float | None = None  # processor time of one peer's daemon, and of its worker, for a round
+    worker_seconds: float | None = None
     bytes_per_peer: dict[str, float] = field(default_factory=dict)  # sent in a round, by kind
-    heights: float = 0.0  # decided in a round
-    fsyncs: float = 0.0  # of one peer in a round, of files and folders
-    commits: float = 0.0  # of its database
-    reason: str = ""  # why it was not measured
+    heights: float | None = None  # decided in a round
+    fsyncs: float | None = None  # of one peer in a round, of files and folders
+    commits: float | None = None  # of its database
+    reason: str = ""
+    failed: list[str] = field(default_factory=list)  # runs of the rival before this one, and why
 
 
 @dataclass
@@ -176,28 +180,37 @@ def _row(name: str, before: _Look, after: _Look, seconds: list[float], fsyncs: i
 
 def hivemind(peers: int, rounds: int) -> list[Row]:
     """Its average of one such vector in f16: with finding the group, and the exchange alone."""
-    reason = ""
+    missing = Row("hivemind f16", peers, MODEL.parameters, 0)
+    try:
+        python = str(environment.interpreter("hivemind", environment.HIVEMIND))
+    except Unavailable as error:
+        return [replace(missing, reason=str(error))]
+    failed: list[str] = []
     for seconds in MATCHMAKING_SECONDS:
-        try:
-            return _averaged(peers, rounds, seconds)
-        except Unavailable as error:
-            reason = str(error)
-    return [Row("hivemind f16", peers, MODEL.parameters, 0, reason=reason)]
+        for _ in range(RIVAL_RUNS):
+            try:
+                return [replace(row, failed=failed) for row in _averaged(python, peers, rounds, seconds)]
+            except Unavailable as error:
+                failed.append(f"{seconds:g} s to meet: {error}")
+                print(f"hivemind: {failed[-1]}", file=sys.stderr, flush=True)
+    return [replace(missing, reason=failed[-1], failed=failed)]
 
 
-def _averaged(peers: int, rounds: int, matchmaking_seconds: float) -> list[Row]:
-    python = str(environment.interpreter("hivemind", environment.HIVEMIND))
+def _averaged(python: str, peers: int, rounds: int, matchmaking_seconds: float) -> list[Row]:
     spec = JobSpec(name="benchmark", model=MODEL, data=bytes(32), rounds=rounds)
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         work = Work(folder, "", spec.encode().hex(), ROUNDS_WARM, peers, 1, matchmaking_seconds)
         found = reports(python, "hivemind_averager", work, peers, RIVAL_SECONDS_MAX)
     row = Row(f"hivemind f16, {matchmaking_seconds:g} s to meet", peers, MODEL.parameters, rounds)
-    row.daemon_seconds = statistics.mean(report["processor_seconds"] for report in found)
-    sent = statistics.mean(report["bytes_sent"] for report in found)
-    row.bytes_per_peer = {"tensors": sent, "blobs": sent}  # the second is a part of the first, as in our own counters
     whole, exchange = zip(*((sum(times), times[1]) for times in found[0]["times"]), strict=True)
     return [
-        replace(row, seconds=statistics.median(whole), seconds_least=min(whole)),
+        replace(
+            row,
+            seconds=statistics.median(whole),
+            seconds_least=min(whole),
+            daemon_seconds=statistics.mean(report["processor_seconds"] for report in found),  # of everything it starts
+            bytes_per_peer={"all": statistics.mean(report["bytes_sent"] for report in found)},
+        ),
         replace(row, name="the exchange alone", seconds=statistics.median(exchange), seconds_least=min(exchange)),
     ]
 
@@ -214,18 +227,22 @@ def show(rows: list[Row]) -> None:
         if row.reason:
             table.add_row(row.name, row.reason)
             continue
-        sent = sum(count for kind, count in row.bytes_per_peer.items() if kind not in PARTS)
-        seconds = (row.seconds, row.seconds_least, row.daemon_seconds, row.worker_seconds)
-        figures = [f"{1e3 * value:.0f}" for value in seconds]
-        figures += [f"{value / 1e3:.1f}" for value in (sent, row.bytes_per_peer.get("blobs", 0.0))]
-        table.add_row(row.name, *figures, *(f"{value:.1f}" for value in (row.heights, row.fsyncs, row.commits)))
+        kinds = row.bytes_per_peer
+        sent = sum(count for kind, count in kinds.items() if kind not in PARTS) if kinds else None
+        figures = [_cell(value, 1e3, 0) for value in (row.seconds, row.seconds_least, row.daemon_seconds, row.worker_seconds)]
+        figures += [_cell(value, 1e-3, 1) for value in (sent, kinds.get("blobs"))]
+        table.add_row(row.name, *figures, *(_cell(value, 1, 1) for value in (row.heights, row.fsyncs, row.commits)))
     Console(width=130).print(table)
-    own = [row for row in rows if row.name in JOBS and JOBS[row.name]["audit"] != "full"]
+    own = [row.seconds for row in rows if row.seconds and JOBS.get(row.name, {"audit": "full"})["audit"] != "full"]
     if own:
-        worst = max(row.seconds for row in own)
+        worst = max(own)
         print(
             f"{'held  ' if worst <= SECONDS_AIM else 'MISSED'} a round, not audited in full: p50 ≤ {SECONDS_AIM:g} s: {worst:.3f}"
         )
+
+
+def _cell(value: float | None, factor: float, digits: int) -> str:
+    return "" if value is None else f"{factor * value:.{digits}f}"
 
 
 def main() -> int:
@@ -236,17 +253,21 @@ def main() -> int:
     parser.add_argument("--jobs", nargs="*", choices=tuple(JOBS), default=tuple(JOBS), help="what is measured")
     parser.add_argument("--no-hivemind", dest="hivemind", action="store_false", help="ours alone")
     options = parser.parse_args()
-    started, rows = time.time(), []
-    for name in options.jobs:
-        rows.append(trio.run(partial(ours, name, options.peers, options.rounds)))
-        print(f"{name}: {1e3 * rows[-1].seconds:.0f} ms", file=sys.stderr, flush=True)
-    rows += hivemind(options.peers, options.rounds) if options.hivemind else []
-    if not rows:
+    if not options.jobs and not options.hivemind:
         parser.error("nothing is to be measured: --jobs needs a name")
+    started, rows = time.time(), list[Row]()
+
+    def measured(*new: Row) -> None:
+        rows.extend(new)
+        for row in new:
+            print(f"{row.name}: {row.reason or _cell(row.seconds, 1e3, 0) + ' ms'}", file=sys.stderr, flush=True)
+        write(options.json, started, {"processor": dispatch.processor(), "rows": [asdict(row) for row in rows]})
+
+    for name in options.jobs:
+        measured(trio.run(partial(ours, name, options.peers, options.rounds)))
+    if options.hivemind:
+        measured(*hivemind(options.peers, options.rounds))
     show(rows)
-    if options.json:
-        about = {**provenance(started), "processor": dispatch.processor()}
-        options.json.write_text(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 0
 
 

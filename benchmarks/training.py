@@ -12,7 +12,6 @@ by the daemon's own, which say what is a vote, what a payload and what an audit 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -33,7 +32,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import write
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.processes import reports
@@ -155,14 +154,21 @@ def gloo(task: Task) -> Row:
 
 
 def hivemind(task: Task) -> Row:
-    """The faster of two matchmaking times."""
+    """The faster of two matchmaking times; one that fails leaves the other."""
     python = str(environment.interpreter("hivemind", environment.HIVEMIND))
-    rows = []
+    rows, failed = list[Row](), list[str]()
     for seconds in MATCHMAKING_SECONDS:
-        results = rival("hivemind_peer", PEERS, 1, task, python, matchmaking_seconds=seconds)
+        try:
+            results = rival("hivemind_peer", PEERS, 1, task, python, matchmaking_seconds=seconds)
+        except Unavailable as error:
+            failed.append(f"{seconds:g} s to meet: {error}")
+            continue
         rows.append(row_of("hivemind", results, matchmaking_seconds=seconds, note="small synchronous updates"))
+    if not rows:
+        raise Unavailable("; ".join(failed))
     best = max(rows, key=lambda row: row.samples_per_second or 0.0)
-    best.settings["tried"] = [{**row.settings, "samples_per_second": row.samples_per_second} for row in rows]
+    tried = [{**row.settings, "samples_per_second": row.samples_per_second} for row in rows]
+    best.settings |= {"tried": tried, "failed": failed}
     return best
 
 
@@ -397,6 +403,17 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     started, runs = time.time(), {name: list[Row]() for name in options.only}
+
+    def summary() -> list[Row]:
+        """Of what has been measured so far, which it writes down."""
+        rows = [middle(name, found) for name, found in runs.items() if found]
+        figures: dict[str, Any] = {"parameters": MODEL.parameters, "steps": options.steps, "rate": options.rate}
+        figures |= {"seeds": list(options.seeds), "text": str(options.text or "built-in")}
+        figures |= {"rows": [asdict(row) for row in rows], "ratios": ratios(rows)}
+        figures["by_seed"] = {name: [asdict(row) for row in found] for name, found in runs.items()}
+        write(options.json, started, figures)
+        return rows
+
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         text = text_file(options.text, Path(folder))
         for seed in options.seeds:
@@ -405,15 +422,8 @@ def main() -> int:
                 runs[name].append(row := attempt(name, task))
                 said = row.reason or f"{row.samples_per_second or 0:.1f} samples/s"
                 print(f"seed {seed} {name}: {said}", file=sys.stderr, flush=True)
-    rows = [middle(name, runs[name]) for name in options.only]
-    compared = ratios(rows)
-    show(rows, compared)
-    if options.json:
-        about = {**provenance(started), "parameters": MODEL.parameters, "steps": options.steps, "rate": options.rate}
-        about |= {"seeds": list(options.seeds), "text": str(options.text or "built-in")}
-        by_seed = {name: [asdict(row) for row in found] for name, found in runs.items()}
-        figures = {**about, "rows": [asdict(row) for row in rows], "ratios": compared, "by_seed": by_seed}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+                rows = summary()
+    show(rows, ratios(rows))
     return 0
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
-import platform
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import asdict, fields, replace
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.provenance import write
 from protocol.messages import Proposal
 from training.compute.baseline import train_baseline
 from training.compute.engine import Engine
@@ -83,6 +83,7 @@ def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
         network.round()
         if number * EVALUATIONS // spec.rounds > (number - 1) * EVALUATIONS // spec.rounds:
             measured.append(network.held_out())
+            print(f"round {number}: {measured[-1]:.3f} bits per byte", file=sys.stderr, flush=True)
     step = statistics.median(network.local_seconds) / spec.local_steps
     runs = TRAINERS * TRAINERS  # each trainer's own steps, and its replays of all the others'
     return {
@@ -95,7 +96,10 @@ def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
 
 def train_rival(spec: JobSpec, text: Path, rates: list[float]) -> dict[str, Any]:
     steps, batch = spec.rounds * spec.local_steps, ACCEPTED * spec.batch
-    runs = {rate: train_baseline(spec, text, steps, batch, rate, evaluations=EVALUATIONS) for rate in rates}
+    runs = dict[float, list[float]]()
+    for rate in rates:
+        runs[rate] = train_baseline(spec, text, steps, batch, rate, evaluations=EVALUATIONS)
+        print(f"one process, {rate:g}: {runs[rate][-1]:.3f} bits per byte", file=sys.stderr, flush=True)
     best = min(runs, key=lambda rate: runs[rate][-1])
     return {"rates": {str(rate): run[-1] for rate, run in runs.items()}, "rate": best, "heldout_bits_per_byte": runs[best]}
 
@@ -139,21 +143,16 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     spec = with_settings(JobSpec(name="tuning", data=bytes(32)), arguments.set)
+    started = time.time()
+    settings = {name: value for name, value in asdict(spec).items() if name not in ("data", "tokenizer")}
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
         text.write_bytes(default_text())
         network = train_network(spec, text)
+        write(arguments.json, started, {"spec": settings, "network": network, "one_process": None})
         rival = train_rival(spec, text, arguments.baseline_rates) if arguments.baseline_rates else None
+    write(arguments.json, started, {"spec": settings, "network": network, "one_process": rival})
     print(table(spec, network, rival))
-    if arguments.json:
-        machine = {
-            "machine": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        }
-        settings = {name: value for name, value in asdict(spec).items() if name not in ("data", "tokenizer")}
-        figures = {"spec": settings, "network": network, "one_process": rival, **machine}
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import socket
+import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import attacks_digits, attacks_gpt, codec, digits, training
+from benchmarks import attacks_digits, attacks_gpt, codec, digits, provenance, round, training
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.attack_suite import ATTACKS, PAYLOADS, VECTORS, Knowledge, Said
+from benchmarks.rivals import environment, processes
+from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.sockets import Traffic
 from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
@@ -67,6 +73,84 @@ def test_every_benchmark_says_what_it_takes(
         importlib.import_module(f"benchmarks.{name}").main()
     assert ended.value.code == 0
     assert "--json" in capsys.readouterr().out
+
+
+def test_figures_are_on_disk_after_every_row_and_never_in_part(tmp_path: Path) -> None:
+    """Whoever ends a run of hours keeps all rows but the one at hand."""
+    file = tmp_path / "figures.json"
+    for rows in ([1], [1, 2]):
+        provenance.write(file, time.time(), {"rows": rows})
+        read = json.loads(file.read_text())
+        assert read["rows"] == rows and read["versions"]["torch"] == torch.__version__
+    with pytest.raises(TypeError):
+        provenance.write(file, time.time(), {"rows": [object()]})
+    assert json.loads(file.read_text())["rows"] == [1, 2]
+
+
+# A round beside hivemind's average ------------------------------------------------------------------------------------
+
+
+def processes_of(tmp_path: Path, *programs: str) -> list[subprocess.Popen[bytes]]:
+    started = []
+    for rank, program in enumerate(programs):
+        with (tmp_path / f"log-{rank}").open("wb") as log:
+            started.append(subprocess.Popen([sys.executable, "-c", program], stderr=log))
+    return started
+
+
+def test_a_rival_that_fails_is_not_waited_for_by_the_others(tmp_path: Path) -> None:
+    """The first failure ends the run and is the reason, whatever rank it has."""
+    started = processes_of(tmp_path, "import threading; threading.Event().wait()", "import sys; sys.exit('no group')")
+    try:
+        with pytest.raises(Unavailable, match="no group"):
+            processes.wait(started, tmp_path, 120.0)
+        assert started[0].poll() is None
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_a_rival_s_environment_is_made_once_however_often_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, runs = [], []
+
+    def fails(python: str, peers: int, rounds: int, seconds: float) -> list[round.Row]:
+        runs.append(seconds)
+        raise Unavailable("no group")
+
+    monkeypatch.setattr(environment, "interpreter", lambda name, wanted: made.append(name) or Path("python"))
+    monkeypatch.setattr(round, "_averaged", fails)
+    (row,) = round.hivemind(4, 2)
+    assert made == ["hivemind"] and len(runs) == len(round.MATCHMAKING_SECONDS) * round.RIVAL_RUNS
+    assert row.reason.endswith("no group") and len(row.failed) == len(runs) and row.seconds is None
+
+
+def test_without_an_environment_the_rival_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(name: str, wanted: Sequence[str]) -> Path:
+        made.append(name)
+        raise Unavailable("no index")
+
+    made: list[str] = []
+    monkeypatch.setattr(environment, "interpreter", cannot)
+    (row,) = round.hivemind(4, 2)
+    assert (made, row.reason) == (["hivemind"], "no index")
+
+
+def test_what_a_round_s_rival_does_not_measure_stays_empty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = {"times": [(0.5, 0.1), (0.7, 0.2), (0.6, 0.3)], "bytes_sent": 6e6, "processor_seconds": 0.25}
+    monkeypatch.setattr(environment, "interpreter", lambda name, wanted: Path("python"))
+    monkeypatch.setattr(round, "reports", lambda *arguments: [report] * 4)
+    whole, exchange = round.hivemind(4, 3)
+    assert whole.seconds == pytest.approx(0.9) and (whole.daemon_seconds, whole.bytes_per_peer) == (0.25, {"all": 6e6})
+    assert (exchange.seconds, exchange.seconds_least) == (0.2, 0.1)
+    for row, missing in ((whole, ()), (exchange, (exchange.daemon_seconds,))):
+        assert (row.worker_seconds, row.heights, row.fsyncs, row.commits, *missing) == (None,) * (4 + len(missing))
+    assert exchange.bytes_per_peer == {}
+    round.show([whole, exchange])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "the exchange alone" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")] == ["the exchange alone", "200", "100", *[""] * 7]
 
 
 # Training beside others ----------------------------------------------------------------------------------------------

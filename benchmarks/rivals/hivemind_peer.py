@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import hivemind
 import torch
 
-from benchmarks.rivals.hivemind_swarm import START_SECONDS_MAX, join
+from benchmarks.rivals.hivemind_swarm import REQUEST_SHARE, START_SECONDS_MAX, join
 from benchmarks.rivals.sockets import Traffic
 from benchmarks.rivals.work import Replica, Work, meet
 from training.replicated.layout import layout_of
@@ -40,14 +41,15 @@ def main() -> None:
     optimizer = _optimizer(work, replica, dht)
     traffic = Traffic(os.getpid())
     assert meet(work, rank, "ready", START_SECONDS_MAX), "some process did not start"
-    before, started, batches = traffic.sent(), time.perf_counter(), 0
-    while batches < replica.spec.rounds and time.perf_counter() - started < work.seconds_max:
+    begun, batches = time.perf_counter(), 0
+    while batches < replica.spec.rounds and time.perf_counter() - begun < work.seconds_max:
+        if batches <= work.warm:  # the last time counts
+            started, before, epoch, first = time.perf_counter(), traffic.sent(), optimizer.local_epoch, batches
         replica.engine.gradient(replica.share(batches, rank))
         optimizer.step(batch_size=replica.spec.batch)
         batches += 1
     seconds, sent = time.perf_counter() - started, traffic.sent() - before
-    updates = optimizer.local_epoch
-    replica.report(batches * replica.spec.batch, updates, seconds, sent)
+    replica.report((batches - first) * replica.spec.batch, optimizer.local_epoch - epoch, seconds, sent)
     traffic.close()
     meet(work, rank, "done", STOP_SECONDS_MAX)  # whoever leaves early makes the others wait for it
     os._exit(0)  # its own shutdown waits for threads that wait for peers that are gone
@@ -61,6 +63,7 @@ def _optimizer(work: Work, replica: Replica, dht: Any) -> Any:
         groups[tensor.decayed].append(leaf)
     spec = replica.spec
     ClippedAdamW.clip = spec.clip
+    patience = {"request_timeout": REQUEST_SHARE * work.matchmaking_seconds}
     return hivemind.Optimizer(
         dht=dht,
         run_id="folkmoot-benchmark",
@@ -73,6 +76,8 @@ def _optimizer(work: Work, replica: Replica, dht: Any) -> Any:
         ),
         matchmaking_time=work.matchmaking_seconds,
         averaging_timeout=AVERAGING_SECONDS_MAX,
+        averager_opts=patience,
+        grad_averager_factory=partial(hivemind.optim.grad_averager.GradientAverager, **patience),  # gets no `averager_opts`
     )
 
 

@@ -16,6 +16,7 @@ from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.work import Work
 
 CHECKOUT = Path(__file__).parents[2]
+LOOK_SECONDS = 0.1  # whether somebody has ended; nothing that is timed waits for it
 
 
 def reports(python: str, module: str, work: Work, processes: int, seconds_max: float) -> list[dict[str, Any]]:
@@ -43,12 +44,16 @@ def running(python: str, module: str, work: Path, processes: int) -> Iterator[li
 
 
 def wait(processes: list[subprocess.Popen[bytes]], folder: Path, seconds_max: float) -> None:
-    deadline = time.monotonic() + seconds_max
-    for rank, process in enumerate(processes):
-        try:
-            status = process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise Unavailable(f"not done after {seconds_max:.0f} s") from None
-        if status:
-            lines = (folder / f"log-{rank}").read_text(errors="replace").strip().splitlines()
-            raise Unavailable(lines[-1] if lines else f"ended with status {status}")
+    """Until all have ended well. `Unavailable` at the first that does not: the others would wait for it."""
+    deadline, waiting = time.monotonic() + seconds_max, dict(enumerate(processes))
+    while waiting:
+        for rank, process in list(waiting.items()):
+            status = process.poll()
+            if status == 0:
+                del waiting[rank]
+            elif status:
+                lines = (folder / f"log-{rank}").read_text(errors="replace").strip().splitlines()
+                raise Unavailable(lines[-1] if lines else f"ended with status {status}")
+        if waiting and time.monotonic() >= deadline:
+            raise Unavailable(f"not done after {seconds_max:.0f} s")
+        time.sleep(LOOK_SECONDS)

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -90,6 +91,7 @@ class Traffic:
     """What a process and its children have sent over TCP; looks every now and then, so that closed sockets count too."""
 
     def __init__(self, process: int) -> None:
+        self.processor_seconds = 0.0  # that its own looks have taken so far
         self._process = process
         self._most: dict[int, int] = {}
         self._stop = threading.Event()
@@ -108,6 +110,7 @@ class Traffic:
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
             self._look()
+            self.processor_seconds = time.thread_time()
 
     def _look(self) -> None:
         with self._lock:
