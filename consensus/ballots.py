@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Annotated
 
 from consensus.quorum import faults_tolerated, quorum
@@ -269,9 +269,10 @@ class RoundBook:
     @property
     def _times(self) -> tuple[float, float, float, float]:
         """T1 to T4 as moments. Everything compares with these very floats, so that no deadline expires a rounding too early."""
-        seconds = (self.proposals_seconds, self.timers.replays, LIGHT_SECONDS, CUT_OFF_SECONDS)
-        proposals, auditors, light, cut_off = accumulate(seconds)
-        return self.opened + proposals, self.opened + auditors, self.opened + light, self.opened + cut_off
+        opened, proposals = self.opened, self.proposals_seconds
+        auditors = proposals + self.timers.replays
+        light = auditors + LIGHT_SECONDS
+        return opened + proposals, opened + auditors, opened + light, opened + (light + CUT_OFF_SECONDS)
 
     @property
     def proposals_due(self) -> float:
@@ -346,7 +347,7 @@ class RoundBook:
 
     def deadline(self, now: float) -> float | None:
         """When `ballot_due` or `cut_off_due` may change without any input."""
-        return min((time for time in self._times if time > now), default=None)
+        return next((time for time in self._times if time > now), None)  # they ascend
 
     # Closing
 

@@ -55,7 +55,7 @@ class CatchUp:
 
     @property
     def claimed(self) -> int:
-        return max((claim.height for claim in self._claims.values()), default=0)
+        return max([claim.height for claim in self._claims.values()], default=0)
 
     def reached(self, height: int, now: float) -> None:
         """Notes progress: the peer that is being asked delivers."""
@@ -82,7 +82,7 @@ class CatchUp:
         return [(peer, claim) for peer, claim in self._claims.items() if claim.height > self._height]
 
     def deadline(self, now: float) -> float | None:
-        ahead = self._ahead()
+        ahead = self._ahead() if self._claims else None
         if not ahead:
             return None
         if self._behind_since is None:

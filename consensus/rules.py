@@ -15,25 +15,23 @@ from protocol.messages import NO_VIEW, Commit, Decision, Prepare, Propose, Statu
 class Rules(Handlers):
     def _settle(self) -> None:
         """What is certain comes before what follows from it; a vote comes last, when all that could forbid it is known."""
-        rules = (
-            self._decide,
-            self._collect_prepares,
-            self._follow,
-            self._join_timeouts,
-            self._vouch,
-            self._propose,
-            self._expand,
-            self._prepare,
-            self._commit,
-        )
-        acted = True
-        while acted and self._book is not None:
-            acted = False
-            for rule in rules:
-                if rule(self._book):
-                    acted = True
-                    break
+        while self._book is not None and self._act(self._book):
+            pass
         self._ask_application = False
+
+    def _act(self, book: Book) -> bool:
+        """Whether one of the rules had something to do: the first one that had."""
+        return (
+            self._decide(book)
+            or self._collect_prepares(book)
+            or self._follow(book)
+            or self._join_timeouts(book)
+            or self._vouch(book)
+            or self._propose(book)
+            or self._expand(book)
+            or self._prepare(book)
+            or self._commit(book)
+        )
 
     # Heights ---------------------------------------------------------------------------------------------------------
 

@@ -106,14 +106,15 @@ class ReplicaState:
 
     @property
     def is_voter(self) -> bool:
-        return self._book is not None and self.me in self._book.voters
+        return self._book is not None and self.me in self._book.voters.members
 
     @property
     def may_speak(self) -> bool:
         """Whether this peer may sign messages of rounds. A voter may not until it knows that it has forgotten nothing."""
-        if self._book is None:  # the voters of this height are not known yet
+        book = self._book
+        if book is None:  # the voters of this height are not known yet
             return self.divergence is None and self._check.is_over
-        return self.divergence is None if self.me not in self._book.voters else self._may_sign(self._book)
+        return self._may_sign(book) if self.me in book.voters.members else self.divergence is None
 
     @property
     def silent_below(self) -> int:
@@ -229,7 +230,8 @@ class ReplicaState:
     # What the rules stand on -----------------------------------------------------------------------------------------
 
     def _may_sign(self, book: Book) -> bool:
-        return self.me in book.voters and self.divergence is None and self._check.may_sign(self.me, book.height, book.voters)
+        is_voter = self.me in book.voters.members
+        return is_voter and self._chain.divergence is None and self._check.may_sign(self.me, book.height, book.voters)
 
     def _is_prepared(self, book: Book) -> bool:
         return book.high_vote is not None and book.high_vote.view == self.view

@@ -61,7 +61,7 @@ class Timers(Rules):
         """(L) A leader that is known to be gone is not waited for as a silent one is."""
         if self._own.timed_out(self.height) >= self.view:
             return None
-        return self._pacemaker.view_deadline(self._lost.get(self.leader or b""))
+        return self._pacemaker.view_deadline(self._lost.get(self.leader or b"") if self._lost else None)
 
     def _ask_for_decisions(self) -> None:
         if _is_due(self._decisions_deadline(), self._now):
@@ -91,8 +91,9 @@ class Timers(Rules):
 
     def _unanswered(self) -> tuple[bytes, ...]:
         """Those without a link are asked when they get one."""
-        voters = self._book.voters if self._book else None
-        return tuple(key for key in self._check.unanswered(self.me, voters) if key in self._links) if voters else ()
+        if self._book is None or self._check.is_over:
+            return ()
+        return tuple(key for key in self._check.unanswered(self.me, self._book.voters) if key in self._links)
 
     def _check_deadline(self) -> float | None:
         return self._check.deadline() if self._unanswered() else None
@@ -106,7 +107,7 @@ class Timers(Rules):
             self._check_deadline(),
             self._ask_again,
         )
-        return min((time for time in times if time is not None), default=None)
+        return min([time for time in times if time is not None], default=None)
 
 
 def _is_due(deadline: float | None, now: float) -> bool:

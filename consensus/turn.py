@@ -120,7 +120,7 @@ class Turn:
 
     @property
     def decided(self) -> tuple[Decided, ...]:
-        return tuple(record for record in self.records if isinstance(record, Decided))
+        return tuple([record for record in self.records if isinstance(record, Decided)]) if self.records else ()
 
     @property
     def touches_disk(self) -> bool:
@@ -128,16 +128,21 @@ class Turn:
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
-        return tuple(record for record in self.records if isinstance(record, Evidence))
+        return tuple([record for record in self.records if isinstance(record, Evidence)]) if self.records else ()
 
 
 def merge(turns: Sequence[Turn], deadline: float | None) -> Turn:
     """Several consecutive turns as one, so that they cost one fsync."""
-    records = tuple(record for turn in turns for record in turn.records)
-    sends = tuple(send for turn in turns for send in turn.sends)
-    faults = tuple(fault for turn in turns for fault in turn.faults)
-    heard = tuple(signed for turn in turns for signed in turn.heard)
-    return Turn(records, sends, deadline, faults, heard)
+    records: list[Record] = []
+    sends: list[Send | SendDecisions | SendBlock] = []
+    faults: list[Fault] = []
+    heard: list[Signed] = []
+    for turn in turns:
+        records += turn.records
+        sends += turn.sends
+        faults += turn.faults
+        heard += turn.heard
+    return Turn(tuple(records), tuple(sends), deadline, tuple(faults), tuple(heard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,13 @@ def persist(turn: Turn, journal: Journal) -> tuple[Send, ...]:
     """All input and output of a turn that touches the disk; what it returns may be sent from then on."""
     if turn.records:
         journal.append(turn.records)
-    return tuple(send for wanted in turn.sends for send in _resolve(wanted, journal))
+    sends: list[Send] = []
+    for wanted in turn.sends:
+        if isinstance(wanted, Send):
+            sends.append(wanted)
+        else:
+            sends += _resolve(wanted, journal)
+    return tuple(sends)
 
 
 def deliver(sends: Iterable[Send], outlet: Outlet) -> None:
@@ -204,10 +215,8 @@ async def execute_in_thread(turn: Turn, journal: Journal, outlet: Outlet, run_in
     deliver(sends, outlet)
 
 
-def _resolve(wanted: Send | SendDecisions | SendBlock, journal: Journal) -> Iterable[Send]:
-    if isinstance(wanted, Send):
-        yield wanted
-    elif isinstance(wanted, SendBlock):
+def _resolve(wanted: SendDecisions | SendBlock, journal: Journal) -> Iterable[Send]:
+    if isinstance(wanted, SendBlock):
         block = journal.block(wanted.digest)
         if block is not None:
             yield Send((wanted.to,), BlockBytes(wanted.height, block))

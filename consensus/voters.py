@@ -37,13 +37,13 @@ class VoterSet:
         assert all(left < right for left, right in zip(self.keys, self.keys[1:], strict=False)), "voters must ascend"
 
     def __contains__(self, key: object) -> bool:
-        return key in self._members
+        return key in self.members
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @cached_property
-    def _members(self) -> frozenset[bytes]:
+    def members(self) -> frozenset[bytes]:
         return frozenset(self.keys)
 
     @cached_property

@@ -249,6 +249,8 @@ def _changes(state: MembersState) -> list[Change]:
 
 def _joins(state: MembersState) -> list[bytes]:
     """Candidates with a quorum of approvals, as many as there is room for."""
+    if not state.standing:
+        return []
     quorum, voters = VoterSet(state.voters).quorum, set(state.voters)
     joins = sorted(key for key, approvals in state.standing.items() if len(voters.intersection(approvals)) >= quorum)
     return joins[: max(0, VOTERS_MAX - len(state.upcoming))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -93,7 +94,7 @@ class State:
         return value
 
     def with_modules(self, **changes: Any) -> State:
-        return replace(self, modules={**self.modules, **changes})
+        return State(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)
 
 
 CERTIFIED_ROOTS_KEPT = 100  # how old the root may be that a candidate shows to prove it has caught up
@@ -310,20 +311,32 @@ def in_order(new: Any, old: Any) -> Any:
     Otherwise what follows from it could depend on how it came to be, and a peer that restarted would go another way than others.
     `old` is in order, or nothing; what is the very same object in both is passed over.
     """
-    if new is old:
+    kind: Any = type(new)
+    if new is old or kind in _WITHOUT_PARTS:
         return new
-    if type(new) is dict:
+    if kind is dict:
         known = old if type(old) is dict else {}
         ordered = {key: in_order(item, known.get(key)) for key, item in sorted(new.items())}
         return new if list(ordered) == list(new) and all(map(operator.is_, ordered.values(), new.values())) else ordered
-    if type(new) is tuple:
-        items = tuple(in_order(item, None) for item in new)
+    if kind is tuple:
+        items = tuple([in_order(item, None) for item in new])
         return new if all(map(operator.is_, items, new)) else items
-    if is_dataclass(new):
-        parts = {part.name: (getattr(new, part.name), getattr(old, part.name, None)) for part in fields(new)}
-        changed = {name: value for name, (part, known) in parts.items() if (value := in_order(part, known)) is not part}
-        return replace(new, **changed) if changed else new  # type: ignore[type-var]
-    return new
+    changed: dict[str, Any] = {}
+    for name in _field_names(kind):
+        part = getattr(new, name)
+        value = in_order(part, getattr(old, name, None))
+        if value is not part:
+            changed[name] = value
+    return replace(new, **changed) if changed else new
+
+
+_WITHOUT_PARTS = frozenset({bytes, int, str, bool, float, type(None)})
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """None of what is no dataclass."""
+    return tuple(part.name for part in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _unless_equal(old: T, new: T) -> T:

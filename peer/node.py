@@ -6,6 +6,7 @@ here does input or output, and time is an argument.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -59,6 +60,7 @@ POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that ar
 OWN_REPEAT_SECONDS = 1.0
 
 RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction, Notice)
+UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT, *ROUNDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Node:
 
     @property
     def _voters(self) -> VoterSet:
-        return VoterSet(self.state.members.voters)
+        return _voter_set(self.state.members.voters)
 
     def take_round_changes(self) -> tuple[RoundChange, ...]:
         """The rounds that opened and closed since this was asked last, in that order."""
@@ -221,7 +223,7 @@ class Node:
 
     def _finish(self) -> Turn:
         times = (self._deadline, self.rounds.deadline(self._now), self._recall.deadline(self._now), self._repeat_at)
-        return merge(self._turns, min((time for time in times if time is not None), default=None))
+        return merge(self._turns, min([time for time in times if time is not None], default=None))
 
     def _take(self, event: events.Event) -> None:
         self.replica.take(event, self._now)
@@ -241,19 +243,21 @@ class Node:
             self._handle_relayed(signed)
 
     def _ask_what_was_heard(self) -> None:
-        if self._trains and not self.replica.is_voter and not self._is_recalled:
+        if not self.replica.is_voter and self._trains and not self._is_recalled:
             asked = self._recall.ask(self._voters, self._links, self._now)
             if asked:
                 self._send(asked, GetHeard())
 
     def _say(self, said: Said) -> None:
-        self._turns.append(Turn(tuple(said.records), tuple(Send(None, Relay(signed)) for signed in said.sends)))
+        if said.records or said.sends:
+            self._turns.append(Turn(tuple(said.records), tuple(Send(None, Relay(signed)) for signed in said.sends)))
         self.heard += tuple(said.heard)
         for evidence in said.evidence:
             self._accuse(evidence)
 
     def _send(self, to: tuple[bytes, ...] | None, *messages: Outgoing) -> None:
-        self._turns.append(Turn(sends=tuple(Send(to, message) for message in messages)))
+        if messages:
+            self._turns.append(Turn(sends=tuple(Send(to, message) for message in messages)))
 
     def _handle(self, item: Item) -> None:
         match item:
@@ -324,7 +328,7 @@ class Node:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def _handle_message(self, peer: bytes, data: bytes) -> None:
-        message: Any = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+        message: Any = codec.decode_message(data, UNDERSTOOD)
         match message:
             case Relay(signed=signed):
                 self._handle_relayed(signed)
@@ -411,6 +415,10 @@ class Node:
 
 def _applied_event(state: State) -> events.Applied:
     members = state.members
-    return events.Applied(
-        state.height, state.root, (VoterSet(members.previous), VoterSet(members.voters), VoterSet(members.upcoming))
-    )
+    sets = (_voter_set(members.previous), _voter_set(members.voters), _voter_set(members.upcoming))
+    return events.Applied(state.height, state.root, sets)
+
+
+@functools.lru_cache(maxsize=8)  # the sets change rarely, and each knows its hash
+def _voter_set(keys: tuple[bytes, ...]) -> VoterSet:
+    return VoterSet(keys)

@@ -222,6 +222,8 @@ class Rounds:
 
     def due(self, now: float) -> Outcome:
         """Ballots and cut-offs whose time has come, and proposals that had to wait."""
+        if self.is_silent or not self.books:
+            return Outcome()
         outcome = Outcome()
         for book in self.books.values():
             if self._is_mute(book):
@@ -276,6 +278,8 @@ class Rounds:
         return [table[me] for table in (book.proposals, book.signed_ballots, book.signed_cut_offs) if me in table]
 
     def deadline(self, now: float) -> float | None:
+        if not self.books:
+            return None
         times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]
         times += [due for key, book in self.books.items() if (due := self._seek_due(key, book)) is not None]
         return min(times, default=None)

@@ -17,6 +17,7 @@ import dataclasses
 import enum
 import functools
 import math
+import operator
 import struct
 import types
 import typing
@@ -154,7 +155,7 @@ def _writer(kind: Any) -> Writer:
     if issubclass(kind, (bool, int, str, bytes)):
         return lambda value: value
     if issubclass(kind, (tuple, list)):
-        return lambda value: [to_plain(item) for item in value]
+        return lambda value: [item if type(item) in _AS_THEY_ARE else to_plain(item) for item in value]
     if issubclass(kind, dict):
         return lambda value: [[to_plain(key), to_plain(item)] for key, item in sorted(value.items())]
     if dataclasses.is_dataclass(kind):
@@ -172,7 +173,17 @@ def _record_writer(kind: Any) -> Writer:
     names = _field_names(kind)
     tag = getattr(kind, "TAG", None)
     head = [] if tag is None else [tag]
-    return lambda value: head + [to_plain(getattr(value, name)) for name in names]
+    if len(names) < 2:  # `attrgetter` gives a tuple only of several
+        return lambda value: head + [to_plain(getattr(value, name)) for name in names]
+    values = operator.attrgetter(*names)
+
+    def write(value: Any) -> Plain:
+        plain = head.copy()
+        for item in values(value):
+            plain.append(item if type(item) in _AS_THEY_ARE else to_plain(item))
+        return plain
+
+    return write
 
 
 def _field_names(kind: Any) -> tuple[str, ...]:

@@ -83,7 +83,12 @@ def _verify_key(public: bytes) -> VerifyKey:
 
 
 def preimage(domain: str, chain_id: bytes, body: bytes) -> bytes:
-    return b"folkmoot/%d/" % WIRE_VERSION + domain.encode() + b"\x00" + chain_id + body
+    return _prefix(domain, chain_id) + body
+
+
+@functools.lru_cache(maxsize=1024)
+def _prefix(domain: str, chain_id: bytes) -> bytes:
+    return b"folkmoot/%d/" % WIRE_VERSION + domain.encode() + b"\x00" + chain_id
 
 
 def sign(signer: Signer, chain_id: Digest, message: Any) -> Signed:
@@ -108,6 +113,7 @@ def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tup
     return message
 
 
+@functools.lru_cache(maxsize=1024)
 def peer_id(public: bytes) -> str:
     """The full, typeable form of a public key: 52 letters and digits."""
     return base64.b32encode(public).decode().lower().rstrip("=")

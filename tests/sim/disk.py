@@ -89,7 +89,7 @@ class Disk:
             raise StorageError("fsync failed")
         assert not self._tail, "a torn log was not read before it is written again"
         self._frames.append(tuple(records))
-        self._settle()
+        self._settle(len(self._frames) - 1)
 
     def load(self) -> Restart:
         if self._damaged_row:
@@ -97,7 +97,7 @@ class Disk:
         log = self._log()
         self._frames = [tuple(records) for records in read(log)]
         self._tail = b""
-        self._settle()
+        self._settle(0)
         last = [self.decided[height] for height in sorted(self.decided)[-2:]]
         kept = self.undecided()
         votes = tuple(record for record in kept if isinstance(record, Voted))
@@ -191,11 +191,14 @@ class Disk:
 
     # Tables ----------------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Moves what is not about undecided heights to the tables, and forgets what a decision made void."""
+    def _settle(self, first: int) -> None:
+        """Moves what is not about undecided heights to the tables, and forgets what a decision made void.
+
+        Frames before number `first` were looked at when they were written: only a decision changes what is in them.
+        """
         height = before = self.last
-        kept: list[tuple[Record, ...]] = []
-        for records in self._frames:
+        kept = self._frames[:first]
+        for records in self._frames[first:]:
             rest: list[Record] = []
             for record in records:
                 match record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from typing import Any
 
@@ -9,6 +10,7 @@ from ledger.state import Rules, State
 from peer.node import Node
 
 SKIPPED = (State, Rules)
+WITHOUT_PARTS = frozenset({int, float, bool, str, type(None)})
 ELEMENTS_PER_PEER = 6_000  # statements, offers, tallies and early messages of a few heights and views
 BYTES_PER_PEER = 4 << 20
 
@@ -23,7 +25,7 @@ def sizes(node: Node) -> dict[str, int]:
     stack: list[Any] = [node.replica, node.rounds, node.ledger.pool, node.ledger.books]
     while stack:
         value = stack.pop()
-        if id(value) in seen or isinstance(value, SKIPPED):
+        if type(value) in WITHOUT_PARTS or id(value) in seen or isinstance(value, SKIPPED):
             continue
         seen.add(id(value))
         if isinstance(value, bytes):
@@ -44,5 +46,9 @@ def _fields(value: Any) -> list[Any]:
         return []
     if hasattr(value, "__dict__"):
         return list(vars(value).values())
-    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    return [getattr(value, name) for name in names if hasattr(value, name)]
+    return [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for of in kind.__mro__ for name in getattr(of, "__slots__", ()))

@@ -25,10 +25,6 @@ class Link:
     weather: dict[str, float] = field(default_factory=dict)  # kind -> strength; empty: calm
     last: float = 0.0  # when the last message arrives: links keep the order
 
-    @property
-    def is_calm(self) -> bool:
-        return not self.weather
-
 
 Arrive = Callable[[Link, int, list[bytes]], None]
 After = Callable[[float, Callable[..., None], tuple[object, ...]], None]
@@ -65,7 +61,7 @@ class Network:
             return
         if link.clogged:
             link.held.append((link.epoch, messages))
-        elif link.is_calm:
+        elif not link.weather:
             self._travel(link, link.epoch, messages, self._draw(), True)
         else:
             for message in messages:
@@ -83,10 +79,11 @@ class Network:
 
     def _travel(self, link: Link, epoch: int, messages: list[bytes], seconds: float, in_order: bool) -> None:
         if in_order:
-            at = self._now() + seconds
+            now = self._now()
+            at = now + seconds
             if at < link.last:
                 seconds += link.last - at
-            link.last = self._now() + seconds
+            link.last = now + seconds
         self._after(seconds, self._arrive, (link, epoch, messages))
 
     def _draw(self) -> float:

@@ -8,6 +8,7 @@ through `consensus.turn.persist` and `deliver`, as in the daemon.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import heapq
@@ -81,6 +82,7 @@ REPEATED_MAX = int(REST_SECONDS / REPEAT_SECONDS_MAX + 1) * 16
 SETTLED_SECONDS = 0.3  # after healing, until every link has told what was said before
 COLLECTED_EVERY = 8  # histories: one leaves some 20 MB of garbage
 BORDERLINE_OF_256 = 32  # updates that one re-execution accepts and another may not
+FORGOTTEN_EVERY = 16  # heights: what is known of old ones is looked through
 SAMPLED_EVERY = 25  # heights between two looks at how much memory a peer holds
 
 
@@ -119,7 +121,7 @@ class Peer:
     snapshots: Snapshots | None = None
     restoring: Restoring | None = None
 
-    @property
+    @functools.cached_property
     def key(self) -> bytes:
         return self.signer.public
 
@@ -135,7 +137,8 @@ class Peer:
     @property
     def height(self) -> int:
         """The last applied one."""
-        return max(self.disk.applied, default=0)
+        applied = self.disk.applied
+        return max(applied) if applied else 0
 
     def now(self) -> float:
         return self.offset + self.simulation.now
@@ -562,8 +565,7 @@ class Simulation:
 
     def run(self) -> None:
         """Trouble, then healing, then everybody must go on."""
-        caching = decoding_once() if self.plan.shares else contextlib.nullcontext()
-        with caching, _without_garbage_collection():
+        with self._short_cuts(), _without_garbage_collection():
             self.run_until(self.plan.heal_at)
             self.heal()
             self._recover()
@@ -572,11 +574,19 @@ class Simulation:
                 self._rest()
         self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
 
+    @contextlib.contextmanager
+    def _short_cuts(self) -> Iterator[None]:
+        if not self.plan.shares:
+            yield
+            return
+        with decoding_once():
+            yield
+
     def run_until(self, time: float, finished: Callable[[], bool] = lambda: False) -> bool:
         """Whether `finished` came true. It is asked after every event."""
-        queue = self._queue
+        queue, pop = self._queue, heapq.heappop
         while queue and queue[0][0] <= time:
-            self.now, _, call, arguments = heapq.heappop(queue)
+            self.now, _, call, arguments = pop(queue)
             call(*arguments)
             if finished():
                 return True
@@ -667,7 +677,7 @@ class Simulation:
         return [(replica.height, replica.view) for replica in replicas]
 
     def _all_at(self, height: int) -> bool:
-        return all(peer.height >= height and not peer.is_wrong for peer in self.expected)
+        return all(peer.is_lost or (peer.height >= height and not peer.is_wrong) for peer in self.honest)
 
     def _where(self) -> str:
         def one(peer: Peer) -> str:
@@ -714,7 +724,8 @@ class Simulation:
         if problem is None:
             if isinstance(self._reference, SharedRules):
                 _, self.decided_state = self._reference.applied(state, decoded, self.invariants.decided[height])
-                self._reference.forget_below(height - 60)
+                if height % FORGOTTEN_EVERY == 0:
+                    self._reference.forget_below(height - 60)
             else:
                 self.decided_state = finish(self._reference.apply(state, decoded), state)
         return problem, self.decided_state.root
@@ -743,10 +754,11 @@ class Simulation:
             self.invariants.on_wrong_turn(peer.key, turn.records, peer.node.state.height if peer.node else 0)
         if not turn.records and not turn.faults:
             return
+        when_and_who = struct.pack("<dH", self.now, peer.number)
         for record in turn.records:
             signed = getattr(record, "signed", None)
             what = signed.signature if signed is not None else getattr(record, "digest", b"")
-            self.history.update(struct.pack("<dH", self.now, peer.number) + type(record).__name__.encode() + what)
+            self.history.update(when_and_who + type(record).__name__.encode() + what)
         if not peer.is_honest:
             return
         self.invariants.on_durable(peer.key, turn.records)
@@ -830,16 +842,16 @@ class Simulation:
         sender, receiver = self.peers[link.sender], self.peers[link.receiver]
         if receiver.node is None:
             return
-        self.history.update(struct.pack("<dHH", self.now, link.sender, link.receiver))
+        self.history.update(b"".join((struct.pack("<dHH", self.now, link.sender, link.receiver), *messages)))
+        is_watched, is_honest = sender.is_honest and sender.key in self.watched, receiver.is_honest
         for data in messages:
-            self.history.update(data)
             if is_about_snapshots(data):
                 if receiver.snapshots is not None:
                     receiver.snapshots.received(sender.key, data)
                 continue
-            if sender.key in self.watched and sender.is_honest:
+            if is_watched:
                 self.invariants.on_delivered(sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT, *ROUNDS)))
-            if receiver.is_honest and data.startswith(PROPOSED, 1):
+            if is_honest and data.startswith(PROPOSED, 1):
                 self.invariants.on_offered(receiver.key, data)
             if receiver.strategy is None or receiver.strategy.hears(sender.key, data):
                 receiver.inbox.append(Received(sender.key, data))
