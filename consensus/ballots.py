@@ -54,7 +54,7 @@ class RoundTerms:
 
 PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps or a Python that starts must not lose a round for it
 PROPOSALS_FACTOR = 3.0  # stragglers get three times what the majority of the awaited trainers took
-MINORITY_FACTOR = 6.0  # where most are missing: twice the stragglers' patience, by the median of the rounds before
+MINORITY_FACTOR = 6.0  # where most are missing: twice the stragglers' patience, by the upper quartile of the rounds before
 MINORITY_SECONDS_MIN = 10.0  # it is rather the network, or this machine, that stopped for a moment
 LIGHT_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
 CUT_OFF_SECONDS = 2.0  # T4 − T3: the same

@@ -219,10 +219,11 @@ class JobsModule:
         for trainer, label in labels.items():
             reasons = rejected.setdefault(trainer, {})
             reasons[label] = reasons.get(label, 0) + 1
+        patience = job.patience
         if closed.unjudged:
-            patience = min(PATIENCE_MAX, job.patience + 1)
-        else:  # what made re-execution slow has passed; who needs longer every time has measured it
-            patience = max(0, job.patience - 1) if closed.accepted else job.patience
+            patience = min(PATIENCE_MAX, patience + 1)
+        elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # from such a round everybody learns how long it takes
+            patience = max(0, patience - 1)
         job = replace(job, accepted=accepted, rejected=rejected, patience=patience, round=job.round + 1)
         if job.round >= job.rounds:
             return replace(job, phase=Phase.FINISHED, opened=height)
