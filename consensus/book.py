@@ -30,7 +30,8 @@ class Offer:
 class Book:
     """Only verified statements come in here. The first statement of a voter in a slot counts, a second one is evidence.
 
-    It holds at most four statements a voter and view, in the views around the current one that the replica lets in.
+    It holds at most four statements a voter and view, in the views around the current one that the replica lets in, and one
+    a voter that does not count.
     """
 
     height: int
@@ -40,12 +41,13 @@ class Book:
     high_vote: Prepare | None = None
     commit: Certificate | None = None  # a commit certificate: the height is decided
     commit_vote: Commit | None = None
-    rival: Commit | None = None  # names another certified block, which is not taken: there is none unless more than f voters lie
+    rival: Commit | None = None  # names the first certified block that is not taken: there is none unless more than f voters lie
     timed_out_view: int = -1  # the highest view with a quorum of timeouts
     closed_in: int | None = None  # the view in which it was decided; from then on nothing counts, it only remembers
     _prepared: list[tuple[Certificate, Prepare]] = field(default_factory=list)
     _statements: dict[bytes, dict[tuple[str, int], tuple[Signed, Statement]]] = field(default_factory=dict)
     _tallies: dict[tuple[str, int, bytes], dict[bytes, Signed]] = field(default_factory=dict)
+    _uncounted: dict[bytes, tuple[Signed, Statement]] = field(default_factory=dict)  # what voters signed in a rival's certificate
     _accused: set[bytes] = field(default_factory=set)
     _given_up: dict[bytes, int] = field(default_factory=dict)  # voter -> the highest view it gave up
 
@@ -61,10 +63,19 @@ class Book:
             self._count(signed, statement)
         return evidence
 
+    def add_uncounted(self, signed: Signed, statement: Statement) -> Evidence | None:
+        """Only looks for contradictions, with what came before and with what will come."""
+        evidence = self._contradiction(signed, statement)
+        self._uncounted.setdefault(signed.signer, (signed, statement))
+        return evidence
+
     def _contradiction(self, signed: Signed, statement: Statement) -> Evidence | None:
         if signed.signer in self._accused:
             return None  # one proof per voter and height is enough, and bounded
-        for earlier, other in self._statements[signed.signer].values():
+        said = list(self._statements.get(signed.signer, {}).values())
+        if signed.signer in self._uncounted:
+            said.append(self._uncounted[signed.signer])
+        for earlier, other in said:
             if conflict(other, statement):
                 self._accused.add(signed.signer)
                 return Evidence(earlier, signed)
@@ -108,13 +119,13 @@ class Book:
         if self.commit is None or self.commit_vote is None:
             self.commit, self.commit_vote = certificate, vote
         elif self.commit_vote.block != vote.block:
-            self.rival = vote
+            self.rival = self.rival or vote
         elif len(certificate.signatures) > len(self.commit.signatures):
             self.commit, self.commit_vote = certificate, vote
 
     def drop_commit(self) -> None:
         """The block that is certified here belongs to another history."""
-        self.rival, self.commit, self.commit_vote = self.commit_vote, None, None
+        self.rival, self.commit, self.commit_vote = self.rival or self.commit_vote, None, None
 
     def timeout_certificate(self, view: int) -> TimeoutCertificate | None:
         """A quorum of timeouts of exactly `view`. `high` covers them: a timeout is counted after its certificate was adopted."""

@@ -213,13 +213,15 @@ class Handlers(Answers):
             wanted = self._catch_up.was_asked(peer) or (self._chain.is_known_voter(peer) and not self._is_unproven)
             if wanted and height < self.height + DECISIONS_PER_REPLY_MAX:
                 self._future.keep_decision(peer, height, message)
+        if height in self._closed:
+            self._compare(self._closed[height], message.certificate)
         if self._book is None or height != self.height or self.height - self._chain.applied > DECIDED_AHEAD_MAX:
             return
         vote = verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
         if block_digest(message.block) != vote.block:
             raise RemoteProtocolError("wrong-block", f"the bytes beside the certificate of {height}")
         if not self._chain.follows(message.block):
-            self._book.rival = vote  # only an invitation's block tells which of the two histories is true
+            self._add_rival(self._book, message.certificate, vote)
             self._set_aside(peer)
             return
         self._catch_up.delivered(peer)
@@ -229,6 +231,14 @@ class Handlers(Answers):
         self._hold(vote.block, message.block)
         self._add_certified(self._book, message.certificate, vote)
         self._book.adopt_commit(message.certificate, vote)
+
+    def _compare(self, book: Book, certificate: Certificate) -> None:
+        """Of a decided height only another block is news. Who repeats it costs nothing: its signatures are known to be good."""
+        vote, decided = codec.decode_message(certificate.vote, (Commit,)), book.commit_vote
+        if decided is None or vote.block == decided.block or vote.voters != decided.voters or self._is_below_anchor(book):
+            return
+        verify_certificate(certificate, Commit, book.voters, self._chain_id, self._verifier)
+        self._add_rival(book, certificate, vote)
 
     def _on_status(self, peer: bytes, message: Status) -> None:
         if message.height > self.height:

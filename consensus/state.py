@@ -69,6 +69,7 @@ class ReplicaState:
         self._heard: list[Signed] = []
         self._book: Book | None = None
         self._closed: dict[int, Book] = {}  # of the last decided heights
+        self._rivalry: str | None = None  # of a height that is decided
 
     @property
     def height(self) -> int:
@@ -87,14 +88,16 @@ class ReplicaState:
 
     @property
     def dispute(self) -> str | None:
-        """Why people are needed: more than n − q leaders of this height stand on another state than this replica, or more than f
-        voters lie."""
-        return self._chain.dispute or self._rivalry
+        """Why people are needed: more than n − q leaders of this height stand on another state than this replica."""
+        return self._chain.dispute
 
     @property
-    def _rivalry(self) -> str | None:
-        book = self._book
-        if book is None or book.rival is None or self._is_unproven:
+    def rivalry(self) -> str | None:
+        """The first proof, since the start, that more than f voters lie: two certified blocks. It stops nothing here."""
+        return self._rivalry or (self._rivalry_in(self._book) if self._book else None)
+
+    def _rivalry_in(self, book: Book) -> str | None:
+        if book.rival is None or self._is_below_anchor(book):
             return None
         rival = f"block {book.rival.block.hex()[:16]} is certified at height {book.height} beside the history that is here"
         return f"{rival}: more than {book.voters.faults_tolerated} of {len(book.voters)} voters lie, or their keys were stolen"
@@ -103,6 +106,10 @@ class ReplicaState:
     def _is_unproven(self) -> bool:
         """Whether the invitation's block is still to be decided: until then retired voters may have led this peer astray."""
         return self.height <= self._anchor_height
+
+    def _is_below_anchor(self, book: Book) -> bool:
+        """Whether its voters may be retired ones: the invitation's block, or an earlier one, is decided in it."""
+        return book.height <= self._anchor_height
 
     @property
     def is_voter(self) -> bool:
@@ -140,10 +147,10 @@ class ReplicaState:
         if not self._verifier.verify(signed.signer, preimage(statement.TAG, self._chain_id, signed.body), signed.signature):
             raise RemoteProtocolError("bad-signature", f"{statement.TAG} of {short_id(signed.signer)}")
 
-    def _add(self, book: Book, signed: Signed, statement: Statement) -> None:
+    def _add(self, book: Book, signed: Signed, statement: Statement, counts: bool = True) -> None:
         if signed.signer == self.me:
             self._recognise(statement)
-        evidence = book.add(signed, statement)
+        evidence = book.add(signed, statement) if counts else book.add_uncounted(signed, statement)
         if evidence is not None and evidence.culprit != self.me:
             self._records.append(evidence)
 
@@ -159,6 +166,15 @@ class ReplicaState:
         for signed in certified(certificate.vote, certificate.signatures):
             self._add(book, signed, vote)
 
+    def _add_rival(self, book: Book, certificate: Certificate, vote: Commit) -> None:
+        """A verified certificate of a block that is not taken: counted, its votes would decide it. Its liars are accused."""
+        if self._is_below_anchor(book):
+            return  # only the invitation's block tells which of the two histories is true
+        book.rival = book.rival or vote
+        for signed in certified(certificate.vote, certificate.signatures):
+            self._add(book, signed, vote, counts=False)
+        self._rivalry = self.rivalry or self._rivalry_in(book)
+
     def _adopt(self, book: Book, certificate: Certificate, vote: Prepare) -> bool:
         """(S4, S5) A prepare certificate is taken whole, whatever was prepared here, and is durable before it is acted on."""
         adopted = book.adopt_high(certificate, vote)
@@ -169,6 +185,7 @@ class ReplicaState:
     # Books -----------------------------------------------------------------------------------------------------------
 
     def _close_book(self, book: Book) -> None:
+        self._rivalry = self._rivalry or self._rivalry_in(book)
         book.close(self.view)
         self._closed[book.height] = book
         self._closed = {height: kept for height, kept in self._closed.items() if height > book.height - BOOKS_KEPT}

@@ -169,14 +169,13 @@ class StepFinding:
         return self.round, self.trainer, self.step
 
 
-KINDS = dict.fromkeys(("audit/report", "audit/verdict", "audit/challenge"), StepFinding)
+KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a StepFinding
 
 
 def awaited_job(transaction: Transaction) -> bytes | None:
     """The job whose next closing is soon enough for it, since windows are counted in rounds; None: it waits for no closing."""
-    kind = KINDS.get(transaction.kind)
     try:
-        return None if kind is None else codec.decode(kind, transaction.content).job
+        return codec.decode(StepFinding, transaction.content).job if transaction.kind in KINDS else None
     except RemoteProtocolError:
         return None  # it will be refused
 

@@ -85,7 +85,7 @@ class Ledger:
         closings, room = self._closings(BODY_BYTES_MAX - BODY_FIXED_BYTES - _size(evidence))
         due = self.notices.due(self.state.members.voters, height)
         transactions = self.pool.select(self.rules, state, min(room, TRANSACTIONS_BYTES_MAX), first=due)
-        if not closings and not evidence and not self._certification_due() and not self._is_selectable():
+        if not closings and not evidence and not self._certification_due() and not self.awaits_transactions():
             return None
         return codec.encode(Body(closings, evidence, transactions))
 
@@ -148,9 +148,10 @@ class Ledger:
 
     def has_work(self) -> bool:
         closable = any(book.closing() is not None for book in self.books.values())
-        return closable or bool(self.accusations) or self._certification_due() or self._is_selectable()
+        return closable or bool(self.accusations) or self._certification_due() or self.awaits_transactions()
 
-    def _is_selectable(self) -> bool:
+    def awaits_transactions(self) -> bool:
+        """Whether any that waits here applies, and is not one that the closing of a running job's round will carry."""
         known = self._selectable
         if known is None or known[0] is not self.state or known[1] != self.pool.version:
             found = not self._all_can_wait() and bool(self.pool.select(self.rules, self.state, count_max=1))

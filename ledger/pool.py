@@ -147,13 +147,14 @@ class Pool:
         """Whether it is new, and has to be passed on. Keys cost nothing, so strangers share one small part.
 
         Who has more waiting than a member may loses all of it, and is not heard before the next block. So in whatever order the
-        same ones come, the same stay, and no leader lacks what others wait for. To keep those with the smallest nonces instead
+        same ones come between two blocks, the same stay. Across a block they need not: it makes room for one that was too much
+        right before it. `peer.node` tells a leader what it lacks for this reason. To keep those with the smallest nonces instead
         would pass a flood round without end that comes in descending order. If all have too much, who has most makes room.
         """
         digest = transaction_digest(signed)
         if digest in self._waiting or signed.signer in self._overflowed:
             return False
-        if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or self._overflows(1)):
+        if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or self._is_full):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
         job = awaited_job(transaction)
@@ -166,7 +167,7 @@ class Pool:
         self._account(entry, 1)
         if self.share(signed.signer) > 1:
             self._overflow(signed.signer)
-        while member and self._overflows():
+        while member and self._has_too_much:
             self._overflow(max(self._count, key=lambda signer: (self.share(signer), signer)))
         return True
 
@@ -174,8 +175,13 @@ class Pool:
         """Of what one member may have waiting here, how much this one has."""
         return max(self._count[signer] / PENDING_PER_MEMBER_MAX, self._bytes[signer] / PENDING_BYTES_PER_MEMBER_MAX)
 
-    def _overflows(self, more: int = 0) -> bool:
-        return len(self._waiting) + more > TRANSACTIONS_PENDING_MAX or self._bytes_of_all + more > PENDING_BYTES_MAX
+    @property
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= TRANSACTIONS_PENDING_MAX or self._bytes_of_all >= PENDING_BYTES_MAX
+
+    @property
+    def _has_too_much(self) -> bool:
+        return len(self._waiting) > TRANSACTIONS_PENDING_MAX or self._bytes_of_all > PENDING_BYTES_MAX
 
     def _overflow(self, signer: bytes) -> None:
         self._overflowed.add(signer)

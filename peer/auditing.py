@@ -47,6 +47,7 @@ ENDED_SECONDS = 30.0
 # Times the tolerance: a smaller error may lie below it on other machines. A liar could place one there, for honest reports to be
 # refuted; judges use the tolerance itself, so what is challenged here is upheld there.
 CHALLENGE_MARGIN = 2
+TOO_LATE = "that cannot be challenged any more: what it commits to did not come, or re-executing it took too long"
 
 Key = tuple[bytes, int, bytes, int, bool]
 T = TypeVar("T")
@@ -217,9 +218,9 @@ class Auditing:
         finally:
             self._challenged = None
             self._release(due)
+        if replayed.finding is Finding.WITHHELD:  # `_closed` returned: nobody is accused of more than that
+            raise UserError(TOO_LATE)
         who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {due.round}"
-        if replayed.finding is Finding.WITHHELD:
-            raise UserError(f"{who} does not show what it committed to, which only drawn auditors can challenge")
         if replayed.finding is Finding.MATCH:
             error, tolerance = replayed.relative_error, past.spec.replay_tolerance
             replay = f"step {step} is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
@@ -252,7 +253,7 @@ class Auditing:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
         if found is None:
-            raise UserError("that cannot be challenged any more: its states did not come, or re-executing them took too long")
+            raise UserError(TOO_LATE)
         return found
 
     async def _bisected(self, role: Trainer, past: Round, due: Due, folder: Path) -> tuple[int, float]:

@@ -32,7 +32,7 @@ from peer.roles.base import Role
 from peer.rounds import Outcome as Said
 from peer.rounds import Rounds
 from peer.transfer import Snapshots, first_disproved, is_about_snapshots
-from peer.witness import Witness
+from peer.witness import Witness, why_disputed
 from peer.workshop import Workshop
 from protocol import codec
 from protocol.errors import StorageError
@@ -244,6 +244,7 @@ class Driver:
         self.witness.turn(turn)
         self.witness.refusal(self.replica.height, self.replica.refusal)
         self.witness.dispute(self.replica.dispute)
+        self.witness.disputed(why_disputed(self.replica))
         self.witness.silence(self.replica.height, self.replica.silent_below)
         self.witness.muted(self.rounds.muted)
         for _, reason in self.node.dropped:

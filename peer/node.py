@@ -19,7 +19,7 @@ from consensus.turn import Decided, Fault, Outgoing, Restart, Send, Turn, merge
 from consensus.voters import VoterSet
 from ledger.jobs import Job
 from ledger.ledger import Ledger
-from ledger.pool import transaction_digest
+from ledger.pool import SIGNED_BYTES, transaction_digest
 from ledger.state import Rules, State, Transition
 from ledger.transactions import Refused
 from peer.early import RoundKey, RoundMessage
@@ -29,7 +29,7 @@ from peer.rounds import Rounds
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, short_id, sign
-from protocol.limits import EVIDENCE_PER_BLOCK_MAX
+from protocol.limits import EVIDENCE_PER_BLOCK_MAX, NOTICED_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import (
     AGREEMENT,
     ROUNDS,
@@ -54,6 +54,11 @@ SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
 POOL_PAGE_MAX = 256  # transactions: a quarter of a block
 POOL_PAGE_BYTES = 1 << 20  # a sixteenth of what may wait for one link; one transaction is a quarter of it at most
 POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that are applied
+
+# When a view has failed its voters tell the next leader what they wait for: it may have dropped what others kept (`ledger.pool`).
+# One that applies is enough for a block, so the largest has to fit; a voter gets at most one page of each other one in each view.
+AWAITED_MAX = NOTICED_MAX  # transactions: as many as voters name to each other
+AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
 
 # What we want decided is said again with every block, and where none comes: who had not applied what it follows from, as a
 # newcomer's admission, could not keep it.
@@ -231,6 +236,7 @@ class Node:
     def _conclude(self) -> None:
         """Agreement, for all that came in together."""
         self._take(events.WorkChanged())
+        height, view = self.replica.height, self.replica.view
         turn = self.replica.conclude(self._now)
         self._deadline = turn.deadline
         accusing = turn.evidence
@@ -241,6 +247,15 @@ class Node:
             self._accuse(evidence)
         for signed in turn.heard:
             self._handle_relayed(signed)
+        if self.replica.height == height and self.replica.view > view:
+            self._tell_leader()
+
+    def _tell_leader(self) -> None:
+        """What we shall wait for in this view. A leader without it would fail, which f liars and one such voter suffice for."""
+        leader = self.replica.leader
+        if leader in self._links and self.replica.is_voter and self.may_speak and self.ledger.awaits_transactions():
+            awaited = self.ledger.pool.select(self.rules, self.state, AWAITED_BYTES, AWAITED_MAX)
+            self._send((leader,), *map(Relay, awaited))
 
     def _ask_what_was_heard(self) -> None:
         if not self.replica.is_voter and self._trains and not self._is_recalled:

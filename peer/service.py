@@ -28,7 +28,7 @@ from peer.export import export
 from peer.invitation import make_invitation
 from peer.memory import process_memory_mb
 from peer.roles.trainer import Trainer
-from peer.witness import why_halted, why_waiting
+from peer.witness import why_disputed, why_halted, why_waiting
 from peer.worker import Worker
 from protocol.api import (
     AuditsView,
@@ -100,6 +100,7 @@ class Service:
             uptime_seconds=time.monotonic() - self.started,
             waiting=why_waiting(driver.node, self.network.connected()),
             suspended=suspension(driver.signer.public, driver.state),
+            disputed=why_disputed(driver.replica),
             unaudited=unaudited(driver.state),
         )
 

@@ -76,7 +76,8 @@ def status(view: StatusView) -> Table:
 
 
 def _state(view: StatusView) -> str:
-    return view.halted or view.waiting or view.suspended or "working"
+    work = view.halted or view.waiting or view.suspended or "working"
+    return f"{work}; {view.disputed}" if view.disputed else work
 
 
 def _unaudited(view: StatusView) -> str:

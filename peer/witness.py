@@ -22,6 +22,7 @@ from protocol.messages import Ballot, CutOff, Proposal
 from protocol.reasons import Verdict
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
+COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
 DECISION_TIMES_KEPT = 10_000  # for percentiles
 
 
@@ -36,6 +37,7 @@ class Witness:
         self._decided_in: dict[int, float] = {}
         self._refusal: str | None = None
         self._dispute: str | None = None
+        self._disputed = ""
         self._silent_below = 0
         self._muted: Set[RoundKey] = frozenset()
 
@@ -74,6 +76,11 @@ class Witness:
         if dispute is not None and dispute != self._dispute:
             self.events.add("warning", f"{dispute}; {WHAT_TO_DO}")
         self._dispute = dispute
+
+    def disputed(self, disputed: str) -> None:
+        if disputed and disputed != self._disputed:
+            self.events.add("warning", disputed)
+        self._disputed = disputed
 
     def expelled(self, evidence: Evidence) -> None:
         text = f"{short_id(evidence.culprit)} was expelled: it signed {_what(evidence)}"
@@ -127,6 +134,11 @@ def why_halted(replica: Replica, member: Member | None) -> str:
     if replica.dispute is not None:
         return f"HALTED: {replica.dispute}; {WHAT_TO_DO}"
     return silence(replica.silent_below) if replica.height < replica.silent_below else ""
+
+
+def why_disputed(replica: Replica) -> str:
+    """Why people must look at the network although this peer works; empty if they need not."""
+    return f"DISPUTED: {replica.rivalry}; {COMPARE_BLOCKS}" if replica.rivalry is not None else ""
 
 
 def why_waiting(node: Node, links: Set[bytes]) -> str:

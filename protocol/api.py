@@ -67,6 +67,7 @@ class StatusView:
     waiting: str = ""  # for whom this peer waits before anything can be decided; empty when for nobody
     suspended: str = ""  # until when and why this peer does not train; empty when it may
     unaudited: tuple[str, ...] = ()  # names of running jobs whose updates nobody re-executes
+    disputed: str = ""  # that another block is certified beside one that is here; empty when none is. It stops nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,12 @@ PROTOCOL = DOCS / "protocol.md"
 DECISIONS = DOCS / "decisions"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
 PACKAGES = ("protocol", "consensus", "ledger", "transport", "training", "peer")
-TRANSACTIONS: dict[str, type] = {**members.KINDS, "job/start": jobs.Start, "job/stop": jobs.Stop, **audits.KINDS}
+TRANSACTIONS: dict[str, type] = {
+    **members.KINDS,
+    "job/start": jobs.Start,
+    "job/stop": jobs.Stop,
+    **dict.fromkeys(audits.KINDS, audits.StepFinding),
+}
 RECORDS: tuple[type, ...] = (
     Signed,
     Block,
@@ -152,8 +157,9 @@ def finding_rows() -> list[str]:
 def sections() -> Iterable[tuple[str, list[str]]]:
     for kind in (*of_messages(), *RECORDS):
         yield heading(kind), table_of(kind)
-    for name, kind in TRANSACTIONS.items():
-        yield f"#### {kind.__name__} `{name}`", table_of(kind)
+    for kind in dict.fromkeys(TRANSACTIONS.values()):
+        names = ", ".join(f"`{name}`" for name, content in TRANSACTIONS.items() if content is kind)
+        yield f"#### {kind.__name__} {names}", table_of(kind)
 
 
 # Test vectors --------------------------------------------------------------------------------------------------------

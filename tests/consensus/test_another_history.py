@@ -3,16 +3,17 @@ which is the true one: until then neither may stop it, and it blames nobody for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import pytest
 
-from consensus.block import block_digest
+from consensus.block import block_digest, decode_block, encode_block
 from consensus.events import Tick
 from consensus.replica import Replica
 from consensus.turn import Restart, Send
 from protocol.limits import DECISIONS_PER_REPLY_MAX
-from protocol.messages import BlockBytes, Commit, Decision, GetDecisions, Status
+from protocol.messages import BlockBytes, Commit, Decision, GetDecisions, Prepare, Status
 from tests.consensus.bench import CHAIN_ID, Bench
 from tests.consensus.counter import Counter
 from tests.sim.keys import FastSigner, FastVerifier
@@ -64,20 +65,22 @@ def test_a_certificate_of_another_history_whose_block_never_comes_does_not_stop_
     bench.follow(true[0])
     bench.hear_commits(history(FALSE, 2)[1].block)
     bench.follow(true[1], true[2])
-    assert bench.replica.height == 4 and bench.replica.dispute is None
+    assert bench.replica.height == 4 and bench.replica.rivalry is None
 
 
 @pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
 def test_a_certified_block_that_does_not_follow_from_ours_is_dropped(anchor_height: int) -> None:
-    """Invariant: every decided block names the decided one before it as its parent. Who trusts its voters says that they lie."""
+    """Invariant: every decided block names the decided one before it as its parent. Who trusts its voters says that they lie, and
+    goes on saying so."""
     bench, true, false = Newcomer(anchor_height=anchor_height), history(ONE, 3), history(FALSE, 2)
     bench.follow(true[0])
     bench.hear_commits(false[1].block)
     assert not bench.give(1, BlockBytes(2, false[1].block)).decided
-    assert (bench.replica.dispute is None) == (anchor_height > 0)
+    assert (bench.replica.rivalry is None) == (anchor_height > 0)
     assert not bench.give(0, bench.commit(0, false[1].block)).decided, "one more signature makes it no better"
     bench.follow(true[1], true[2])
     assert bench.replica.height == 4 and bench.replica.divergence is None and bench.replica.dispute is None
+    assert (bench.replica.rivalry is None) == (anchor_height > 0)
 
 
 @pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
@@ -86,9 +89,9 @@ def test_a_decision_that_does_not_follow_from_ours_costs_nobody_anything(anchor_
     bench, true = Newcomer(anchor_height=anchor_height), history(ONE, 3)
     bench.follow(true[0])
     assert not bench.give(1, history(FALSE, 2)[1]).decided and not bench.faults
-    assert (bench.replica.dispute is None) == (anchor_height > 0)
+    assert (bench.replica.rivalry is None) == (anchor_height > 0)
     bench.follow(true[1], true[2])
-    assert bench.replica.dispute is None
+    assert (bench.replica.rivalry is None) == (anchor_height > 0) and bench.replica.dispute is None
 
 
 @pytest.mark.parametrize("signers", [SIGNERS, (0, 1, 2, 3)])
@@ -105,10 +108,87 @@ def test_two_certificates_of_one_height_are_evidence_and_a_dispute_and_the_secon
     second = Decision(true[decided].block, bench.certificate(Commit, true[decided].block, 0, signers))
     turn = bench.give(0, second)
     assert not turn.decided and {item.culprit for item in turn.evidence} == {bench.signers[i].public for i in SIGNERS}
-    assert bench.replica.dispute is not None
-    assert f"{block_digest(second.block).hex()[:16]} is certified at height {decided + 1}" in bench.replica.dispute
-    assert "more than 1 of 4 voters" in bench.replica.dispute
+    assert bench.replica.rivalry is not None
+    assert f"{block_digest(second.block).hex()[:16]} is certified at height {decided + 1}" in bench.replica.rivalry
+    assert "more than 1 of 4 voters" in bench.replica.rivalry
     assert [item.block for item in bench.give(1, BlockBytes(decided + 1, rival)).decided] == [rival]
+
+
+def culprits(bench: Bench, voters: Iterable[int]) -> set[bytes]:
+    return {bench.signers[voter].public for voter in voters}
+
+
+@pytest.mark.parametrize("later", [1, 2], ids=["last height", "the one before"])
+def test_a_certified_rival_of_a_decided_block_is_evidence_and_reported(later: int) -> None:
+    """Invariant: a certificate of another block of a height that is still remembered accuses its signers, and is reported."""
+    bench, true, false = Newcomer(anchor_height=0), history(ONE, 4), history(FALSE, 2)[1]
+    bench.follow(*true[: 1 + later])
+    assert bench.replica.rivalry is None
+    turn = bench.give(1, false)
+    assert {item.culprit for item in turn.evidence} == culprits(bench, SIGNERS) and not bench.faults
+    assert f"{block_digest(false.block).hex()[:16]} is certified at height 2" in (bench.replica.rivalry or "")
+    assert not bench.give(1, false).records, "once"
+    bench.follow(*true[1 + later :])
+    assert bench.replica.rivalry is not None and bench.replica.height == 5, "nothing halts"
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_signatures_of_a_decision_that_does_not_follow_are_evidence(is_first: bool) -> None:
+    """Invariant: whoever commits to two blocks in one view is accused, in whatever order the two come, also if one of them cannot
+    be taken. What cannot be taken does not count."""
+    bench = Bench()
+    block = bench.block(bench.leader())
+    false = encode_block(replace(decode_block(block), parent=bytes(32)))
+    rival = Decision(false, bench.certificate(Commit, false, 0, SIGNERS))
+    votes = [bench.commit(voter, block) for voter in SIGNERS]
+    accused = set()
+    for message in [rival, *votes] if is_first else [*votes, rival]:
+        accused |= {item.culprit for item in bench.give(2, message).evidence}
+    assert accused == culprits(bench, SIGNERS)
+    assert [item.block for item in bench.give(1, BlockBytes(1, block)).decided] == [block]
+    assert bench.replica.rivalry is not None
+
+
+def test_a_peer_that_reports_a_rival_goes_on_signing() -> None:
+    """Invariant: a certificate that breaks the two-thirds assumption, which stolen old keys can make, silences nobody."""
+    bench = Bench()
+    block = bench.block(bench.leader())
+    false = encode_block(replace(decode_block(block), parent=bytes(32)))
+    bench.give(2, Decision(false, bench.certificate(Commit, false, 0, SIGNERS)))
+    assert bench.replica.rivalry is not None and bench.replica.dispute is None
+    bench.give(bench.leader(), bench.propose(block))
+    assert bench.sent_votes(Prepare)
+
+
+def test_a_newcomer_is_told_nothing_of_rivals_at_or_below_the_block_of_its_invitation() -> None:
+    bench, true, false = Newcomer(anchor_height=2), history(ONE, 4), history(FALSE, 2)[1]
+    for count in range(4):
+        turn = bench.give(1, false)
+        assert not turn.records and not bench.faults and bench.replica.rivalry is None
+        bench.follow(true[count])
+    assert bench.replica.rivalry is None
+
+
+def test_a_decision_of_a_decided_height_is_verified_only_if_its_block_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant: what honest peers repeat costs nothing; a rival's signatures are verified once; a false one is a fault."""
+    bench, true, false = Newcomer(anchor_height=0), history(ONE, 2), history(FALSE, 2)[1]
+    bench.follow(*true)
+    verified: list[bytes] = []
+    real = FastVerifier.verify
+
+    def verify(self: FastVerifier, public: bytes, data: bytes, signature: bytes) -> bool:
+        verified.append(public)
+        return real(self, public, data, signature)
+
+    monkeypatch.setattr(FastVerifier, "verify", verify)
+    bench.give(1, replace(true[1], certificate=bench.certificate(Commit, true[1].block, 7, SIGNERS)))
+    assert not verified and bench.replica.rivalry is None
+    for _ in range(3):
+        bench.give(1, false)
+    assert len(verified) == len(SIGNERS)
+    signatures = dict(false.certificate.signatures) | {bench.signers[1].public: bytes(64)}
+    bench.give(1, replace(false, certificate=replace(false.certificate, signatures=signatures)))
+    assert bench.faults == ["bad-signature"]
 
 
 def misled(anchor_height: int = ANCHOR_HEIGHT, count: int = 4) -> Newcomer:

@@ -287,7 +287,12 @@ def _pipe() -> Decoder:
 
 
 # By kind of transaction.
-CONTENTS: dict[str, Any] = {**members.KINDS, "job/start": jobs.Start, "job/stop": jobs.Stop, **audits.KINDS}
+CONTENTS: dict[str, Any] = {
+    **members.KINDS,
+    "job/start": jobs.Start,
+    "job/stop": jobs.Stop,
+    **dict.fromkeys(audits.KINDS, audits.StepFinding),
+}
 
 
 class _Anybody:

@@ -1,4 +1,4 @@
-"""A pool holds the same in whatever order the same transactions came, and no leader lacks what others wait for."""
+"""A pool holds the same in whatever order the same transactions came between two blocks: no leader lacks what others wait for."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -545,16 +546,38 @@ async def test_a_single_step_is_challenged_without_a_trace(tmp_path: Path) -> No
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
 
 
-async def test_what_is_not_shown_to_who_was_not_drawn_is_told_and_not_challenged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.2)
+async def test_what_is_not_shown_to_who_was_not_drawn_is_told_and_not_challenged(tmp_path: Path) -> None:
     async with trainers(tmp_path, "withhold-states") as made:
         await made.train(replace(UNDRAWN, audit_window=3))
         due = await to_challenge(made, 3)
         with trio.fail_after(SECONDS_MAX), pytest.raises(UserError, match="cannot be challenged any more"):
             await made.seats[0].auditing.challenge(due)
         assert results(made.seats[0]) == [] and not any(standing(made, number).suspensions for number in range(4))
+
+
+class Unserved:
+    """A blob store that does not serve these blobs to others."""
+
+    def __init__(self, digests: set[bytes], blobs: Blobs) -> None:
+        self._digests, self._blobs = digests, blobs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._blobs, name)
+
+    def size(self, digest: bytes) -> int | None:
+        return None if digest in self._digests else self._blobs.size(digest)
+
+
+async def test_that_the_window_closed_while_a_step_was_fetched_is_told_as_just_that(tmp_path: Path) -> None:
+    """Nobody is said to withhold anything: a slow link, or a challenge late in the window, looks the same from here."""
+    unserved = set[bytes]()
+    async with trainers(tmp_path, serve=partial(Unserved, unserved)) as made:
+        await made.train(replace(UNDRAWN, local_steps=1, audit_window=3))
+        due = await to_challenge(made, 3)
+        unserved.add(due.proposal.buffer)
+        with trio.fail_after(SECONDS_MAX), pytest.raises(UserError, match="cannot be challenged any more"):
+            await made.seats[0].auditing.challenge(due)
+        assert results(made.seats[0]) == []
 
 
 async def test_one_proposal_is_re_executed_at_a_time_and_only_by_who_has_a_worker(tmp_path: Path) -> None:

@@ -159,6 +159,14 @@ async def test_who_is_suspended_sees_until_when_and_why_in_its_status(
     assert why not in (await said(monkeypatch, capsys, "status\n"))[0], "what keeps everything from going on comes first"
 
 
+async def test_a_dispute_among_histories_is_shown_beside_whatever_the_peer_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for waiting in ("", "waiting for a quorum"):
+        monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, disputed="DISPUTED: block 12", waiting=waiting))
+        assert f"{waiting or 'working'}; DISPUTED: block 12" in (await said(monkeypatch, capsys, "status\n"))[0]
+
+
 @pytest.mark.parametrize("command", ["status", "stats"])
 async def test_jobs_that_nobody_re_executes_are_named_as_such(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str

@@ -13,10 +13,10 @@ from ledger.jobs import Start, Stop, job_id
 from ledger.members import Approve, Register
 from ledger.pool import SIGNED_BYTES, transaction_digest
 from peer import node as node_module
-from peer.node import Do, RoundClosed, RoundOpened
+from peer.node import AppliedBlock, Do, Item, RoundClosed, RoundOpened
 from protocol import codec
 from protocol.identity import Signed, sign
-from protocol.messages import Accusation, Ballot, GetRound, Heard, Notice, Proposal, Relay, Status, Transaction
+from protocol.messages import Accusation, Ballot, GetRound, Heard, Notice, Proposal, Relay, Status, TimedOut, Transaction
 from protocol.reasons import Verdict
 from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.nodes import Pack, Shell
@@ -262,6 +262,114 @@ def test_no_leader_fails_because_a_member_filled_its_pool(pack: Pack, monkeypatc
     assert all(shell.node.replica.view == 0 for shell in pack)
     pack[1].say(pack.world.tx(PEOPLE[1], "member/register", Register(())))
     pack.until(lambda shell: shell.node.state.height >= 1)
+
+
+def waiting_for(shell: Shell) -> frozenset[Signed]:
+    return frozenset(shell.node.ledger.pool)
+
+
+def until_applied(pack: Pack, *late: Shell) -> list[tuple[bytes, Item]]:
+    """Until nobody has anything to say but that the late ones have applied a block; gives those reports."""
+    reports: list[tuple[bytes, Item]] = []
+    keys = {shell.me for shell in late}
+    while pack.queue:
+        to, item = pack.queue.popleft()
+        if to in keys and isinstance(item, AppliedBlock):
+            reports.append((to, item))
+        else:
+            pack.shells[to].turn(item)
+    return reports
+
+
+def test_what_one_honest_voter_waits_for_costs_one_view_only(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant: f liars and an honest voter that give up one honest leader's view do not give up the next honest one's.
+
+    The author has as many waiting as it may. One more reaches the first two leaders right before they apply a block, and the
+    others right after, for whom the block has made room. So the third honest one, who leads last, waits alone, and the author is
+    the liar: it says nothing again.
+    """
+    monkeypatch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 8)
+    start_job(pack)  # while it runs, no block is due for its own sake
+    liar, waits, first, second = pack[1], pack[2], pack[3], pack[0]
+    liar.node._repeat_own = lambda: None  # type: ignore[method-assign]
+    liar.node.ledger.propose = lambda height, now_ms: None  # type: ignore[method-assign]
+    ahead = [pack.world.tx(PEOPLE[1], "member/register", Register(()), n) for n in (1, 2, *range(50, 57))]
+    decided, following, last_one, *flood = ahead
+    for shell in pack:
+        for signed in (*flood, decided):
+            hears(shell, liar, Relay(signed))
+    reports = until_applied(pack, first, second)
+    for shell in pack:
+        hears(shell, liar, Relay(following))
+    assert until_applied(pack) == []
+    assert waiting_for(first) == {decided, following, *flood} and waiting_for(waits) == {following, *flood}
+    for shell in (first, second):
+        hears(shell, liar, Relay(last_one))
+    pack.queue.extendleft(reports)
+    pack.settle()
+    assert {shell.node.state.height for shell in pack} == {2}
+    assert waiting_for(waits) == {following, *flood, last_one} and waiting_for(first) == waiting_for(second) == {last_one}
+    assert waits.node.replica.leader == first.me
+    while waits.node.state.height == 2:
+        assert waits.node.replica.view < 2, "another honest leader's view failed"
+        pack.pass_time(0.25)
+    assert following not in waiting_for(waits)
+
+
+def lose_a_view(pack: Pack, leader: Shell, heir: Shell) -> list[Signed]:
+    """All but the second leader wait for these transactions, which are its own; neither leader proposes."""
+    author = next(person for person in PEOPLE if person.public == heir.me)
+    waiting = [pack.world.tx(author, "member/register", Register(()), ahead) for ahead in (1, 2, 3, 4)]
+    for shell in (leader, heir):
+        shell.node.ledger.propose = lambda height, now_ms: None  # type: ignore[method-assign]
+    for shell in pack:
+        if shell is not heir:
+            for signed in waiting:
+                shell.node.ledger.pool.add(signed)
+        shell.turn()
+        shell.sent.clear()
+    assert leader.node.replica.leader == leader.me
+    pack.until(lambda shell: shell.node.replica.view > 0 or not shell.node.replica.is_voter)
+    assert leader.node.replica.leader == heir.me
+    return waiting
+
+
+def transactions_said(shell: Shell) -> list[tuple[tuple[bytes, ...] | None, Signed]]:
+    said = [(to, message.signed) for to, message in shell.sent if isinstance(message, Relay)]
+    return [(to, signed) for to, signed in said if codec.unpack(signed.body, len(signed.body))[0] == Transaction.TAG]
+
+
+def test_who_lost_a_view_tells_the_next_leader_a_bounded_part_of_what_it_waits_for(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant: a failed view makes a voter send one page to one peer, and an observer nothing."""
+    monkeypatch.setattr(node_module, "AWAITED_MAX", 2)
+    observer = pack.add(PEOPLE[4])
+    pack.settle()
+    waiting = lose_a_view(pack, pack[1], pack[2])
+    assert transactions_said(pack[0]) == [((pack[2].me,), signed) for signed in waiting[:2]]
+    for number in range(4):
+        for message in pack[number].said(TimedOut):
+            hears(observer, pack[number], message)
+    assert observer.node.replica.view == 1 and observer.node.ledger.has_work()
+    assert transactions_said(observer) == []
+
+
+def test_what_the_next_leader_is_told_is_bounded_in_bytes(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "AWAITED_BYTES", 600)
+    waiting = lose_a_view(pack, pack[1], pack[2])
+    told = [signed for _, signed in transactions_said(pack[0])]
+    assert told and len(told) < len(waiting) and sum(len(signed.body) + SIGNED_BYTES for signed in told) <= 600
+
+
+def test_who_has_not_applied_the_last_block_tells_no_leader_anything(pack: Pack) -> None:
+    """It waits for nothing, and does not know what the others do."""
+    start_job(pack)  # while it runs, no block is due for its own sake
+    pack[2].say(pack.world.tx(PEOPLE[2], "member/register", Register(())))
+    assert until_applied(pack, pack[1])
+    lose_a_view(pack, pack[3], pack[0])
+    assert (pack[1].node.state.height, pack[1].node.replica.height, pack[1].node.replica.view) == (1, 3, 1)
+    assert transactions_said(pack[1]) == [] != transactions_said(pack[2])
 
 
 def test_a_transaction_that_was_dropped_is_passed_on_again_only_if_it_applies(pack: Pack) -> None:

@@ -12,7 +12,7 @@ from consensus.evidence import Evidence
 from consensus.turn import StoredBlock
 from ledger.members import Member
 from peer.eventlog import EventLog
-from peer.witness import Witness, why_halted, why_waiting
+from peer.witness import Witness, why_disputed, why_halted, why_waiting
 from protocol.identity import short_id, sign
 from protocol.messages import Commit, Proposal, Timeout
 from protocol.reasons import Verdict
@@ -65,6 +65,14 @@ async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(lo
         witness.dispute(text)
     assert [line.split(";")[0] for line in await lines(log)] == ["2 of 4 differ", "3 of 4 differ"]
     assert all("When peers do not hold the same state" in line for line in await lines(log)), "and what to do"
+
+
+async def test_another_history_is_told_once_and_is_no_halt(log: EventLog) -> None:
+    witness = Witness(log, lambda: 0.0)
+    for rivalry in (None, "block 12 is certified", "block 12 is certified"):
+        witness.disputed(why_disputed(SimpleNamespace(rivalry=rivalry)))
+    (line,) = await lines(log)
+    assert line.startswith("DISPUTED: block 12 is certified; compare the blocks ")
 
 
 def test_the_state_that_people_see_names_the_gravest_reason() -> None:
