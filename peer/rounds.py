@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -99,8 +99,7 @@ class Rounds:
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
         paces = self._paces.get(key, [])
-        # Not the slowest: a peer that stood still for a while measured a majority that took as long.
-        usual = sorted(pace for pace, _ in paces)[3 * len(paces) // 4] if paces else None
+        usual = _usual([pace for pace, _ in paces]) if paces else None
         trainers = frozenset[bytes]().union(*(who for _, who in paces))
         timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual, trainers)
         me = self._signer.public if self._signer.public in terms.voters else None
@@ -133,7 +132,7 @@ class Rounds:
         if not terms.audited:
             return len(terms.trainers) * CHECK_SECONDS
         if self._audits and self._signer.public not in terms.auditors:
-            return max(self._audits)
+            return _usual(self._audits)
         return len(terms.trainers) * (median(self._replays) if self._replays else REPLAY_SECONDS_START)
 
     # Messages in
@@ -289,6 +288,11 @@ class Rounds:
 def _is_open(book: RoundBook) -> bool:
     closing = book.closing()
     return closing is None or bool(closing.cut_offs)
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """The upper quartile. Not the slowest: a peer that stood still for a while measured others that took as long."""
+    return sorted(seconds)[3 * len(seconds) // 4]
 
 
 def _decoded(signed: Signed, kind: type[RoundMessage]) -> RoundMessage:

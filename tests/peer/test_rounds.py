@@ -528,9 +528,18 @@ def test_what_a_light_voter_waits_for_re_execution_is_not_learned_from_a_round_t
     chain: Chain, here: int, expected: float
 ) -> None:
     """Or a dead trainer that is awaited round after round makes each wait three times as long as the one before."""
-    key = chain.start(replace(LANGUAGE, rounds=5))
+    assert light_voter_waits(chain, [(4, 2.0), (here, 11.0)]) == rounds_module.REPLAY_FACTOR * expected
+
+
+def test_a_light_voter_that_stood_still_does_not_wait_longer_in_the_rounds_after(chain: Chain) -> None:
+    assert light_voter_waits(chain, [(4, 2.0), (4, 2.0), (4, 11.0), (4, 2.0), (4, 2.0)]) == rounds_module.REPLAY_FACTOR * 2.0
+
+
+def light_voter_waits(chain: Chain, before: list[tuple[int, float]]) -> float:
+    """Its T2 − T1 after rounds with so many of four trainers, and re-executors' ballots after so many seconds."""
+    key = chain.start(replace(LANGUAGE, rounds=len(before) + 1))
     rounds = Rounds(Identity(bytes(31) + b"l"), chain.id, {})
-    for number, (present, seconds) in enumerate(((4, 2.0), (here, 11.0))):
+    for number, (present, seconds) in enumerate(before):
         open_all(rounds, chain)
         for person in chain.people[:present]:
             hear(rounds, chain, person, proposal(chain, key, round=number))
@@ -540,4 +549,4 @@ def test_what_a_light_voter_waits_for_re_execution_is_not_learned_from_a_round_t
             hear(rounds, chain, person, Ballot(key, number, root, ()), NOW + seconds)
         chain.play(key)
     open_all(rounds, chain)
-    assert rounds.books[key].timers.replays == rounds_module.REPLAY_FACTOR * expected
+    return rounds.books[key].timers.replays
