@@ -1,7 +1,7 @@
 """What one round costs a voter after the vote: `python -m benchmarks.apply --json FILE`.
 
 Payloads are decoded and checked, aggregated, the outer step is taken, and the new model is hashed and written. Every case runs in
-a process of its own with one thread, on proposals that another one has made. Seconds are the processor's.
+a process of its own with one thread, on proposals that another one has made. Seconds are the processor's, beside the clock's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
 from protocol.messages import Proposal
 from scenarios.trials import Parser
 from training.replicated import aggregate, codec, outer
@@ -100,7 +101,7 @@ class Aim:
         figures = [self.figure(row) for row in rows if self.concerns(row)]
         if not figures:
             return f"not measured  {self.text}"
-        return f"{'held  ' if max(figures) <= self.most else 'MISSED'} {self.text}: {max(figures):.3g}"
+        return verdict(max(figures) <= self.most, f"{self.text}: {max(figures):.3g}")
 
 
 def _default_of(row: Row, n: int, least: float) -> bool:
@@ -235,17 +236,15 @@ def run(case: Case, seed: int) -> Row:
 
 def show(rows: list[Row]) -> None:
     console = Console(width=150)
-    table = Table(title="one round, after the vote: milliseconds of one core")
+    table = Table(title="one round, after the vote: milliseconds of one core's time, and of the clock")
     parts = tuple(rows[0].seconds)
-    for heading in ("n", "parameters", "mode", "rule", "outer", "kB each", *parts, "total", "MB more"):
+    for heading in ("n", "parameters", "mode", "rule", "outer", "kB each", *parts, "total", "wall", "MB more"):
         table.add_column(heading, justify="right")
     for row in rows:
         about = (str(row.n), f"{row.parameters / 1e6:.2f}M", row.mode, row.rule, row.outer, f"{row.payload_bytes / 1e3:.0f}")
-        figures = (f"{1e3 * value:.0f}" for value in (*row.seconds.values(), row.total_seconds))
+        figures = (f"{1e3 * value:.0f}" for value in (*row.seconds.values(), row.total_seconds, row.total_wall_seconds))
         table.add_row(*about, *figures, f"{row.peak_extra_megabytes:.1f}")
     console.print(table)
-    for aim in AIMS:
-        console.print(aim.verdict(rows))
 
 
 def main() -> int:
@@ -274,7 +273,7 @@ def main() -> int:
         print(f"{case}: {1e3 * rows[-1].total_seconds:.0f} ms", file=sys.stderr, flush=True)
         write(options.json, started, {"seed": options.seed, "rows": [asdict(row) for row in rows]})
     show(rows)
-    return 0
+    return conclude(aim.verdict(rows) for aim in AIMS)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """What liars can do: `python -m benchmarks.attacks --json FILE`.
 
-Two tables. Digits: a small network on handwritten digits, 13 trainers, the accuracy under the worst of the attacks that no check
-can see, for every aggregation rule (the plain mean as the negative control), without any audit; rules that are there only for
-comparison get the first seed alone. GPT: every attack of the suite on
-a language model, with audits full, sampled and off, against a clean run of the honest trainers alone.
+Three tables. Digits: a small network on handwritten digits, 13 trainers, the accuracy under the worst of the attacks that no
+check can see, for every aggregation rule (the plain mean as the negative control), without any audit; rules that are there only
+for comparison get the first seed alone. GPT: every attack of the suite on a language model, with audits full, sampled and off,
+against a clean run of the honest trainers alone. Detection: how soon sampled audits, at the rate of each preset, suspend who
+cheats in two of five steps, and what they replay; nothing is trained for it.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import attacks_detection as on_detection
 from benchmarks import attacks_digits as on_digits
 from benchmarks import attacks_gpt as on_gpt
 from benchmarks.attack_suite import ATTACKS
+from benchmarks.attacks_detection import Detection
 from benchmarks.provenance import write
 from benchmarks.simulated import text_file
 from benchmarks.tuning import with_settings
+from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
 from scenarios.trials import COUNT, Parser, duration
 from training.spec import Audit, JobSpec, Rule
 
+TABLES = ("detection", "digits", "gpt")
 PEERS = (4, 7, 10)
+LIARS_DRAWN = 1_000  # for each row of the detection table
 ROUNDS = 30
 AUDIT_RATE = 0.2  # with two auditors: .4 replayed steps for each accepted proposal
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
@@ -152,7 +158,19 @@ def gpt_table(rows: list[Gpt]) -> Table:
     return table
 
 
-def verdicts(digits: list[Digits], gpt: list[Gpt]) -> list[str]:
+def detection_table(rows: list[Detection]) -> Table:
+    table = Table(title=f"who cheats in {on_detection.CHEATED:.0%} of its steps, under sampled audits")
+    soon = f"suspended in {on_detection.ROUNDS} rounds"
+    for heading in ("preset", "n", "f", "H", "rate × auditors", soon, "99 % in", "steps replayed ÷ full"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        sizes = (row.preset, str(row.peers), str(row.liars), str(row.local_steps), f"{row.audit_rate:g} × {row.auditors}")
+        needed = "never" if row.rounds_needed is None else f"{row.rounds_needed} rounds"
+        table.add_row(*sizes, f"{row.suspended:.1%}", needed, f"{row.replayed:.4f}")
+    return table
+
+
+def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -> list[str]:
     """What must hold, and whether it did."""
     default = Rule.ARC_NNM_TRIM.value
     small = [row for row in digits if row.rule == default and row.column.startswith("IID") and row.bits_per_parameter <= BITS_MAX]
@@ -161,32 +179,38 @@ def verdicts(digits: list[Digits], gpt: list[Gpt]) -> list[str]:
     found = []
     if small:
         text = f"IID, at most {BITS_MAX} bit per parameter: worst {min(row.worst for row in small):.1f} (aim {ACCURACY_AIM})"
-        found.append(_verdict(all(row.worst >= ACCURACY_MIN for row in small), text))
+        found.append(verdict(all(row.worst >= ACCURACY_MIN for row in small), text))
     if means:
         text = f"the plain mean collapses: {max(row.worst for row in means):.1f}"
-        found.append(_verdict(all(row.worst < COLLAPSED for row in means), text))
+        found.append(verdict(all(row.worst < COLLAPSED for row in means), text))
     if full:
         text = f"audits full: held-out at most {max(row.ratio_most for row in full):.3f} times the clean run's"
-        found.append(_verdict(all(row.ratio_most <= WORSE_MAX for row in full), text))
+        found.append(verdict(all(row.ratio_most <= WORSE_MAX for row in full), text))
         text = f"audits full: {sum(row.accepted for row in full)} lies accepted"
-        found.append(_verdict(not any(row.accepted for row in full), text))
-    return found
+        found.append(verdict(not any(row.accepted for row in full), text))
+    return [*found, *map(_detected, detection)]
 
 
-def _verdict(held: bool, text: str) -> str:
-    return f"{'held  ' if held else 'MISSED'} {text}"
+def _detected(row: Detection) -> str:
+    """One bound: found soon enough, and cheaply."""
+    bounds = (
+        f"≥ {on_detection.FOUND_MIN:.0%} suspended in {on_detection.ROUNDS} rounds for ≤ {row.replayed_max:.3f} of full replay"
+    )
+    seen = f"{row.suspended:.1%} for {row.replayed:.3f}"
+    held = row.suspended >= on_detection.FOUND_MIN and row.replayed <= row.replayed_max
+    return verdict(held, f"audits sampled, {row.preset}, rate {row.audit_rate:g}, n={row.peers}: {bounds}: {seen}")
 
 
 def main() -> int:
     columns = {column.name: column for column in on_digits.COLUMNS}
     parser = Parser("attacks", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--only", choices=("digits", "gpt"), help="just this table")
+    parser.add_argument("--only", choices=TABLES, help="just this table")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of data, models and chance")
     parser.add_argument("--rules", nargs="+", choices=tuple(Rule), default=tuple(Rule), type=Rule, metavar="RULE", help="digits")
     parser.add_argument("--columns", nargs="+", choices=columns, default=tuple(columns), metavar="NAME", help="digits")
     parser.add_argument("--digits-rounds", type=COUNT, default=on_digits.ROUNDS, metavar="N", help="digits: steps")
-    parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="GPT: trainers, of whom f lie")
+    parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="not digits: trainers, of whom f lie")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, metavar="NAME", help="GPT")
     parser.add_argument("--rounds", type=COUNT, default=ROUNDS, metavar="N", help="GPT: of the default job")
     parser.add_argument("--audit-rate", type=duration, default=AUDIT_RATE, help="GPT: of each of two auditors")
@@ -194,21 +218,25 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="GPT: fields of the job or of its model")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    started, digits, gpt = time.time(), list[Digits](), list[Gpt]()
+    started, digits, gpt, detection = time.time(), list[Digits](), list[Gpt](), list[Detection]()
+    tables = (options.only,) if options.only else TABLES
 
     def keep() -> None:
         figures = {"seeds": list(options.seeds), "audit_rate": options.audit_rate, "set": options.set}
         figures |= {"digits": [{**asdict(row), "worst": row.worst} for row in digits], "gpt": [asdict(row) for row in gpt]}
-        write(options.json, started, figures)
+        write(options.json, started, {**figures, "detection": [asdict(row) for row in detection]})
 
-    if options.only != "gpt":
+    if "detection" in tables:
+        detection += on_detection.detections(options.peers, LIARS_DRAWN)
+        keep()
+    if "digits" in tables:
         for rule in options.rules:
             for name in options.columns:
                 seeds = options.seeds if rule is Rule.ARC_NNM_TRIM else options.seeds[:1]
                 digits.append(row := digits_row(columns[name], rule, seeds, options.digits_rounds))
                 print(f"digits {row.rule} {row.column}: worst {row.worst:.1f}", file=sys.stderr, flush=True)
                 keep()
-    if options.only != "digits":
+    if "gpt" in tables:
         base = JobSpec(name="attacks", data=bytes(32), rounds=options.rounds, audit_rate=options.audit_rate)
         with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
             text = text_file(options.text, Path(folder))
@@ -218,11 +246,11 @@ def main() -> int:
                     gpt[:] = [*others, *found]
                     keep()
     console = Console(width=130)
-    for table in [digits_table(digits)] * bool(digits) + [gpt_table(gpt)] * bool(gpt):
-        console.print(table)
-    for line in verdicts(digits, gpt):
-        console.print(line)
-    return 0
+    shown = ((digits_table, digits), (gpt_table, gpt), (detection_table, detection))
+    for table, rows in shown:
+        if rows:
+            console.print(table(rows))
+    return conclude(verdicts(digits, gpt, detection))
 
 
 if __name__ == "__main__":

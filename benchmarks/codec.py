@@ -3,7 +3,7 @@
 One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
 same for all, and every rate below is the best of a grid, on a seed that is not reported. Rivals: fp32 DiLoCo (arXiv:2311.08105),
 the format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one process that sees every
-batch. Bytes are those of one payload, header included for ours, per parameter and round.
+batch: fp32 with H=1. Bytes are those of one payload, header included for ours, per parameter and round.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.tuning import with_settings
+from benchmarks.verdicts import conclude, verdict
 from scenarios.trials import COUNT, Parser
 from training.compute.adamw import Settings
 from training.compute.engine import Engine
@@ -43,6 +44,9 @@ OUTER_MOMENTA = (0.0, 0.5, 0.8, 0.9)
 KEEP = (0.0, 1.0)  # whether the moments of the inner AdamW outlive a round; without, they average over less
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
+FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "one process = fp32 H=1", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
+NATS_MORE_MAX, NATS_MORE_AIM = 0.05, 0.01  # of one bit every H=15 steps over fp32 DiLoCo
+WORSE_MAX = 1.02  # of four bits every step, of fp32 every step
 HEADINGS = ("", "H", "B/parameter/round", "B/parameter/step", "nats", "least", "most", "tuned")
 
 
@@ -219,14 +223,14 @@ def single(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
 FEDAVG_GRID = {"inner_rate": INNER_RATES, "keep": KEEP}
 DILOCO_GRID = {**FEDAVG_GRID, "outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
 METHODS = (
-    Method("one process", 1, single),
+    Method(FP32_EVERY_STEP, 1, single),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
-    ours("ours per-step 4-bit", 1, "per-step", outer=False, bits=4),
-    Method("DiLoCo fp32", 15, run_diloco(15), DILOCO_GRID),
-    ours("ours dense 1-bit", 15, "local"),
+    ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),
+    Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
+    ours(DENSE, 15, "local"),
     ours("ours sparse k=64", 15, "sparse"),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
-    Method("DiLoCo fp32", 30, run_diloco(30), DILOCO_GRID),
+    Method(DILOCO, 30, run_diloco(30), DILOCO_GRID),
     ours("ours sparse k=64", 30, "sparse"),
     Method("SparseLoCo format", 30, run_sparseloco(30), {"inner_rate": INNER_RATES, "outer_rate": OUTER_RATES}),
 )
@@ -274,6 +278,19 @@ def show(rows: list[Row], budget: Budget, parameters: int) -> None:
     Console(width=130).print(table)
 
 
+def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
+    """What must hold, by means over the seeds, and whether it did."""
+    found = {(row.name, row.local_steps): row.heldout_nats for row in rows}
+    rates = "tuned" if tuned else "untuned"
+    if {(DENSE, 15), (DILOCO, 15)} <= found.keys():
+        more = found[DENSE, 15] - found[DILOCO, 15]
+        text = f"dense 1 bit, H=15: within +{NATS_MORE_MAX} nat of {rates} fp32 DiLoCo (aim +{NATS_MORE_AIM}): {more:+.3f}"
+        yield verdict(more <= NATS_MORE_MAX, text)
+    if {(FOUR_BIT, 1), (FP32_EVERY_STEP, 1)} <= found.keys():
+        worse = found[FOUR_BIT, 1] / found[FP32_EVERY_STEP, 1]
+        yield verdict(worse <= WORSE_MAX, f"4 bit, H=1: ≤ {WORSE_MAX} × {rates} fp32 H=1: {worse:.3f}")
+
+
 def main() -> int:
     parser = Parser("codec", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
@@ -303,7 +320,7 @@ def main() -> int:
             print(f"{row.name} H={row.local_steps}: {row.heldout_nats:.3f} nats", file=sys.stderr, flush=True)
             write(options.json, started, {**about, "rows": [asdict(row) for row in rows]})
     show(rows, budget, parameters)
-    return 0
+    return conclude(verdicts(rows, options.tuned))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
 from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
 from peer.demo import Demo, DemoPeer, cast_roles
@@ -79,7 +80,7 @@ class Aim:
         figures = [self.figure(row) for row in rows if self.concerns(row)]
         if not figures:
             return f"not measured  {self.text}"
-        return f"{'held  ' if max(figures) <= self.most else 'MISSED'} {self.text}: {max(figures):.1f}"
+        return verdict(max(figures) <= self.most, f"{self.text}: {max(figures):.1f}")
 
 
 AIMS = (
@@ -240,8 +241,6 @@ def show(rows: list[Row], costs: Costs) -> None:
         figures += (row.block_kilobytes, row.proposal_kilobytes, row.first_turn_ms)
         table.add_row(row.kind, str(row.n), str(row.silent), *("" if value is None else f"{value:.1f}" for value in figures))
     console.print(table)
-    for aim in AIMS:
-        console.print(aim.verdict(rows))
 
 
 def main() -> int:
@@ -273,7 +272,7 @@ def main() -> int:
         for round_trip_ms, silent in cases:
             measured(virtual(n, round_trip_ms, silent, options.heights, costs))
     show(rows, costs)
-    return 0
+    return conclude(aim.verdict(rows) for aim in AIMS)
 
 
 if __name__ == "__main__":

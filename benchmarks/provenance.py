@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.dispatch import REPOSITORY
+
 
 def provenance(started: float) -> dict[str, Any]:
     """`started`: seconds since the epoch."""
@@ -21,7 +23,7 @@ def provenance(started: float) -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)),
         "minutes": (time.time() - started) / 60,
-        "commit": _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else ""),
+        "commit": _commit(),
         "command": " ".join(sys.orig_argv),
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in ("torch", "numpy")}},
     }
@@ -36,8 +38,13 @@ def write(file: Path | None, started: float, figures: Mapping[str, Any]) -> None
     part.replace(file)
 
 
-def _git(*words: str) -> str:
+def _commit() -> str:
+    """That of this repository, wherever the command was given; with a plus where files of it were changed since."""
     try:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+        return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()

@@ -2,11 +2,13 @@
 
 An auditor accepts what its own replay confirms up to `replay_tolerance`. One process trains and keeps every state; others replay
 each inner step from the state before it, and the whole round, with other instruction sets, thread counts and micro-batches; then
-with wrong data, a wrong step, a wrong rate, and in bfloat16. All errors are relative L2 distances, as an audit computes them: of
-what one step changes (parameters and moments, the largest), and of Δ over the round.
+with wrong data, a wrong step, a wrong rate, and all of it in bfloat16. All errors are relative L2 distances, as an audit computes
+them: of what one step changes (parameters and moments, the largest), and of Δ over the round. A tolerance has to lie between the
+most honest error and the least false one; both are printed for every precision.
 
-`--device cuda` also computes the gradients there, and prints the hashes of what must be bit-equal; it needs nothing but this
-repository, numpy and a torch with that device.
+The hashes of what must be bit-equal are compared with `tests/training/golden.json`, and those that torch computes are printed.
+`--device cuda` computes them and all replays there as well; it needs nothing but this repository, numpy, msgpack, pynacl, and a
+torch with that device.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -29,6 +32,7 @@ import numpy.typing as npt
 from benchmarks import dispatch
 from benchmarks.dispatch import Environment
 from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
 from training.default_text import default_text
 from training.inner_state import InnerState
 from training.replicated.init import initial_parameters
@@ -43,6 +47,7 @@ JOBS = {
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
 }
 HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"
+GOLDEN = dispatch.REPOSITORY / "tests" / "training" / "golden.json"
 TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
 
 
@@ -50,6 +55,7 @@ TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
 class Row:
     job: str
     kind: str
+    precision: str  # and where, such as "bf16 on cuda"
     what: str
     seed: int
     steps: tuple[float, ...]  # relative error of each inner step, replayed alone
@@ -69,16 +75,20 @@ class Variant:
     half: bool = False  # bfloat16 where autocast uses it
     fast_float32: bool = False  # TF32, on a GPU
 
+    @property
+    def precision(self) -> str:
+        return "bf16" if self.half else "TF32" if self.fast_float32 else "fp32"
+
 
 EVERYWHERE = Variant("", HONEST)
-VARIANTS = (
-    Variant("micro-batch 1", HONEST, micro_batch=1),
-    Variant("bfloat16", FAST, half=True),
+LIES = (
     Variant("another trainer's data", LIE, trainer=OTHER),
     Variant("the next step's data", LIE, shift=1),
     Variant("rate 1 % higher", SMALL_LIE, rate=1.01),
 )
-ON_A_GPU = (Variant("TF32", FAST, fast_float32=True), Variant("bfloat16", FAST, half=True))
+BOTH = (Variant("bfloat16", FAST, half=True), *LIES, *(replace(lie, name=f"bfloat16, {lie.name}", half=True) for lie in LIES))
+VARIANTS = (Variant("micro-batch 1", HONEST, micro_batch=1), *BOTH)
+ON_A_GPU = (Variant("TF32", FAST, fast_float32=True), *BOTH)
 
 
 # In a child ------------------------------------------------------------------------------------------------------------
@@ -180,7 +190,8 @@ def child(options: argparse.Namespace) -> None:
         variants = [variant for variant in variants if variant.rate == 1 or not spec.sends_gradients]
         for variant in {variant.name: variant for variant in variants}.values():
             steps, whole = replay(spec, options.rounds, kept, options.device, variant)
-            rows.append(asdict(Row(name, variant.kind, variant.name, spec.seed, tuple(steps), whole)))
+            precision = f"{variant.precision} on {options.device}"
+            rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, tuple(steps), whole)))
     print(json.dumps({"seen": dispatch.seen(), "rows": rows}))
 
 
@@ -224,25 +235,44 @@ def _replayed(environment: Environment, name: str, arguments: list[str]) -> list
 
 
 def hashes(device: str) -> dict[str, Any]:
-    """What must be bit-equal everywhere, as this machine computes it, also with torch on `device`."""
+    """What must be bit-equal everywhere, as this machine computes it, also with torch on `device`, and the names that differ."""
     printed: dict[str, Any] = dispatch.last_json(Environment("").run("tests.training.golden", "--torch", device))
-    return printed
+    golden, by_torch = json.loads(GOLDEN.read_text()), printed["torch"]
+    differing = [name for name in golden if printed["hashes"].get(name) != golden[name]]
+    return {**printed, "differing": differing + [f"torch: {name}" for name in by_torch if by_torch[name] != golden[name]]}
 
 
-def summary(rows: list[Row]) -> dict[str, float]:
-    """Both sides of the gap that the tolerance lies in, and what lies nearest above it."""
-    errors = {kind: [(*row.steps, row.round) for row in rows if row.kind == kind] for kind in (HONEST, FAST, SMALL_LIE, LIE)}
-    least = {f"{kind} least": min(map(min, errors[kind])) for kind in (FAST, SMALL_LIE, LIE) if errors[kind]}
-    return {"honest most": max(map(max, errors[HONEST])), "tolerance": TOLERANCE, **least}
+def gaps(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """By precision and device: the most honest error, and the least of each kind of lie."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        gap, errors = found.setdefault(row.precision, {}), (*row.steps, row.round)
+        if row.kind in (HONEST, FAST):
+            gap[HONEST] = max(gap.get(HONEST, 0.0), *errors)
+        else:
+            gap[row.kind] = min(gap.get(row.kind, math.inf), *errors)
+    return found
+
+
+def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
+    """Of float32, in which audited jobs are replayed, and of the hashes."""
+    for precision, gap in gaps(rows).items():
+        if precision.startswith("fp32") and {HONEST, LIE} <= gap.keys():
+            text = f"{precision}: honest replays ≤ the tolerance {TOLERANCE:g} < lies: {gap[HONEST]:.2g}, {gap[LIE]:.2g}"
+            yield verdict(gap[HONEST] <= TOLERANCE < gap[LIE], text)
+    text = f"{len(found['hashes'])} hashes, {len(found['torch'])} of them also by torch, are those of {GOLDEN.name}"
+    yield verdict(not found["differing"], "; ".join([text, *found["differing"]]))
 
 
 def show(rows: list[Row]) -> None:
-    print(f"{'job':10}{'':20}{'replay':34}{'one step: median':>18}{'most':>10}{'whole round':>13}")
+    print(f"{'job':10}{'':20}{'replay':40}{'one step: median':>18}{'most':>10}{'whole round':>13}")
     for row in rows:
         steps = f"{statistics.median(row.steps):18.2g}{max(row.steps):10.2g}" if row.steps else " " * 28
-        print(f"{row.job:10}{row.kind:20}{row.what:34}{steps}{row.round:13.2g}")
-    for what, error in summary(rows).items():
-        print(f"{what:24}{error:10.2g}{error / TOLERANCE:12.3g} times the tolerance")
+        print(f"{row.job:10}{row.kind:20}{row.what:40}{steps}{row.round:13.2g}")
+    print(f"\n{'a tolerance has to be above':40}{'and below: ' + LIE:>18}{SMALL_LIE:>14}")
+    for precision, gap in gaps(rows).items():
+        figures = (f"{gap[kind]:.2g}" if kind in gap else "" for kind in (HONEST, LIE, SMALL_LIE))
+        print("{:26}{:>14}{:>18}{:>14}".format(precision, *figures))
 
 
 def main() -> int:
@@ -258,15 +288,15 @@ def main() -> int:
         child(options)
         return 0
     started, rows, found = time.time(), list[Row](), hashes(options.device)
-    about = {"processor": dispatch.processor(), "seeds": options.seeds, "rounds_before": options.rounds}
+    about = {"processor": dispatch.processor(), "seeds": options.seeds, "rounds_before": options.rounds, "tolerance": TOLERANCE}
     with tempfile.TemporaryDirectory(prefix="folkmoot-replay-") as folder:
         for more in measure(options, Path(folder)):
             rows += more
-            write(options.json, started, {**about, **summary(rows), "rows": [asdict(row) for row in rows], **found})
+            write(options.json, started, {**about, "gaps": gaps(rows), "rows": [asdict(row) for row in rows], **found})
     show(rows)
-    differing = [name for name, hash in found["torch"].items() if hash != found["hashes"][name]]
-    print(f"{len(found['hashes'])} hashes, {len(found['torch'])} of them with torch on {options.device}; differing: {differing}")
-    return 1 if differing else 0
+    for name, digest in found["torch"].items():
+        print(f"{digest}  {name}, torch on {options.device}")
+    return conclude(verdicts(rows, found))
 
 
 if __name__ == "__main__":

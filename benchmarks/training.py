@@ -12,6 +12,7 @@ by the daemon's own, which say what is a vote, what a payload and what an audit 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import statistics
@@ -39,6 +40,7 @@ from benchmarks.rivals.processes import reports
 from benchmarks.rivals.sockets import Traffic
 from benchmarks.rivals.work import Result, Work
 from benchmarks.simulated import engine_of, held_out_nats, text_file
+from benchmarks.verdicts import conclude, verdict
 from peer.datadir import DataDirectory
 from peer.demo import Demo, DemoPeer, cast_roles
 from peer.demo_report import Disk
@@ -60,6 +62,7 @@ REVEALS = "reveals"  # what only audits ask for, in a peer's own counters
 ROUND_SECONDS_MAX = 120.0
 RATIOS_MIN = {"ours-h1 / gloo": 0.5, "ours-h15 / without-network": 0.9}
 MEGABYTES_MAX = {"ours-h1": 1.5, "ours-h15": 0.1}
+WORSE_MAX = 1.02  # held-out, of 4-bit gradients against the float32 ones that gloo averages
 HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "held-out nats", "roots", "updates")
 
 
@@ -339,23 +342,25 @@ def ratios(rows: Iterable[Row]) -> dict[str, float]:
     return {key: value for pair in pairs for key, value in over(*pair).items()}
 
 
-def verdicts(rows: Iterable[Row], compared: dict[str, float]) -> Iterator[str]:
+def verdicts(rows: Sequence[Row], compared: dict[str, float]) -> Iterator[str]:
     """What must hold, and whether it did."""
     found = {row.name: row for row in rows if not row.reason}
     for name, least in RATIOS_MIN.items():
         if name in compared:
-            yield _verdict(compared[name] >= least, f"{name} ≥ {least}: {compared[name]:.3f}")
+            yield verdict(compared[name] >= least, f"{name} ≥ {least}: {compared[name]:.3f}")
     for name, most in MEGABYTES_MAX.items():
         if name in found:
             megabytes = (found[name].bytes_per_peer_per_update or 0.0) / 1e6
-            yield _verdict(megabytes <= most, f"{name} sends at most {most} MB per peer and update: {megabytes:.3f}")
+            yield verdict(megabytes <= most, f"{name} sends at most {most} MB per peer and update: {megabytes:.3f}")
+    for row in rows:
+        if row.name.startswith("ours") and row.reason:
+            yield verdict(False, f"{row.name}: not measured: {row.reason}")
     for name, row in found.items():
         if name.startswith("ours"):
-            yield _verdict(row.distinct_roots == 1, f"{name}: one root at all peers: {row.distinct_roots}")
-
-
-def _verdict(held: bool, text: str) -> str:
-    return f"{'held  ' if held else 'MISSED'} {text}"
+            yield verdict(row.distinct_roots == 1, f"{name}: one root at all peers: {row.distinct_roots}")
+    if {"ours-h1", "gloo"} <= found.keys():
+        worse = (found["ours-h1"].heldout_nats or math.inf) / (found["gloo"].heldout_nats or math.nan)
+        yield verdict(worse <= WORSE_MAX, f"ours-h1, 4 bit: held-out ≤ {WORSE_MAX} × that of gloo, float32: {worse:.3f}")
 
 
 def show(rows: list[Row], compared: dict[str, float]) -> None:
@@ -373,8 +378,8 @@ def show(rows: list[Row], compared: dict[str, float]) -> None:
         shown = ["" if value is None else format(value, form) for value, form in zip(cells, formats, strict=True)]
         table.add_row(row.name, *shown, str(row.distinct_roots), str(row.updates))
     console.print(table)
-    for line in (*(f"       {name}: {value:.3f}" for name, value in compared.items()), *verdicts(rows, compared)):
-        console.print(line)
+    for name, value in compared.items():
+        console.print(f"       {name}: {value:.3f}")
 
 
 def attempt(name: str, task: Task) -> Row:
@@ -424,7 +429,7 @@ def main() -> int:
                 print(f"seed {seed} {name}: {said}", file=sys.stderr, flush=True)
                 rows = summary()
     show(rows, ratios(rows))
-    return 0
+    return conclude(verdicts(rows, ratios(rows)))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ WRITES = {
     "restore": "a snapshot: its state with the decisions that prove it",
     "forget": "the round votes that nobody needs any more go",
     "measure": "figures for people",
-    "blob": "a payload or a piece of data, made durable and then named",
+    "blob": "payloads, pieces of data and what a proposal commits to, made durable and then named",
     "blob-keep": "a blob that was to pass is kept",
     "model-write": "a model, beside its final name",
     "model-aside": "a model of the same name moves aside",
@@ -48,7 +48,6 @@ WRITES = {
     "file-addresses": "where members were reached",
     "file-txt": "a training text, put together from its pieces",
     "file-tokens": "a tokenized text (in the worker process)",
-    "file-buffer": "an update's error-feedback buffer (in the worker process)",
     "file-safetensors": "the parameters of an export",
 }
 POINTS = tuple(f"{side}-{write}" for write in WRITES for side in ("before", "after"))

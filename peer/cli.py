@@ -176,6 +176,8 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     peers = whole_number(DEMO_PEERS_MIN, DEMO_PEERS_MAX)
     demo.add_argument("--peers", type=peers, default=4, metavar="N", help="how many, 4 to 10 (default 4); all of them vote")
     demo.add_argument("--malicious", type=whole_number(0), default=1, metavar="K", help="how many of them lie (default 1)")
+    about = "how many train (default: all but the f that may lie)"
+    demo.add_argument("--trainers", type=whole_number(1, DEMO_PEERS_MAX), metavar="T", help=about)
     demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
     demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
     add_preset_argument(demo)
@@ -228,6 +230,9 @@ def _demo(options: argparse.Namespace) -> Any:
         )
     if options.malicious >= options.peers:
         raise UserError(f"--malicious {options.malicious}: at least one of the {options.peers} peers must be honest")
+    fewest = options.peers - tolerated
+    if options.trainers and not fewest <= options.trainers <= options.peers:
+        raise UserError(f"--trainers {options.trainers}: of {options.peers} peers {fewest} to {options.peers} train")
     from peer import demo
 
     return demo.main(options)

@@ -52,11 +52,16 @@ async def _rounds(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
 
 async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     view = await api.audits(options.last)
-    if not view.standings:
+    if view.standings:
+        show(views.audits(view.log))
+        show(views.standings(view.standings))
+    else:
         show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
-        return
-    show(views.audits(view.log))
-    show(views.standings(view.standings))
+    if any(job.audit == "full" for job in await api.jobs()):
+        show(
+            "audit=full: `rounds` has the verdicts and whose ballots were counted; of those voters, the trainers (`peers`) "
+            "re-execute every proposal before their ballots"
+        )
 
 
 async def _log(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
@@ -70,6 +75,11 @@ async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None
     show(f"job {job} is decided; `rounds` shows how it goes")
     if request.data == "local":
         show("each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only")
+    if (request.overrides.get("outer"), request.overrides.get("bits")) == ("adamw", "1"):
+        show(
+            "bits=1 with outer=adamw trains badly: one bit gives all elements of a chunk one size, and AdamW divides by sizes; "
+            f"`cancel {views.short(job)}`, and take bits=4 (the default with adamw), or outer=nesterov"
+        )
 
 
 async def _test(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

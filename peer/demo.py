@@ -91,8 +91,8 @@ class Demo:
     def is_default(self) -> bool:
         """Whether the promise on the loss of `peer demo` without flags applies."""
         options = self.options
-        settings = (options.peers, options.malicious, options.preset, options.audit, options.set)
-        return not options.data and options.rounds in (None, DEFAULT_ROUNDS) and settings == (4, 1, None, None, [])
+        settings = (options.peers, options.malicious, options.trainers, options.preset, options.audit, options.set)
+        return not options.data and options.rounds in (None, DEFAULT_ROUNDS) and settings == (4, 1, None, None, None, [])
 
     @property
     def overrides(self) -> dict[str, str]:
@@ -160,13 +160,14 @@ def end_like_ctrl_c() -> None:
 
 
 def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
-    """All vote; n − f train and re-execute, which is at least the 2f + 1 that audits need; the last trainers lie.
+    """All vote; n − f train and re-execute, which is at least the 2f + 1 that audits need, or as many more as are asked for.
 
-    Against a false challenge f + 1 honest ones must judge, beside the accused and the liars.
+    The last trainers lie. Against a false challenge f + 1 honest ones must judge, beside the accused and the liars.
     """
     count, liars = options.peers, options.malicious
     faults = (count - 1) // 3
-    trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0)
+    asked = getattr(options, "trainers", None) or 0  # the demo's own flag
+    trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)
     peers = []
     for number in range(count):
         trains = number < trainers
@@ -397,7 +398,16 @@ async def keep(demo: Demo) -> None:
 # The rival -----------------------------------------------------------------------------------------------------------
 
 
-BASELINE_RATES = (8e-3, 1.2e-2, 2e-2)  # each is tried and the best counts: a rival that nobody tuned proves nothing
+# Each is tried and the best counts: a rival that nobody tuned proves nothing.
+BASELINE_RATES = (8e-3, 1.2e-2, 2e-2)  # for the default model and rate
+BASELINE_FACTORS = (1 / 3, 1, 3)  # of the job's own rate, for any other
+
+
+def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
+    default = JobSpec(name="demo")
+    if (spec.model, spec.inner_rate) == (default.model, default.inner_rate):
+        return BASELINE_RATES
+    return tuple(factor * spec.inner_rate for factor in BASELINE_FACTORS)
 
 
 async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) -> dict[float, float]:
@@ -415,7 +425,7 @@ async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) ->
     command = [sys.executable, "-m", "training.compute.baseline", "--spec", str(spec_file), "--text", str(text)]
     command += ["--steps", str(steps), "--batch", str(batch), "--threads", "2"]
     results = {}
-    for rate in BASELINE_RATES:
+    for rate in baseline_rates(spec):
         done = await trio.run_process([*command, "--rate", str(rate)], capture_stdout=True)
         results[rate] = json.loads(done.stdout)[-1]
     return results

@@ -47,7 +47,7 @@ from protocol.api import (
 from protocol.errors import FolkmootError, UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 from training import data, default_text, shards, tasks, tokenizer
-from training.spec import Audit, JobSpec, ModelSpec, Objective
+from training.spec import Audit, JobSpec, ModelSpec, Objective, completed
 from transport.network import LinkInfo, Network, Priority
 
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
@@ -214,7 +214,7 @@ class Service:
 
     def _job_spec(self, request: TrainRequest) -> JobSpec:
         """Makes the job's blobs: shards, manifest and tokenizer. `UserError` for text or values that cannot be used."""
-        overrides = parse_overrides(request.overrides)
+        overrides = completed(parse_overrides(request.overrides))
         base = JobSpec(name=request.name or "text", data=bytes(32), liars=self._tolerated())
         if request.rounds:
             overrides["rounds"] = request.rounds

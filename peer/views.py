@@ -191,17 +191,19 @@ def _by_trainer(counts: Mapping[str, Mapping[str, int]], belongs: Callable[[str]
 
 
 def rounds(views: Iterable[RoundView]) -> Table:
-    table = _table("round", "height", "verdicts", "ballots", "held-out bits/byte", "seconds", "decision", "model root")
+    # So narrow beside the verdicts that eighty columns break none of them, and no id.
+    table = _table("round", "height", "verdicts; by whose ballots", "held-out\nbits/byte", "seconds", "decision", "model\nroot")
+    table.collapse_padding = True
     for view in views:
+        verdicts = " ".join(f"{short(peer)}:{verdict}" for peer, verdict in view.verdicts.items())
         table.add_row(
             f"{view.round} {short(view.job)}",
             str(view.height),
-            " ".join(f"{short(peer)}:{verdict}" for peer, verdict in view.verdicts.items()),
-            str(len(view.ballots)),
+            f"{verdicts}; by {' '.join(map(short, view.ballots))}",
             _optional(view.held_out_bits_per_byte, ".3f"),
             _optional(view.seconds, ".1f"),
             milliseconds(view.decision_ms),
-            short(view.model_root) + ("" if view.stepped else " (no step)"),
+            short(view.model_root) + ("" if view.stepped else "\n(no step)"),
         )
     return table
 

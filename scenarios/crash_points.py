@@ -26,6 +26,7 @@ from scenarios import network
 from scenarios.network import Network, children, holds
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
 from scenarios.trials import Attempt, Trial, arguments, conduct
+from training.replicated.files import DURABLE
 
 REACH_SECONDS_MAX = 90.0  # until the point is reached: a cut-off comes after the longest wait for proposals (60 s)
 FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its view; in between, so that all hear it again
@@ -34,8 +35,8 @@ ROUNDS_AFTER = 2  # closed by the others while the victim is down: the round of 
 
 NEWCOMERS = ("identity.key", "genesis", "file-invitation", "file-toml", "store-create", "restore")  # written when a peer joins
 RARE = ("store-count", "append-timeout", "append-cut-off", "append-evidence", "file-addresses", "file-txt", "file-tokens")
-TRAINERS = ("append-proposal", "append-cut-off", "file-buffer", "file-tokens", "file-txt", "file-safetensors")
-IN_WORKER = ("file-buffer", "file-tokens")
+TRAINERS = ("append-proposal", "append-cut-off", "file-tokens", "file-txt", "file-safetensors")
+IN_WORKER = ("file-tokens",)
 LIARS = ("append-evidence",)
 ARMED = 3  # the one of four peers that dies with a proof in hand: it votes, does not train, and is not the liar
 VOCABULARY = 300  # more than the bytes, so that texts are tokenized into files
@@ -66,8 +67,9 @@ def prepare(peers: Network, victim: DemoPeer, write: str) -> None:
         case "model-aside":
             for job in (victim.directory / "models").glob("[0-9a-f]*"):
                 last = max(int(model.name) for model in job.glob("[0-9]*"))
-                for number in range(last + 1, last + 100):
+                for number in range(last + 1, last + 100):  # durable ones: others that are too new go when it starts
                     (job / f"{number:08d}").mkdir()
+                    (job / f"{number:08d}" / DURABLE).touch()
 
 
 async def provoke(peers: Network, victim: DemoPeer, write: str, ends: Callable[[float], Awaitable[bool]]) -> None:

@@ -1,33 +1,72 @@
-"""`python -m scenarios.determinism`: peers that compute differently hold the same bits after every block.
+"""`python -m scenarios.determinism`: peers that compute differently hold the same bits, and reject nothing honest.
 
-Torch with 1 and 2 threads in one network, and on one peer numpy without its wide instructions. The roots are those that each
-peer computed itself, read from its disk after it stopped.
+Torch with 1 and 2 threads in one network, and numpy, OpenBLAS, torch, MKL and oneDNN with other instruction sets on each trainer.
+The roots are those that each peer computed itself, read from its disk after it stopped. All trainers are honest and everything is
+re-executed: no proposal may be rejected for what it says. Three of four peers train: `--rounds 334` are 1,002 proposals.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
 import trio
 
-from peer import demo
+from benchmarks import dispatch
+from benchmarks.dispatch import Environment
 from peer.demo import DemoPeer
 from peer.demo_report import Disk
+from peer.views import NOT_JUDGED
 from scenarios import network
 from scenarios.network import Network
 from scenarios.trials import COUNT, arguments, report
 
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; a default round takes one or two
-NUMPY_FEATURES = "import numpy; print(' '.join(sorted(numpy.show_config(mode='dicts')['SIMD Extensions'].get('found', []))))"
+# Prints what a process with the environment of a peer computes with; torch, if it is imported, says so as well.
+PROBE = "import json, torch; from benchmarks import dispatch; print(json.dumps(dispatch.seen()))"
+# Less work than a default round has, so that whoever computes without AVX is in time: proposals are awaited for 2 s at least.
+WORK = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
+LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # as `dispatch.seen` calls their choices
+
+
+def levels() -> list[Environment]:
+    """Every instruction there is, the processors' common baseline, and AVX2: each library is told in its own words."""
+    units = dispatch.numpy_units()
+    baseline = {
+        "OPENBLAS_CORETYPE": "Prescott",
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+    }
+    avx2 = {
+        "OPENBLAS_CORETYPE": "Haswell",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    }
+    return [
+        Environment("as it is"),
+        Environment("baseline", dispatch.without_units(units) | baseline),
+        Environment("AVX2", dispatch.without_units(units[1:]) | avx2),
+    ]
+
+
+def dress(peer: DemoPeer) -> None:
+    known = levels()
+    peer.threads = 1 + peer.number % 2
+    peer.environment = dict(known[peer.number % len(known)].variables)
 
 
 async def run(options: argparse.Namespace) -> int:
-    async with network.running(options.peers, mixed=True, seed=options.seed, folder=options.keep) as peers:
-        features = {peer.name: await numpy_features(peer) for peer in peers.peers}
-        job = await peers.train({"seed": str(options.seed)}, rounds=options.rounds)
+    async with network.running(options.peers, seed=options.seed, folder=options.keep, dress=dress) as peers:
+        seen = {peer.name: await computes_with(peer) for peer in peers.peers}
+        job = await peers.train({**WORK, "seed": str(options.seed), "audit": "full"}, rounds=options.rounds)
 
         async def over() -> bool:
             """Everybody has applied the empty block behind the last round, which certifies its root."""
@@ -40,38 +79,74 @@ async def run(options: argparse.Namespace) -> int:
         finished = await network.holds(over, ROUND_SECONDS_MAX * options.rounds)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(peers.stop)
-        return conclude(options, peers, features, finished)
+        return conclude(options, peers, seen, job, finished)
 
 
-async def numpy_features(peer: DemoPeer) -> str:
-    """What numpy uses in a process with this peer's environment."""
+async def computes_with(peer: DemoPeer) -> dict[str, Any]:
+    """What the libraries choose in a process with this peer's environment."""
     assert peer.process is not None
     words = Path(f"/proc/{peer.process.pid}/environ").read_bytes().split(b"\0")
     environment = dict(word.decode().split("=", 1) for word in words if b"=" in word)
-    done = await trio.run_process([sys.executable, "-c", NUMPY_FEATURES], capture_stdout=True, env=environment)
-    return done.stdout.decode().strip()
+    command = [sys.executable, "-c", PROBE]
+    done = await trio.run_process(command, capture_stdout=True, env=environment, cwd=dispatch.REPOSITORY)
+    found: dict[str, Any] = dispatch.last_json(done.stdout.decode())
+    return found
 
 
-def conclude(options: argparse.Namespace, peers: Network, features: dict[str, str], finished: bool) -> int:
-    differences = peers.differences()
-    failures = [f"roots differ at {where}" for where in differences]
+def alike(seen: Sequence[Mapping[str, Any]], threads: set[int]) -> list[str]:
+    """In what the trainers do not differ, though they were told to."""
+    same = [library for name, library in LIBRARIES.items() if len({str(choice.get(name)) for choice in seen}) == 1]
+    return same + ["torch's threads"] * (len(threads) == 1)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Honest proposals, of all trainers together."""
+
+    accepted: int
+    rejected: dict[str, int]  # by reason
+    not_judged: dict[str, int]  # the same, where it says nothing against the work: nothing came, or nobody had the time
+
+    @classmethod
+    def of(cls, accepted: Mapping[Any, int], rejected: Mapping[Any, Mapping[str, int]]) -> Self:
+        reasons: Counter[str] = sum(map(Counter, rejected.values()), Counter())
+        said = {reason: count for reason, count in sorted(reasons.items()) if reason not in NOT_JUDGED}
+        return cls(sum(accepted.values()), said, {reason: reasons[reason] for reason in NOT_JUDGED if reasons[reason]})
+
+    def failures(self) -> list[str]:
+        return [f"{count} honest proposals were rejected: {reason}" for reason, count in self.rejected.items()]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {reason}" for reason, count in self.not_judged.items())
+        return f"{self.accepted} honest proposals accepted, {sum(self.rejected.values())} rejected" + f", {counts}" * bool(counts)
+
+
+def conclude(options: argparse.Namespace, peers: Network, seen: dict[str, dict[str, Any]], job: str, finished: bool) -> int:
+    failures = [f"roots differ at {where}" for where in peers.differences()]
     failures += [] if finished else ["the job did not finish"]
-    wide = {peer.name for peer in peers.peers if set(features[peer.name].split()) & set(demo.WIDE.split())}
-    if wide != {peer.name for peer in peers.peers if not peer.restricted}:
-        failures.append("numpy's instructions are not restricted on exactly one peer: nothing was shown")
-    columns = ("peer", "torch threads", "numpy's instructions", "heights", "rounds", "state root")
+    trainers = [peer for peer in peers.peers if peer.trains]
+    same = alike([seen[peer.name] for peer in trainers], {peer.threads for peer in trainers})
+    failures += [f"{what} computed the same way on all trainers: nothing was shown of it" for what in same]
+    columns = ("peer", "torch threads", *LIBRARIES.values(), "heights", "rounds", "accepted", "state root")
     heights, rows = set(), []
     for peer in peers.peers:
         disk = Disk(peer.directory)
-        roots, rounds = disk.roots(), disk.model_roots()
+        roots, rounds, found = disk.roots(), disk.model_roots(), disk.job(job)
         heights.add((len(roots), len(rounds)))
+        units, core, aten = (seen[peer.name].get(name) for name in LIBRARIES)
+        computes = (" ".join(units or ()) or "baseline", str(core), str(aten) if peer.trains else "none")
+        held = (len(roots), len(rounds), found.accepted.get(peer.identity.public, 0))
         threads = str(peer.threads) if peer.trains else "none"
-        rows.append([peer.name, threads, features[peer.name], str(len(roots)), str(len(rounds)), disk.state.root.hex()[:16]])
+        rows.append([peer.name, threads, *computes, *map(str, held), disk.state.root.hex()[:16]])
         disk.close()
+    judged = Judged.of(found.accepted, found.rejected)  # part of the state, whose roots are compared
+    idle = [peer.name for peer in trainers if not found.accepted.get(peer.identity.public)]
+    failures += judged.failures() + [f"nothing of {name} was accepted: nothing was shown of it" for name in idle]
     failures += [] if len(heights) == 1 else ["not all peers hold every block"]
-    title = f"{options.peers} peers that compute differently, {options.rounds} rounds, seed {options.seed}"
+    title = f"{options.peers} peers that compute differently, {options.rounds} rounds, seed {options.seed}: {judged}"
     blocks, rounds_held = max(heights)
-    return report(options, title, columns, rows, failures, {"features": features, "blocks": blocks, "rounds": rounds_held})
+    result = {"computes_with": seen, "blocks": blocks, "rounds": rounds_held, **asdict(judged)}
+    return report(options, title, columns, rows, failures, result)
 
 
 def main() -> int:

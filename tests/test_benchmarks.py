@@ -15,8 +15,21 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import attacks_digits, attacks_gpt, codec, digits, provenance, round, training
-from benchmarks.__main__ import BENCHMARKS
+from benchmarks import (
+    attacks,
+    attacks_detection,
+    attacks_digits,
+    attacks_gpt,
+    codec,
+    decoding,
+    demo,
+    digits,
+    provenance,
+    replay,
+    round,
+    training,
+)
+from benchmarks.__main__ import ALSO, BENCHMARKS, run
 from benchmarks.attack_suite import ATTACKS, PAYLOADS, VECTORS, Knowledge, Said
 from benchmarks.rivals import environment, processes
 from benchmarks.rivals.environment import Unavailable
@@ -24,10 +37,15 @@ from benchmarks.rivals.sockets import Traffic
 from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
+from peer.cli import build_parser
 from peer.service import parse_overrides
 from protocol.errors import RemoteProtocolError
+from tests.ledger.test_draws import EFFECTIVE, escape
 from training.replicated import codec as payloads
-from training.spec import Audit, JobSpec, ModelSpec, Rule
+from training.replicated import stream
+from training.replicated.codec.header import HEADER_BYTES
+from training.replicated.layout import layout_of
+from training.spec import PRESETS, Audit, JobSpec, ModelSpec, Rule
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
 LINE_BITS = 100e6
@@ -72,7 +90,39 @@ def test_every_benchmark_says_what_it_takes(
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"benchmarks.{name}").main()
     assert ended.value.code == 0
-    assert "--json" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("--json", *ALSO.get(name, ())))
+
+
+def test_a_missed_bound_is_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`per-step` audits a tenth, which does not find a liar of 40 % in ten rounds; no verdict of `local` may hide that."""
+    command = ["attacks", "--only", "detection", "--peers", "4", "--json", str(tmp_path / "figures.json")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert attacks.main() == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("held", "MISSED"))]
+    assert {line.split()[0] for line in lines if "per-step" in line} == {"MISSED"}
+    assert {line.split()[0] for line in lines if "per-step" not in line} == {"held"}
+    monkeypatch.setattr(attacks_detection, "PRESETS", {"local": PRESETS["local"]})
+    assert attacks.main() == 0
+
+
+def test_what_was_missed_is_said_again_at_the_end_of_all_benchmarks() -> None:
+    said = "import sys; print('held   a'); print('MISSED b: 3'); sys.exit(1)"
+    assert run([sys.executable, "-c", said]) == (1, ["MISSED b: 3"])
+    assert run([sys.executable, "-c", "import sys; sys.exit(2)"]) == (2, [])
+
+
+def test_the_commit_is_that_of_this_repository_wherever_the_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = provenance.provenance(0.0)["commit"]
+    monkeypatch.chdir(tmp_path)
+    assert provenance.provenance(0.0)["commit"] == here != "unknown+"
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance.provenance(0.0)["commit"] == "unknown"
 
 
 def test_figures_are_on_disk_after_every_row_and_never_in_part(tmp_path: Path) -> None:
@@ -193,6 +243,41 @@ def test_the_kernel_counts_what_a_connection_sends() -> None:
     traffic.close()
 
 
+def test_four_bits_are_compared_with_the_float32_of_gloo_and_no_row_of_ours_may_be_missing() -> None:
+    def held(heldout_nats: float, reason: str = "") -> list[bool]:
+        rows = [
+            training.Row("gloo", 1.0, 1.0, 2.0, 1),
+            training.Row("ours-h1", 1.0, 1.0, heldout_nats, 1),
+            training.Row("ours-h15", 1.0, 1.0, 2.0, 1, reason=reason),
+        ]
+        return [line.startswith("held") for line in training.verdicts(rows, {})]
+
+    assert all(held(2.04))
+    assert held(2.05).count(False) == 1 and held(float("nan")).count(False) == 1
+    assert held(2.0, "a peer ended").count(False) == 1
+
+
+# The demo ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_is_asked_for_with_its_own_flags(tmp_path: Path) -> None:
+    given = ["--trainers", "4", "--preset", "per-step", "--data", "text", "--rounds", "9", "--set", "batch=4", "model.width=32"]
+    options = demo.build_parser().parse_args([*given, "--json", "figures"])
+    asked = build_parser().parse_args(demo.arguments(options, 7, tmp_path))
+    assert (asked.trainers, asked.preset, asked.data, asked.rounds) == (4, "per-step", "text", 9)
+    assert (asked.set, asked.seed, asked.baseline) == (["batch=4", "model.width=32"], 7, True)
+
+
+def test_only_a_step_a_round_is_held_to_one_process_alone() -> None:
+    def missed(preset: str | None, bits: float, *failures: str) -> int:
+        report = {"seed": 0, "failures": failures, "malicious": ["liar-3"], "heldout_bits_per_byte": [8.0, bits]}
+        verdicts = demo.verdicts(preset, [{**report, "baseline_bits_per_byte": 2.0}])
+        return sum(line.startswith("MISSED") for line in verdicts)
+
+    assert (missed("per-step", 2.04), missed("per-step", 2.05), missed(None, 2.2)) == (0, 1, 0)
+    assert missed(None, 2.0, "honest peers hold different roots") == 1
+
+
 # Bytes and loss ------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +300,54 @@ def test_the_rival_sparse_format_says_four_values_of_the_largest() -> None:
     assert set(kept) == set(np.argsort(-np.abs(buffer[:length]))[: codec.SPARSELOCO_KEEP])
     assert len(np.unique(np.abs(said[kept]))) <= 2
     assert np.array_equal(np.sign(said[kept]), np.sign(buffer[kept]))
+
+
+def test_bytes_and_loss_are_held_to_their_bounds() -> None:
+    def missed(dense: float, four_bits: float) -> list[bool]:
+        names = (
+            (codec.DILOCO, 15, 2.0),
+            (codec.DENSE, 15, dense),
+            (codec.FP32_EVERY_STEP, 1, 2.0),
+            (codec.FOUR_BIT, 1, four_bits),
+        )
+        assert all((name, steps) in {(m.name, m.local_steps) for m in codec.METHODS} for name, steps, _ in names)
+        rows = [codec.Row(name, steps, 1.0, nats, [nats], {}, {}) for name, steps, nats in names]
+        return [line.startswith("MISSED") for line in codec.verdicts(rows, tuned=True)]
+
+    assert missed(2.04, 2.03) == [False, False] and missed(2.06, 2.05) == [True, True]
+    assert list(codec.verdicts([], tuned=True)) == []
+
+
+def test_the_header_is_what_the_smallest_payloads_miss_their_bound_by() -> None:
+    layout = layout_of(JobSpec(name="default", data=bytes(32)))
+    m = stream.irwin_hall(layout.size, "decoding").astype(np.float32)
+    row = decoding.measure(decoding.BOUNDED, layout, m, 1)
+    header = HEADER_BYTES / row.parameters
+    assert row.bytes_per_parameter > decoding.UNIFORM_BYTES_MAX > row.bytes_per_parameter - header
+    assert row.bytes_per_parameter_max > decoding.BYTES_MAX > row.bytes_per_parameter_max - header
+    lines = [line for line in decoding.verdicts([row, replace(row, keep=256)]) if "164,288 parameters" in line]
+    assert len(lines) == 2 and all(line.startswith("MISSED") for line in lines)
+
+
+# Replays -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_of_its_precision() -> None:
+    def row(kind: str, precision: str, *steps: float) -> replay.Row:
+        return replay.Row("local", kind, precision, "", 0, steps, steps[0])
+
+    rows = [
+        row(replay.HONEST, "fp32 on cpu", 0.0, 2e-5),
+        row(replay.LIE, "fp32 on cpu", 0.9, 0.2),
+        row(replay.FAST, "bf16 on cpu", 0.08),
+        row(replay.SMALL_LIE, "bf16 on cpu", 0.01),
+    ]
+    fp32, bf16 = {replay.HONEST: 2e-5, replay.LIE: 0.2}, {replay.HONEST: 0.08, replay.SMALL_LIE: 0.01}
+    assert replay.gaps(rows) == {"fp32 on cpu": fp32, "bf16 on cpu": bf16}
+    found = {"hashes": {}, "torch": {}, "differing": []}
+    assert [line[:4] for line in replay.verdicts(rows, found)] == ["held", "held"]
+    rows.append(row(replay.HONEST, "fp32 on cpu", 2 * replay.TOLERANCE))
+    assert [line[:4] for line in replay.verdicts(rows, {**found, "differing": ["stream"]})] == ["MISS", "MISS"]
 
 
 # Attacks -------------------------------------------------------------------------------------------------------------
@@ -268,6 +401,24 @@ def test_attacks_on_vectors_need_nothing_but_what_is_known(name: str) -> None:
     lie = VECTORS[name](known)
     assert lie.shape == (50,) and lie.dtype == np.float32 and np.isfinite(lie).all()
     assert not seen or np.linalg.norm(lie) == max(seen)
+
+
+@pytest.mark.parametrize("peers", [4, 7, 10])
+def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
+    """Accomplices among the drawn find nothing, whatever the rate; and rounds in which nothing can be found count."""
+    jobs = attacks_detection.jobs()
+    often = attacks_detection.detection("sparse", jobs["sparse"], peers, 1_000)
+    assert attacks_detection.ROUNDS - attacks_detection.UNSEEN_ROUNDS == EFFECTIVE
+    assert often.suspended == pytest.approx(1 - escape(peers) ** EFFECTIVE, abs=0.01)
+    assert often.replayed == pytest.approx(2 / (30 * (peers - 1)))
+    seldom = attacks_detection.detection("per-step", jobs["per-step"], peers, 1_000)
+    accomplices = faults_tolerated(peers) - 1  # of the others; in a round with one step all the drawn see the same one
+    both = (peers - 1 - accomplices) * (peers - 2 - accomplices) / ((peers - 1) * (peers - 2))
+    none = accomplices * (accomplices - 1) / ((peers - 1) * (peers - 2))
+    found = 0.4 * (both * (1 - 0.9**2) + (1 - both - none) * 0.1)
+    assert seldom.suspended == pytest.approx(1 - (1 - found) ** EFFECTIVE, abs=0.05)
+    assert seldom.rounds_needed == pytest.approx(np.log(0.01) / np.log(1 - found), rel=0.15)
+    assert often.suspended >= attacks_detection.FOUND_MIN > 2 * seldom.suspended
 
 
 def world(text: Path) -> attacks_gpt.World:

@@ -6,7 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from scenarios import bad_input, kill
+import pytest
+
+from scenarios import bad_input, determinism, idle, kill
 
 
 async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: Path) -> None:
@@ -40,3 +42,29 @@ def test_a_traceback_is_never_what_a_person_sees() -> None:
     case = bad_input.Case("right")
     bad_input.judge(case, 2, "INFO\npeer: error: x, do y", "x", "y")
     assert case.problem == ""
+
+
+def test_an_honest_proposal_that_is_rejected_is_a_failure_and_one_that_nobody_judged_is_counted_apart() -> None:
+    clean = determinism.Judged.of({"a": 3, "b": 2}, {"b": {"absent": 2, "unjudged": 1}})
+    assert clean == determinism.Judged(5, {}, {"absent": 2, "unjudged": 1}) and clean.failures() == []
+    rejected = determinism.Judged.of({"a": 3, "b": 2}, {"a": {"replay": 1, "absent": 1}, "b": {"norm": 2, "replay": 1}})
+    assert rejected == determinism.Judged(5, {"norm": 2, "replay": 2}, {"absent": 1})
+    assert rejected.failures() == ["2 honest proposals were rejected: norm", "2 honest proposals were rejected: replay"]
+
+
+def test_peers_that_compute_alike_show_nothing() -> None:
+    wide, narrow = {"units": ["X86_V3"], "core": "Zen", "aten": "AVX2"}, {"units": [], "core": "Prescott", "aten": "DEFAULT"}
+    assert determinism.alike([wide, narrow], {1, 2}) == []
+    assert determinism.alike([wide, {**wide, "units": []}], {1, 2}) == ["OpenBLAS", "torch"]
+    assert determinism.alike([wide, narrow], {1}) == ["torch's threads"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "voter", "trainer"),
+    [(164_288, 120.0, 400.0), (800_000, 120.0, 400.0), (1_017_216, 122.206592, 400.0), (10_000_000, 230.0, None)],
+)
+def test_a_voter_may_take_more_with_a_larger_model_and_nothing_is_said_of_a_trainer_of_one(
+    parameters: int, voter: float, trainer: float | None
+) -> None:
+    assert idle.voter_mb_max(parameters) == pytest.approx(voter)
+    assert idle.trainer_mb_max(parameters) == trainer

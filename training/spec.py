@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -308,3 +309,12 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "audit_window": 10,  # rounds of half a second: what is drawn has to be fetched and replayed in them
     },
 }
+
+
+def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a person has set, with what follows from them for those that were left unset.
+
+    One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888).
+    """
+    follows = {"bits": PRESETS["per-step"]["bits"]} if fields.get("outer") is Outer.ADAMW else {}
+    return follows | dict(fields)

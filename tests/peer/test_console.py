@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rich.console
 import trio
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
@@ -15,7 +16,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
-from peer import console, grammar
+from peer import console, grammar, views
 from peer.grammar import COMMANDS, help_text, option_names, parse
 from peer.prompt import Prompt, Words
 from peer.service import parse_overrides
@@ -131,7 +132,7 @@ async def said(
         ("peers", ["abcdaaaa me", "[bold]ben", "1 approvals", "2.5 ms"]),
         ("jobs", ["3/80", "abcdaaaa:3", "abcebbbb: replay 2", "abcebbbb until 23"]),
         ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
-        ("rounds", ["abcebbbb:replay", "2.500", "40 ms"]),
+        ("rounds", ["abcebbbb:replay", "abcdaaaa abcebbbb", "2.500", "40 ms"]),
         ("train --rounds 3", ["1" * 64]),
         ("challenge abce", [f"no false step of {OTHER}"]),
         ("invite", ["invitation-string"]),
@@ -183,6 +184,46 @@ async def test_without_any_sampled_audit_the_console_says_how_to_get_some(
 ) -> None:
     monkeypatch.setattr(fake_api, "AUDITS", AuditsView((), ()))
     assert "audit=sampled" in (await said(monkeypatch, capsys, "audits\n"))[0]
+
+
+async def test_who_re_executes_in_a_job_that_is_fully_audited_is_told_beside_the_sampled_audits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = "audit=full: `rounds` has the verdicts and whose ballots were counted"
+    assert where in (await said(monkeypatch, capsys, "audits\n"))[0]
+    monkeypatch.setattr(fake_api, "AUDITS", AuditsView((), ()))
+    assert where in (await said(monkeypatch, capsys, "audits\n"))[0]
+    monkeypatch.setattr(fake_api, "JOBS", (replace(fake_api.JOBS[0], audit="sampled"),))
+    assert where not in (await said(monkeypatch, capsys, "audits\n"))[0]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_ids_of_those_who_voted_stay_whole_on_a_narrow_terminal(width: int) -> None:
+    voters = tuple(f"{number}{letter * 51}" for number, letter in enumerate("abcdefg"))
+    (view,) = fake_api.ROUNDS
+    table = views.rounds([replace(view, verdicts=dict.fromkeys(voters, "accept"), ballots=voters)])
+    shown = io.StringIO()
+    rich.console.Console(width=width, file=shown).print(table)
+    printed = shown.getvalue()
+    for voter in voters:
+        assert printed.count(voter[:8]) == 2, printed
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("--set outer=adamw --set local_steps=1 --set bits=1", True),
+        ("--preset per-step --set bits=1", True),
+        ("--preset per-step", False),
+        ("--set outer=adamw --set local_steps=1", False),
+        ("--set bits=1", False),
+    ],
+)
+async def test_who_asks_for_one_bit_under_adamw_is_told_what_that_does_and_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, warned: bool
+) -> None:
+    printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
+    assert status == 0 and ("bits=1" in printed and "take bits=4" in printed) is warned
 
 
 async def test_a_test_shows_its_own_phases_until_it_is_done(

@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from peer.cli import build_parser
+from peer.demo import BASELINE_RATES, baseline_rates, cast_roles
 from tests.peer.processes import children, ended, environment, peer
+from training.spec import JobSpec, ModelSpec
 
 DEMO_SECONDS_MAX = 120.0
 KEYS = {
@@ -107,6 +111,29 @@ def test_who_cheats_in_some_of_its_steps_is_suspended_by_sampled_audits_and_the_
     sent = report["bytes_sent"]
     assert isinstance(sent, dict) and 0 < sent["trainer-0"]["reveals"] <= sent["trainer-0"]["blobs"] <= sent["trainer-0"]["bulk"]
     assert peer("audit", str(tmp_path / "run" / "export"))[0] == 0
+
+
+def roles(folder: Path, *arguments: str) -> str:
+    peers = cast_roles(build_parser().parse_args(["demo", *arguments]), folder)
+    return "".join("l" if peer.lies else "t" if peer.trains else "v" for peer in peers)
+
+
+def test_as_many_train_as_are_asked_for_and_the_last_of_them_lie(tmp_path: Path) -> None:
+    assert (roles(tmp_path), roles(tmp_path, "--trainers", "4")) == ("ttlv", "tttl")
+    assert roles(tmp_path, "--peers", "7", "--malicious", "2", "--trainers", "6") == "ttttllv"
+
+
+@pytest.mark.parametrize("trainers", ["2", "5"])
+def test_trainers_that_are_too_few_to_audit_or_more_than_there_are_are_refused(tmp_path: Path, trainers: str) -> None:
+    status, report, said = demo(tmp_path, "--trainers", trainers)
+    assert (status, report) == (2, {}) and f"--trainers {trainers}: of 4 peers 3 to 4 train" in said
+
+
+def test_the_rival_s_rates_stand_around_the_job_s_own_unless_they_were_found_for_it() -> None:
+    default = JobSpec(name="demo")
+    assert baseline_rates(default) == baseline_rates(replace(default, rounds=9)) == BASELINE_RATES
+    assert baseline_rates(replace(default, inner_rate=6e-3)) == pytest.approx((2e-3, 6e-3, 1.8e-2))
+    assert baseline_rates(replace(default, model=ModelSpec(width=128))) == pytest.approx((1e-3, 3e-3, 9e-3))
 
 
 def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from peer.demo_report import Disk
 from peer.service import unaudited
 from protocol.api import JobView
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
@@ -124,6 +125,17 @@ async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(traine
     assert (job.rounds, list(job.accepted.values())) == (3, [3])
     events = [event.text for event in await trainer.client.events(-1, 0) if event.kind == "warning"]
     assert events == []
+
+
+async def test_an_adamw_of_everybody_sends_four_bits_unless_told_otherwise(trainer: Daemon) -> None:
+    sent = []
+    for bits in ([], ["--set", "bits=1"]):
+        assert train(trainer, *TINY, "--set", "outer=adamw", *bits)[0] == 0
+        job = await finished(trainer)
+        disk = Disk(trainer.directory)
+        sent.append(disk.spec(job.job).bits)
+        disk.close()
+    assert sent == [4, 1]
 
 
 def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tmp_path: Path) -> None:

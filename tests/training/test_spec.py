@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
-from training.spec import PRESETS, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer
+from training.spec import PRESETS, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer, completed
 
 JOB = JobSpec(name="job", data=bytes(32))
 
@@ -79,6 +80,17 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
 def test_a_preset_is_a_job_that_can_be_started_and_only_names_what_it_changes_or_means(name: str) -> None:
     assert replace(JOB, **PRESETS[name]).checked()
     assert replace(JOB, **PRESETS["local"]) == JOB, "`local` spells out the defaults"
+
+
+@pytest.mark.parametrize(
+    "fields, bits",
+    [({"outer": Outer.ADAMW}, 4), ({"outer": Outer.ADAMW, "bits": 1}, 1), ({"outer": Outer.ADAMW, "bits": 8}, 8), ({}, 1)],
+    ids=str,
+)
+def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, Any], bits: int) -> None:
+    """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing of them."""
+    assert replace(JOB, **completed({"local_steps": 1, **fields})).checked().bits == bits
+    assert completed(PRESETS["per-step"]) == PRESETS["per-step"]
 
 
 @pytest.mark.parametrize("name, traces, keeps", [("local", False, False), ("sparse", False, True), ("per-step", False, False)])
