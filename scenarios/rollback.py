@@ -76,8 +76,8 @@ class Disk:
 
 def _height(slot: str) -> int | None:
     """Of a vote of the agreement; those of rounds name a job instead."""
-    _, number, _ = slot.split()
-    return int(number) if len(number) < 32 else None
+    _, of, *_ = slot.split()
+    return int(of) if len(of) < 32 else None
 
 
 def _body(signed: bytes) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import bad_input, determinism, idle, kill
+from scenarios import bad_input, determinism, idle, kill, rollback
 
 
 async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: Path) -> None:
@@ -68,3 +68,9 @@ def test_a_voter_may_take_more_with_a_larger_model_and_nothing_is_said_of_a_trai
 ) -> None:
     assert idle.voter_mb_max(parameters) == pytest.approx(voter)
     assert idle.trainer_mb_max(parameters) == trainer
+
+
+def test_the_height_of_a_vote_is_told_from_the_job_of_a_round_vote() -> None:
+    job, signer = bytes(16).hex().upper(), bytes(32).hex().upper()
+    assert rollback._height("prepare 12 0") == 12
+    assert rollback._height(f"ballot {job} 3 {signer}") is None
