@@ -35,6 +35,7 @@ from protocol.messages import Certificate, Commit
 
 END_SECONDS_MAX = 20.0  # for a peer that was asked to stop
 WORKER_SECONDS_MAX = 5.0  # a worker notices that its daemon is gone as soon as the kernel has closed the pipe
+LEADER_SECONDS_MAX = 10.0  # somebody leads as soon as the last block is applied
 POLL_SECONDS = 0.02
 ROUNDS_ENDLESS = 100_000  # the scenario ends before the job does
 SMALL_JOB = {
@@ -154,8 +155,14 @@ class Network:
         return await self.demo.watched.client.train(TrainRequest("scenario", "", rounds, vocabulary, settings))
 
     async def leader(self, asked: DemoPeer) -> DemoPeer | None:
-        """Who leads the current view, as `asked` sees it."""
-        return next((self.named(view.peer) for view in await asked.client.peers() if view.leader), None)
+        """Who leads the current view, as `asked` sees it; nobody does between a decision and its block's application."""
+        with trio.move_on_after(LEADER_SECONDS_MAX):
+            while True:
+                for view in await asked.client.peers():
+                    if view.leader and (named := self.named(view.peer)):
+                        return named
+                await trio.sleep(POLL_SECONDS)
+        return None
 
     async def height(self, peer: DemoPeer) -> int:
         """-1 if it does not answer."""
