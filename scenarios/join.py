@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,7 @@ JOIN_SECONDS_MAX = 120.0
 CERTIFIED_SECONDS_MAX = 5.0  # what is promised for a million parameters, of a peer that runs
 POLL_SECONDS = 0.05
 EVENT_SECONDS_MAX = 1.0  # the state is there a moment before the peer says so
+LINES_MAX = 60  # of the log of a join that took too long
 
 
 @dataclass
@@ -99,6 +102,8 @@ async def join(peers: Network, number: int, keeps: bool) -> Join:
     result.rounds_meanwhile = len(await watched.client.rounds(10_000)) - rounds
     views = peers.views(watched)
     result.failed_heights = sum(height > result.height_at_start for height in views)
+    if is_slow(result):
+        print("".join(telling(folder / "peer.log")), end="", file=sys.stderr)
     if not keeps:
         shutil.rmtree(folder, ignore_errors=True)
     return result
@@ -136,6 +141,17 @@ def is_certified(peers: Network, height: int, root: str) -> bool:
     return found is not None and bytes(found[0]).hex() == root
 
 
+def is_slow(join: Join) -> bool:
+    return not join.succeeded or join.certified_seconds > CERTIFIED_SECONDS_MAX
+
+
+def telling(log: Path) -> Iterator[str]:
+    """The first lines of a newcomer's log, but for the blocks it followed."""
+    with log.open() as lines:
+        told = (line for line in lines if " INFO height " not in line and " INFO round " not in line)
+        yield from itertools.islice(told, LINES_MAX)
+
+
 async def end(peers: Network, newcomer: DemoPeer) -> None:
     if newcomer.process is not None and newcomer.process.poll() is None:
         peers.workers |= children(newcomer.process.pid)
@@ -160,7 +176,7 @@ def report(options: argparse.Namespace, joins: list[Join], size: int) -> int:
     good = [join for join in joins if join.succeeded]
     failures = [f"join {join.number} did not succeed" for join in joins if not join.succeeded]
     failures += [f"{join.failed_heights} heights failed during join {join.number}" for join in joins if join.failed_heights]
-    slow = [join for join in good if join.certified_seconds > CERTIFIED_SECONDS_MAX]
+    slow = [join for join in good if is_slow(join)]
     failures += [f"join {join.number} had its certified state after {join.certified_seconds:.1f} s" for join in slow]
     table = Table(title=f"{len(good)} of {len(joins)} joins, {options.peers} peers that train {size} parameters")
     for column in ("seconds until", "median", "most"):
