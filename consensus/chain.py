@@ -38,10 +38,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a block is not prepared, and until when that is certain if the clock alone can change it."""
+    """Why a block is not prepared, and for how many seconds that is certain if time alone can change it."""
 
     reason: str
-    until: float | None = None
+    seconds: float | None = None
 
 
 class Chain:
@@ -206,9 +206,9 @@ class Chain:
             return Problem("the envelope is not the one that follows from the parent")
         if self.parent is not None and block.time_ms <= self.parent.block.time_ms:
             return Problem(f"time {block.time_ms} ms is not after its parent's")
-        if block.time_ms > now_ms + CLOCK_AHEAD_SECONDS * 1_000:
-            reason = f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock"
-            return Problem(reason, until=block.time_ms / 1_000 - CLOCK_AHEAD_SECONDS)
+        early = (block.time_ms - now_ms) / 1_000 - CLOCK_AHEAD_SECONDS
+        if early > 0:
+            return Problem(f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock", early)
         refusal = self._application.check(block.height, block.body, proposer)
         return None if refusal is None else Problem(refusal)
 

@@ -317,14 +317,19 @@ class Transfer:
                 self._withdraw(source, self._now)  # it may have the higher one too
 
     def _leave_starved(self) -> None:
-        """Its holders may have given it up, or only pretend to hold it."""
-        if self._assembly is None or self._last_part + STARVED_SECONDS > self._now:
+        """Its holders may only pretend to hold it. If all say that they gave it up, another is taken at once."""
+        if self._assembly is None:
             return
-        for source in self._sources.values():
-            if source.tip and source.tip[-1].digest == self._assembly.id:
-                self._rest(source)
+        offers = [source for source in self._sources.values() if source.tip]
+        holders = [source for source in offers if source.tip[-1].digest == self._assembly.id]
+        is_given_up = bool(offers) and not holders
+        if self._last_part + (AGAIN_SECONDS if is_given_up else STARVED_SECONDS) > self._now:
+            return
+        for source in holders:
+            self._rest(source)
         self._assembly.abandon()
-        self._assembly = self._first_offer = None
+        self._assembly = None
+        self._first_offer = self._now if is_given_up else None
 
     def _rest(self, source: _Source) -> None:
         self._withdraw(source, self._now + source.rest)

@@ -266,10 +266,10 @@ class Fetch:
             if time > seconds:
                 break
             self.now = max(self.now, time)
-            self._do(action())
+            self.do(action())
         return self
 
-    def _do(self, step: Step) -> None:
+    def do(self, step: Step) -> None:
         for fault in step.faults:
             self.faults.append(fault)
         for peer, request in step.sends:

@@ -11,7 +11,7 @@ from consensus.block import decode_header, encode_header, header_digest
 from consensus.chain_proof import Anchor
 from ledger.members import Leave
 from ledger.snapshot import SNAPSHOT_HEIGHTS
-from ledger.transfer import OFFER_SECONDS, SOURCES_MAX, STALL_SECONDS, STARVED_SECONDS, Request, basis_of, in_turn
+from ledger.transfer import AGAIN_SECONDS, OFFER_SECONDS, SOURCES_MAX, STALL_SECONDS, STARVED_SECONDS, Request, basis_of, in_turn
 from protocol import codec, merkle
 from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
@@ -20,6 +20,7 @@ from tests.ledger.snapshots import Chain, Fetch, Server, honestly, lived
 from tests.ledger.world import BY_KEY, PEOPLE
 from tests.sim.keys import FastVerifier
 
+HEIGHTS_A_SECOND = 5  # a network on one machine that trains
 A, B, C, D = (bytes([letter]) * 32 for letter in b"abcd")
 
 
@@ -251,7 +252,7 @@ def test_a_liar_is_not_asked_again_when_it_comes_back(chain: Chain) -> None:
     fetch = Fetch(chain, servers).run()
     asked = len(servers[A].asked)
     fetch.transfer.disconnected(A, fetch.now)
-    fetch._do(fetch.transfer.connected(A, fetch.now))
+    fetch.do(fetch.transfer.connected(A, fetch.now))
     assert len(servers[A].asked) == asked
 
 
@@ -360,6 +361,59 @@ def test_a_snapshot_that_all_have_given_up_is_left_for_a_later_one() -> None:
     servers[A] = Server(chain.shelf())
     assert_restored(fetch.run(seconds=5.0 + 3 * STARVED_SECONDS), chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 56
+
+
+class Busy:
+    """A peer whose network goes on while it is asked, and whose snapshots at multiples are all being fetched by others."""
+
+    def __init__(self, chain: Chain, height: int) -> None:
+        self.chain, self.begun, self.height = chain, height, 1
+        self.shelf = chain.shelf(until=self.height)
+        self.go_on(0.0)
+
+    def go_on(self, now: float) -> None:
+        while self.height < min(self.chain.state.height, self.begun + int(now * HEIGHTS_A_SECOND)):
+            self.height += 1
+            self.shelf.applied(self.chain.states[self.height], now)
+            for height in range(SNAPSHOT_HEIGHTS, self.height, SNAPSHOT_HEIGHTS):
+                self.shelf.answer(GetPart(height, Content.MODULE, b"jobs", 0), now)
+
+    def serve(self, fetch: Fetch) -> Server:
+        """It has gone on by the time a part is asked of it."""
+
+        def says(request: Request, answer: Any) -> Any:
+            self.go_on(fetch.now)
+            return self.shelf.answer(request, fetch.now)
+
+        return Server(self.shelf, says, delay=0.15)
+
+
+def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_come_fast() -> None:
+    """All that is above the invitation's block then is of another height, and makes way for multiples within three blocks."""
+    chain = lived(90)
+    fetch = Fetch(chain, {}, chain.basis(0, chain.anchor(42)))  # the last multiple is 40
+    for name in (A, B, C):
+        fetch.servers[name] = Busy(chain, 43).serve(fetch)
+        fetch.do(fetch.transfer.connected(name, 0.0))
+    assert_restored(fetch.run(seconds=4.0), chain)
+    assert not fetch.faults
+
+
+def test_what_was_fetched_is_not_given_up_because_links_break_for_a_moment() -> None:
+    """Although somebody offers a later one meanwhile."""
+    chain = lived(61)
+    early = chain.shelf(until=43)
+    fetch = Fetch(chain, {A: Server(early, delay=0.2)})
+    fetch.run(seconds=0.7)
+    assert fetch.transfer.progress[0] == 40
+    fetch.do(fetch.transfer.disconnected(A, fetch.now))
+    fetch.servers[B] = Server(chain.shelf())
+    fetch.do(fetch.transfer.connected(B, fetch.now))
+    fetch.run(seconds=fetch.now + 0.5 * AGAIN_SECONDS)
+    assert fetch.transfer.progress[0] == 40
+    fetch.do(fetch.transfer.connected(A, fetch.now))
+    assert_restored(fetch.run(), chain)
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 40
 
 
 @pytest.mark.parametrize("says", [silent_after_the_offer, refuses_parts])

@@ -131,8 +131,8 @@ class Peer:
 
     @property
     def is_in_time(self) -> bool:
-        """Whether a quorum can count on it at once: neither its blocks nor those of others wait for a clock."""
-        return self.is_honest and not self.is_lost and abs(self.offset - START) <= CLOCK_AHEAD_SECONDS
+        """Whether a quorum can count on it at once. A clock that is behind is corrected; one that is ahead makes others wait."""
+        return self.is_honest and not self.is_lost and self.offset - START <= CLOCK_AHEAD_SECONDS
 
     @property
     def height(self) -> int:

@@ -20,8 +20,8 @@ SHORT = 12  # blocks
 
 
 # The last ones failed once: a view at its cap behind a dead leader; a wrong model in a round that was given to others; a commit
-# and a timeout that a crash left unsent; a clock behind beside a liar.
-@pytest.mark.parametrize("seed", [*range(8), 1301, 806, 593, 330])
+# and a timeout that a crash left unsent; a clock behind beside a liar (two seeds).
+@pytest.mark.parametrize("seed", [*range(8), 1301, 806, 593, 330, 2939])
 def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(campaign.prepare("seeds", seed, 4)).problem == ""
 
