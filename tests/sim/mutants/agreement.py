@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 from unittest import mock
 
-from consensus import catchup, chain, handlers, rules, voters
+from consensus import catchup, chain, handlers, rules, state, voters
 from consensus.answers import Answers
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.book import Book
@@ -409,6 +409,10 @@ def _time_unchecked(planter: Planter) -> None:
     planter.replace(chain, "CLOCK_AHEAD_SECONDS", 1e9)
 
 
+def _clock_corrected_too_far(planter: Planter) -> None:
+    planter.replace(state, "CLOCK_AHEAD_SECONDS", 0.0)
+
+
 def _no_answers(planter: Planter) -> None:
     planter.replace(Answers, "_answer", lambda *_: None)
     planter.replace(Rules, "_tell_observers", lambda *_: None)
@@ -590,6 +594,13 @@ AGREEMENT = (
         with_liar("bad-blocks", blocks=14),
     ),
     Mutant("time-unchecked", "a block may be dated hours ahead", ("validity",), _time_unchecked, with_liar("future-clock")),
+    Mutant(
+        "clock-corrected-too-far",
+        "a decided block's time is taken for the time",
+        ("validity",),
+        _clock_corrected_too_far,
+        with_liar("late-dates"),
+    ),
     Mutant(
         "no-answers",
         "who asks for decisions or blocks gets no answer",

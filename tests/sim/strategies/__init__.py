@@ -40,6 +40,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "lying-high": forged.LyingHigh,
     "wrong-bytes": forged.WrongBytes,
     "future-clock": forged.FutureClock,
+    "late-dates": forged.LateDates,
     "bad-blocks": forged.BadBlocks,
     "shown-to-one": forged.ShownToOne,
     "bad-bodies": forged.BadBodies,

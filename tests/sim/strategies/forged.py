@@ -14,6 +14,7 @@ from ledger.short import WholeBody
 from ledger.state import EMPTY_BODY, Body, decode_body, module_leaf
 from protocol import codec, merkle
 from protocol.identity import Signed, preimage
+from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import (
     NO_VIEW,
     Accusation,
@@ -248,10 +249,18 @@ def _with_other_body(block: bytes) -> bytes:
 class FutureClock(Strategy):
     """Leads with blocks that are dated hours ahead."""
 
+    ahead_ms = 7_200_000
+
     def started(self) -> None:
         chain = self.liar.replica._chain
         real = chain.build
-        chain.build = lambda body, proposer, now_ms: real(body, proposer, now_ms + 7_200_000)
+        chain.build = lambda body, proposer, now_ms: real(body, proposer, now_ms + self.ahead_ms)
+
+
+class LateDates(FutureClock):
+    """Leads with blocks that are dated as late as voters let them be."""
+
+    ahead_ms = int(CLOCK_AHEAD_SECONDS * 1_000) - 10
 
 
 class BadBlocks(Strategy):
