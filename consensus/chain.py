@@ -38,10 +38,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a block is not prepared, and for how many seconds that is certain if time alone can change it."""
+    """Why a block is not prepared, and until when that is certain if the clock alone can change it."""
 
     reason: str
-    seconds: float | None = None
+    until: float | None = None
 
 
 class Chain:
@@ -191,8 +191,12 @@ class Chain:
         voters = self._voters[self.height]
         return failed_leaders(self.height, voters, parent.block, leaders, view, certificate.signatures)
 
-    def problem(self, data: bytes, proposer: bytes, now_ms: int, verifier: Verifier) -> Problem | None:
-        """Why a fresh block must not be prepared; None: nothing is wrong. The parent must be applied."""
+    def problem(self, data: bytes, proposer: bytes, now_ms: int, is_vouched_for: bool, verifier: Verifier) -> Problem | None:
+        """Why a fresh block must not be prepared; None: nothing is wrong. The parent must be applied.
+
+        Its time is right if it is the first one after the parent's, if this clock allows it, or if it `is_vouched_for`: an
+        honest voter has found it right.
+        """
         assert self.is_applied
         try:
             block = decode_block(data)
@@ -204,11 +208,12 @@ class Chain:
             return Problem(f"it stands on state root {block.state_root.hex()[:16]}, here it is {self._state_root.hex()[:16]}")
         if block != self._envelope(proposer, block.time_ms, block.parent_certificate, block.body):
             return Problem("the envelope is not the one that follows from the parent")
-        if self.parent is not None and block.time_ms <= self.parent.block.time_ms:
+        first_ms = self.parent.block.time_ms + 1 if self.parent else 0
+        if block.time_ms < first_ms:
             return Problem(f"time {block.time_ms} ms is not after its parent's")
-        early = (block.time_ms - now_ms) / 1_000 - CLOCK_AHEAD_SECONDS
-        if early > 0:
-            return Problem(f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock", early)
+        if block.time_ms > max(first_ms, now_ms + CLOCK_AHEAD_SECONDS * 1_000) and not is_vouched_for:
+            reason = f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock"
+            return Problem(reason, until=block.time_ms / 1_000 - CLOCK_AHEAD_SECONDS)
         refusal = self._application.check(block.height, block.body, proposer)
         return None if refusal is None else Problem(refusal)
 

@@ -52,7 +52,7 @@ class Replica(Timers):
     def conclude(self, now: float) -> Turn:
         """What the inputs taken since the last turn lead to. Rules and timers are looked at once for all of them."""
         self._now = max(now, self._now)
-        if self._ask_again is not None and self._ask_again <= self._now:
+        if self._ask_again is not None and (self._ask_again <= self._now or self._is_vouched_for()):
             self._ask_application, self._ask_again = True, None
         self._settle()
         self._run_timers()

@@ -51,7 +51,6 @@ class Rules(Handlers):
         decided = decided_record(block, book.commit, book.commit_vote)
         self._records.append(decided)
         self._chain.add_decided(decided)
-        self._learn_time(book)
         self._tell_observers(book, Decision(block, book.commit), schedule.leader(book.commit_vote.view) if schedule else None)
         self._own.forget_below(self.height)
         self._blocks.clear()
@@ -204,9 +203,8 @@ class Rules(Handlers):
             return True
         if not self._ask_application:
             return False
-        problem = self._chain.problem(block, offer.propose.signer, self._now_ms(), self._verifier)
-        self.refusal = problem.reason if problem else None
-        self._ask_again = self._now + problem.seconds if problem and problem.seconds else None
+        problem = self._chain.problem(block, offer.propose.signer, self._now_ms(), self._is_vouched_for(), self._verifier)
+        self.refusal, self._ask_again = (problem.reason, problem.until) if problem else (None, None)
         return problem is None
 
     def _commit(self, book: Book) -> bool:

@@ -19,7 +19,7 @@ from consensus.voters import CachingVerifier
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, preimage, short_id
-from protocol.limits import CLOCK_AHEAD_SECONDS, VIEWS_AHEAD_MAX
+from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import Certificate, Commit, Prepare, Proposed
 
 BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 4 MiB each; an older one that is needed again is fetched from its signers
@@ -61,7 +61,6 @@ class ReplicaState:
         )
         self._stored = {stored.digest for stored in restart.blocks}
         self._now = 0.0
-        self._behind = 0.0  # seconds that other clocks are ahead of this one, as far as decided blocks prove it
         self._ask_application = True  # its answers may have changed since it was asked
         self._ask_again: float | None = None  # when they will: a block's time lies ahead of this clock
         self._records: list[Record] = []
@@ -258,17 +257,16 @@ class ReplicaState:
         """(S2, S6) Blocks are proposed and prepared on an applied parent, and not in a view that was given up."""
         return self._may_sign(book) and self._chain.is_applied and self._own.timed_out(book.height) < self.view
 
+    def _is_vouched_for(self) -> bool:
+        """(L) Whether an honest voter is among those that prepared this view's block: no clock that is behind keeps it back."""
+        book = self._book
+        offer = book.offers.get(self.view) if book else None
+        if book is None or offer is None:
+            return False
+        return len(book.supporters(self.view, offer.digest)) > book.voters.faults_tolerated
+
     def _now_ms(self) -> int:
-        return int((self._now + self._behind) * 1_000)
-
-    def _learn_time(self, book: Book) -> None:
-        """(L) Honest voters prepared the block that was just decided: its time is not far ahead of an honest clock.
-
-        What this leads to never passes the fastest of those, however many learn from one another.
-        """
-        parent = self._chain.parent
-        if parent is not None and not self._is_below_anchor(book):
-            self._behind = max(self._behind, parent.block.time_ms / 1_000 - CLOCK_AHEAD_SECONDS - self._now)
+        return int(self._now * 1_000)
 
     # What goes out ---------------------------------------------------------------------------------------------------
 

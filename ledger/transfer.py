@@ -113,6 +113,7 @@ class Transfer:
         self.restored: Restored | None = None
         self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
         self.asked_last = b""  # for an offer
+        self.left = float("-inf")  # when a snapshot of which nothing came was given up
         self._rules, self._models, self._basis = rules, models, basis
         self._wanted = max(wanted, HEIGHT_MIN)
         self._sources: dict[bytes, _Source] = {}
@@ -317,19 +318,15 @@ class Transfer:
                 self._withdraw(source, self._now)  # it may have the higher one too
 
     def _leave_starved(self) -> None:
-        """Its holders may only pretend to hold it. If all say that they gave it up, another is taken at once."""
-        if self._assembly is None:
+        """Its holders may have given it up, or only pretend to hold it."""
+        if self._assembly is None or self._last_part + STARVED_SECONDS > self._now:
             return
-        offers = [source for source in self._sources.values() if source.tip]
-        holders = [source for source in offers if source.tip[-1].digest == self._assembly.id]
-        is_given_up = bool(offers) and not holders
-        if self._last_part + (AGAIN_SECONDS if is_given_up else STARVED_SECONDS) > self._now:
-            return
-        for source in holders:
-            self._rest(source)
+        for source in self._sources.values():
+            if source.tip and source.tip[-1].digest == self._assembly.id:
+                self._rest(source)
         self._assembly.abandon()
-        self._assembly = None
-        self._first_offer = self._now if is_given_up else None
+        self._assembly, self.left = None, self._now
+        self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
 
     def _rest(self, source: _Source) -> None:
         self._withdraw(source, self._now + source.rest)

@@ -258,7 +258,7 @@ class Snapshots:
         return not self._repairs and 0 < transfer.progress[0] <= self._state().height
 
     def _is_in_vain(self, transfer: Transfer) -> bool:
-        return not transfer.progress[0] and self._now() - self._begun > OFFERLESS_SECONDS
+        return not transfer.progress[0] and self._now() - max(self._begun, transfer.left) > OFFERLESS_SECONDS
 
     async def _finish(self, transfer: Transfer, restored: Restored) -> None:
         own = [self._store.decision(decided.height) for decided in restored.decisions]

@@ -22,7 +22,7 @@ DECISIONS_PER_REPLY_MAX: Final = 32  # catch-up goes in small steps so that vote
 HEARD_MAX: Final = 256  # of one voter's signatures in one answer, the newest: three heights of a dozen views and its open rounds
 NOTICED_MAX: Final = 64  # transactions in one notice: those that waited longest, the others follow when these are decided
 EVIDENCE_PER_BLOCK_MAX: Final = 16  # two ballots of TRAINERS_MAX verdicts are 30 kB; what is left over comes in the next block
-CLOCK_AHEAD_SECONDS: Final = 2.0  # how far a block's time may lie before the clock of the voter that prepares it
+CLOCK_AHEAD_SECONDS: Final = 2.0  # how far a block's time may lie before the clock of the voter that is the first to prepare it
 
 BLOB_BYTES_MAX: Final = 512 << 20  # committed buffers of a 100M-parameter model are 400 MB
 BLOB_CHUNK_BYTES: Final = (64 << 10) - 128  # fills one frame together with its header: no fragments, and a vote waits for one

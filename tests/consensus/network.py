@@ -34,6 +34,7 @@ class Node:
     life: int = 0  # counts restarts: what was scheduled for an earlier life is void
     syncing: bool = False
     deadline: float | None = None
+    offset: float = 0.0  # seconds that its clock is ahead
 
     @property
     def key(self) -> bytes:
@@ -129,7 +130,7 @@ class Network:
         if node.replica is None or node.syncing or not node.inbox:
             return
         events, node.inbox = node.inbox, []
-        turns = [node.replica.step(event, self.now) for event in events]
+        turns = [node.replica.step(event, self.now + node.offset) for event in events]
         turn = merge(turns, turns[-1].deadline)
         assert not turn.faults and not turn.evidence and node.replica.divergence is None
         self._set_timer(node, turn.deadline)
@@ -165,7 +166,7 @@ class Network:
         node.deadline = deadline
         if deadline is not None:
             life = node.life
-            self.after(max(0.0, deadline - self.now), lambda: self._tick(node, life, deadline))
+            self.after(max(0.0, deadline - self.now - node.offset), lambda: self._tick(node, life, deadline))
 
     def _tick(self, node: Node, life: int, deadline: float) -> None:
         if node.life == life and node.deadline == deadline:

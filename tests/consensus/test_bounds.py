@@ -9,14 +9,13 @@ from consensus.catchup import ANSWERS_AT_ONCE, ANSWERS_PER_SECOND, RETRY_SECONDS
 from consensus.events import Connected, Disconnected, Tick
 from consensus.turn import Turn
 from protocol import codec
-from protocol.limits import CLOCK_AHEAD_SECONDS, DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
+from protocol.limits import DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
 from protocol.messages import Commit, Decision, GetBlock, GetDecisions, GetHeard, Heard, Prepare, Prepared, Status, ViewEnded
 from tests.consensus.bench import Bench
 from tests.consensus.counter import Counter
 
 LIAR, HONEST = b"l" * 32, b"h" * 32
 ABSURD = 2**53 - 1
-MILLISECOND = 0.001  # to which times in blocks are rounded
 
 
 def follower() -> Bench:
@@ -29,13 +28,9 @@ def others(bench: Bench) -> tuple[int, ...]:
 
 def decide(bench: Bench, item: int) -> bytes:
     block = bench.block(bench.leader(), bytes([0x91, item]))
-    decide_block(bench, block)
-    return block
-
-
-def decide_block(bench: Bench, block: bytes) -> None:
     turn = bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench))))
     bench.apply(turn.decided[0])
+    return block
 
 
 # Requests ------------------------------------------------------------------------------------------------------------
@@ -163,58 +158,6 @@ def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again() -> Non
     block = bench.block(bench.leader())
     bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench))))
     assert bench.replica._catch_up._claims[peer].not_before <= bench.now
-
-
-# Times ---------------------------------------------------------------------------------------------------------------
-
-
-def dated(bench: Bench, ahead: float) -> bytes:
-    """A block of this height's leader, whose clock is so many seconds ahead of this one."""
-    block = decode_block(bench.block(bench.leader(), bytes([0x91, bench.replica.height])))
-    return encode_block(dataclasses.replace(block, time_ms=int((bench.now + ahead) * 1_000)))
-
-
-def test_a_proposal_from_the_future_is_judged_again_when_its_time_has_come() -> None:
-    bench = follower()
-    bench.give(bench.leader(), bench.propose(dated(bench, CLOCK_AHEAD_SECONDS + 0.4)))
-    assert not bench.sent_votes(Prepare) and bench.replica.refusal
-    assert bench.turn.deadline is not None and bench.turn.deadline - bench.now < 0.41
-    bench.step(Tick(), wait=0.39)
-    assert not bench.sent_votes(Prepare)
-    bench.step(Tick(), wait=0.02)
-    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.refusal is None
-
-
-def test_a_clock_that_is_behind_has_learned_it_after_one_decision() -> None:
-    """Otherwise such a voter would be one of those that no quorum can count on, beside f liars."""
-    bench, behind = follower(), 3_600.0
-    block = dated(bench, behind)
-    bench.give(bench.leader(), bench.propose(block))
-    assert not bench.sent_votes(Prepare) and bench.replica.refusal
-    decide_block(bench, block)
-    bench.now += 0.1
-    bench.give(bench.leader(), bench.propose(dated(bench, behind - MILLISECOND)))
-    assert len(bench.sent_votes(Prepare)) == 1
-    decide_block(bench, dated(bench, behind))
-    late = 0.4
-    bench.give(bench.leader(), bench.propose(dated(bench, behind + late)))
-    assert not bench.sent_votes(Prepare), "it has learned no more than what is certain"
-    assert bench.turn.deadline is not None and bench.turn.deadline - bench.now <= late
-    bench.step(Tick(), wait=late + MILLISECOND)
-    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.refusal is None
-
-
-def test_liars_that_date_blocks_as_late_as_is_allowed_move_no_honest_clock() -> None:
-    bench = follower()
-    while bench.leader() != bench.place:
-        bench.now += 0.01
-        late = dated(bench, CLOCK_AHEAD_SECONDS + 0.2)
-        bench.give(bench.leader(), bench.propose(late))
-        assert not bench.sent_votes(Prepare)
-        bench.step(Tick(), wait=0.2 + MILLISECOND)
-        assert len(bench.sent_votes(Prepare)) == 1, bench.replica.refusal
-        decide_block(bench, late)
-    assert bench.replica.height > 3
 
 
 # Books ---------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -259,14 +260,11 @@ class Fetch:
             turns += 1
             assert turns < 20_000, "it turns without getting anywhere"
             deadline = self.transfer.deadline
-            if self._queue and self._queue[0][0] <= deadline:
-                time, _, action = heapq.heappop(self._queue)
-            else:
-                time, action = deadline, lambda: self.transfer.tick(self.now)
-            if time > seconds:
+            comes = self._queue[0][0] if self._queue else math.inf
+            if min(comes, deadline) > seconds:
                 break
-            self.now = max(self.now, time)
-            self.do(action())
+            self.now = max(self.now, min(comes, deadline))
+            self.do(heapq.heappop(self._queue)[2]() if comes <= deadline else self.transfer.tick(self.now))
         return self
 
     def do(self, step: Step) -> None:

@@ -96,13 +96,31 @@ def test_whoever_asks_at_every_height_takes_nobody_the_snapshot_that_is_being_fe
     shelf = chain.shelf(until=41)
     fetched = offered(shelf)
     assert fetched == 40
-    for height in range(42, 42 + SNAPSHOT_HEIGHTS * SNAPSHOTS_MAX - 1):
+    for height in range(42, 42 + SNAPSHOT_HEIGHTS * (SNAPSHOTS_MAX - 1) - 1):
         shelf.applied(chain.states[height], float(height))
         assert offered(shelf, float(height), known=height - 3) == height - 1  # made for this asker, and fetched by it too
         assert isinstance(shelf.answer(module(height - 1), float(height)), Part)
         for other in range(8, height, 8):
             shelf.answer(module(other), float(height))
         assert isinstance(shelf.answer(module(fetched), height + 0.5), Part), height
+
+
+def test_a_snapshot_between_two_multiples_stays_while_somebody_fetches_it_whatever_else_is_asked_for(chain: Chain) -> None:
+    """Whoever was invited after the last multiple can restore nothing else yet."""
+    shelf = chain.shelf(until=17)
+    for height in range(18, 44):
+        shelf.applied(chain.states[height], 0.0)
+        for other in range(SNAPSHOT_HEIGHTS, height, SNAPSHOT_HEIGHTS):
+            shelf.answer(module(other), 0.0)
+    assert offered(shelf, wanted=41) == 41
+    for height in range(44, 100):
+        now = float(height - 43)
+        shelf.applied(chain.states[height], now)
+        offered(shelf, now, wanted=height - 2)  # a stranger, at every height
+        for other in range(1, height):
+            if other != 41:
+                shelf.answer(module(other), now)
+        assert isinstance(shelf.answer(module(41), now), Part), height
 
 
 def test_where_everybody_rests_each_of_the_last_certified_states_is_served_whatever_others_fetch(chain: Chain) -> None:

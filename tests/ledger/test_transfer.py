@@ -11,7 +11,7 @@ from consensus.block import decode_header, encode_header, header_digest
 from consensus.chain_proof import Anchor
 from ledger.members import Leave
 from ledger.snapshot import SNAPSHOT_HEIGHTS
-from ledger.transfer import AGAIN_SECONDS, OFFER_SECONDS, SOURCES_MAX, STALL_SECONDS, STARVED_SECONDS, Request, basis_of, in_turn
+from ledger.transfer import OFFER_SECONDS, SOURCES_MAX, STALL_SECONDS, STARVED_SECONDS, Request, basis_of, in_turn
 from protocol import codec, merkle
 from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
@@ -397,23 +397,6 @@ def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_c
         fetch.do(fetch.transfer.connected(name, 0.0))
     assert_restored(fetch.run(seconds=4.0), chain)
     assert not fetch.faults
-
-
-def test_what_was_fetched_is_not_given_up_because_links_break_for_a_moment() -> None:
-    """Although somebody offers a later one meanwhile."""
-    chain = lived(61)
-    early = chain.shelf(until=43)
-    fetch = Fetch(chain, {A: Server(early, delay=0.2)})
-    fetch.run(seconds=0.7)
-    assert fetch.transfer.progress[0] == 40
-    fetch.do(fetch.transfer.disconnected(A, fetch.now))
-    fetch.servers[B] = Server(chain.shelf())
-    fetch.do(fetch.transfer.connected(B, fetch.now))
-    fetch.run(seconds=fetch.now + 0.5 * AGAIN_SECONDS)
-    assert fetch.transfer.progress[0] == 40
-    fetch.do(fetch.transfer.connected(A, fetch.now))
-    assert_restored(fetch.run(), chain)
-    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 40
 
 
 @pytest.mark.parametrize("says", [silent_after_the_offer, refuses_parts])

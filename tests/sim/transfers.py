@@ -202,7 +202,8 @@ class Snapshots:
 
     def _is_in_vain(self) -> bool:
         assert self._transfer is not None
-        return not self._transfer.progress[0] and self._peer.now() - self._begun > OFFERLESS_SECONDS
+        sought = max(self._begun, self._transfer.left)
+        return not self._transfer.progress[0] and self._peer.now() - sought > OFFERLESS_SECONDS
 
     def _tick(self, transfer: Transfer) -> None:
         if self._transfer is transfer:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 from unittest import mock
 
-from consensus import catchup, chain, handlers, rules, state, voters
+from consensus import catchup, chain, handlers, rules, voters
 from consensus.answers import Answers
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.book import Book
@@ -409,8 +409,12 @@ def _time_unchecked(planter: Planter) -> None:
     planter.replace(chain, "CLOCK_AHEAD_SECONDS", 1e9)
 
 
-def _clock_corrected_too_far(planter: Planter) -> None:
-    planter.replace(state, "CLOCK_AHEAD_SECONDS", 0.0)
+def _vouched_for_by_one(planter: Planter) -> None:
+    def vouched_for(self: ReplicaState) -> bool:
+        offer = self._book.offers.get(self.view) if self._book else None
+        return self._book is not None and offer is not None and bool(self._book.supporters(self.view, offer.digest))
+
+    planter.replace(ReplicaState, "_is_vouched_for", vouched_for)
 
 
 def _no_answers(planter: Planter) -> None:
@@ -595,11 +599,11 @@ AGREEMENT = (
     ),
     Mutant("time-unchecked", "a block may be dated hours ahead", ("validity",), _time_unchecked, with_liar("future-clock")),
     Mutant(
-        "clock-corrected-too-far",
-        "a decided block's time is taken for the time",
+        "vouched-for-by-one",
+        "a block's time is right if one other voter, the leader, says so",
         ("validity",),
-        _clock_corrected_too_far,
-        with_liar("late-dates"),
+        _vouched_for_by_one,
+        with_liar("future-clock"),
     ),
     Mutant(
         "no-answers",
