@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@echo "set-up: installing the pinned packages into .venv (1.3 GB; a minute or two, once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[web,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 demo: setup

@@ -329,7 +329,8 @@ def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context
     if admit.invitation.signer not in state.voters or not state.speaks(admit.invitation.signer):
         raise Refused(f"the invitation is signed by {short_id(admit.invitation.signer)}, who does not vote")
     if invitation.expires < context.height or invitation.token in state.tokens:
-        raise Refused("the invitation has expired or was used")
+        what_to_do = "ask whoever invited you for a new one, stop this peer and `peer join` the new one with the same --data-dir"
+        raise Refused(f"the invitation has expired or was used: {what_to_do}")
     if not context.verifier.verify(invitation.token, token_preimage(context.chain_id, author), admit.token_signature):
         raise RemoteProtocolError("bad-signature", "invitation token")
     member = Member(admit.name, admit.roles, context.height, admit.invitation.signer, nonce)

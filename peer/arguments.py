@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -19,6 +20,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """A command sees its own unknown arguments here, where what it does know is at hand."""
+        words = sys.argv[1:] if args is None else list(args)
+        option = words[0].partition("=")[0] if words else ""
+        if self._subparsers and option.startswith("-") and option not in self.known_options():
+            self.error(f"{option} stands before the command: write `{self.prog} COMMAND {option} …`")
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             hint = nearest(unknown[0], self.known_options()) if unknown[0].startswith("-") else ""

@@ -10,14 +10,14 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from consensus.voters import VoterSet
 from ledger import durable
 from ledger.genesis import Founder, Genesis
-from peer.config import Config, toml
+from peer.config import Config, Settings, load, toml
 from peer.datadir import DataDirectory, storage_errors
 from peer.invitation import InvitationString, parse_invitation
 from protocol import codec
@@ -117,13 +117,14 @@ def join(options: argparse.Namespace) -> int:
     config = _config(options)
     invitation = parse_invitation(options.invite)
     directory = DataDirectory.create(config.data_directory)
-    me = _identity(directory)
-    genesis = codec.encode(invitation.genesis)
-    if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the same command may be given again
-        directory.write_genesis(genesis)
-    with storage_errors(directory.path), durable.writing(directory.path / "invitation", 0o600) as stream:
-        stream.write(options.invite.strip().encode() + b"\n")
-    _keep_settings(options, directory, _addresses(config, invitation))
+    with directory.lock():  # a peer that runs there keeps its own files
+        me = _identity(directory)
+        genesis = codec.encode(invitation.genesis)
+        if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the same command may be given again
+            directory.write_genesis(genesis)
+        with storage_errors(directory.path), durable.writing(directory.path / "invitation", 0o600) as stream:
+            stream.write(options.invite.strip().encode() + b"\n")
+        _keep_settings(options, directory, _addresses(config, invitation))
     options.bootstrap = ",".join(_addresses(config, invitation))
     print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}", flush=True)
     return run(options)
@@ -134,17 +135,22 @@ def _addresses(config: Config, invitation: InvitationString) -> tuple[str, ...]:
 
 
 def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootstrap: tuple[str, ...]) -> None:
-    """What a later `peer run` needs to be the same peer: whom to dial, and what the command line said."""
+    """What a later `peer run` needs to be the same peer: whom to dial, and what the command line said. Other settings stay."""
     from peer.cli import settings_of
 
-    settings = settings_of(options)
-    said = {name: getattr(settings.config, name) for name, origin in settings.origins.items() if origin == "command line"}
+    settings, file = settings_of(options), directory.settings_file
+    said = _settings_from(settings, "command line")
     said.pop("data_directory", None)
     if bootstrap:
         said["bootstrap"] = bootstrap
-    if said and not directory.settings_file.exists():
-        with storage_errors(directory.settings_file), durable.writing(directory.settings_file) as stream:
-            stream.write("".join(f"{name} = {toml(value)}\n" for name, value in said.items()).encode())
+    written = _settings_from(load({}, {}, file), str(file)) if file.exists() else {}
+    if written | said != written:
+        with storage_errors(file), durable.writing(file) as stream:
+            stream.write("".join(f"{name} = {toml(value)}\n" for name, value in (written | said).items()).encode())
+
+
+def _settings_from(settings: Settings, origin: str) -> dict[str, Any]:
+    return {name: getattr(settings.config, name) for name, where in settings.origins.items() if where == origin}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -33,6 +33,7 @@ _REASONS = {
     errno.EROFS: "the file system is read-only; mount it writable or choose another --data-dir",
     errno.EACCES: "permission denied; check the owner of the data directory",
     errno.EPERM: "permission denied; check the owner of the data directory",
+    errno.EEXIST: "it is not a directory; choose another --data-dir",
     errno.ENOTDIR: "a part of the path is not a directory; choose another --data-dir",
 }
 
@@ -79,10 +80,9 @@ class DataDirectory:
             raise UserError(f"no data directory at {path}: make one with `peer init` or `peer join`, or name it with --data-dir")
         if not os.access(path, os.W_OK | os.X_OK):
             raise UserError(f"data directory {path} cannot be written by this user; check its owner and mode")
-        directory = cls.create(path)
-        if not directory.identity_key.exists():
+        if not cls(path).identity_key.exists():
             raise UserError(f"{path} holds no identity.key: make one with `peer init` or `peer join`")
-        return directory
+        return cls.create(path)
 
     def create_identity(self) -> Identity:
         """Makes the peer's key. Raises `UserError` if there is one."""

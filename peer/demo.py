@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
@@ -28,12 +28,13 @@ from peer.datadir import DataDirectory
 from peer.demo_display import Display
 from peer.demo_report import Disk, Report, make_report, write_files
 from peer.grammar import preset_overrides, set_overrides
+from peer.service import parse_overrides
 from protocol import codec
 from protocol.api import PARTS, JobView, RoundView, StatsView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id, short_id
 from training import data, shards
-from training.spec import JobSpec
+from training.spec import JobSpec, completed
 
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
 POLL_SECONDS = 0.5
@@ -122,6 +123,9 @@ def main(options: argparse.Namespace) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--report {folder} is not empty: name a new folder")
     demo = Demo(options, folder, cast_roles(options, folder))
+    # What no job can have is told before anything starts, too.
+    rounds = {"rounds": str(options.rounds)} if options.rounds else {}
+    replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()
     end_like_ctrl_c()
     try:
         return trio.run(_run, demo)

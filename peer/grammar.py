@@ -81,7 +81,7 @@ def _add_train_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def add_set_argument(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the job")
+    command.add_argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="other fields of the job")
 
 
 def add_preset_argument(command: argparse.ArgumentParser) -> None:

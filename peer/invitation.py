@@ -38,7 +38,11 @@ def make_invitation(
     token = Identity.generate()
     signed = sign(signer, genesis.chain_id, Invitation(token.public, height + HEIGHTS))
     data = codec.encode(InvitationString(genesis, addresses, signed, token.seed, anchor))
-    return PREFIX + base64.urlsafe_b64encode(zlib.compress(data, 9)).decode().rstrip("=")
+    return _text(zlib.compress(data, 9))
+
+
+def _text(packed: bytes) -> str:
+    return PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def parse_invitation(text: str) -> InvitationString:
@@ -48,9 +52,11 @@ def parse_invitation(text: str) -> InvitationString:
         if not text.startswith(PREFIX):
             raise ValueError("prefix")
         packed = base64.urlsafe_b64decode(text.removeprefix(PREFIX) + "===")
+        if _text(packed) != text.rstrip("="):  # decoding skips what is not base64
+            raise ValueError("base64")
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(packed, BYTES_MAX)
-        if unpacker.unconsumed_tail or not unpacker.eof:
+        if unpacker.unconsumed_tail or unpacker.unused_data or not unpacker.eof:
             raise ValueError("length")
         invitation = codec.decode(InvitationString, data)
         Genesis.decode(codec.encode(invitation.genesis))  # which also checks what types do not say

@@ -32,15 +32,12 @@ class Membership:
 
     async def run(self) -> None:
         """After every block, does the one next thing that is missing."""
-        said = ""
         while True:
             applied = self.driver.applied
             try:
                 await self._next()
             except UserError as error:
-                if str(error) != said:
-                    said = str(error)
-                    self.driver.events.add("warning", f"membership: {error}")
+                self.driver.witness.membership(str(error))
             self._tell_candidates()
             with trio.move_on_after(float("inf") if self._is_member else LOOK_SECONDS):
                 await applied.wait()

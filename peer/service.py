@@ -77,7 +77,7 @@ class Service:
 
     async def status(self) -> StatusView:
         driver, members = self.driver, self.driver.state.members
-        voters = VoterSet(members.voters)
+        voters, member = VoterSet(members.voters), members.members.get(driver.signer.public)
         return StatusView(
             peer=peer_id(driver.signer.public),
             name=self._name(),
@@ -96,7 +96,7 @@ class Service:
             tolerated=voters.faults_tolerated,
             quorum=voters.quorum,
             links=len(self.network.connected()),
-            halted=why_halted(driver.replica, driver.state.members.members.get(driver.signer.public)),
+            halted=why_halted(driver.replica, member, driver.witness.membership_problem),
             uptime_seconds=time.monotonic() - self.started,
             waiting=why_waiting(driver.node, self.network.connected()),
             suspended=suspension(driver.signer.public, driver.state),
@@ -158,7 +158,7 @@ class Service:
             me=key == self.driver.signer.public,
             link=_link(link) if link else None,
             approvals=tuple(peer_id(k) for k in members.standing.get(key, ())),
-            last_seen=", ".join(seen),
+            record=", ".join(seen),
             gone=_gone(member),
         )
 

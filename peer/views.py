@@ -145,7 +145,7 @@ def audits(views: Iterable[AuditView]) -> Table:
 
 
 def peers(views: Iterable[PeerView]) -> Table:
-    table = _table("peer", "name", "part", "link", "round trip", "sent", "received", "last seen")
+    table = _table("peer", "name", "part", "link", "round trip", "sent", "received", "record")
     for view in views:
         part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
         part += " (leader)" if view.leader else ""
@@ -159,7 +159,7 @@ def peers(views: Iterable[PeerView]) -> Table:
             _optional(link.round_trip_ms, ".1f") + " ms" if link else "–",
             f"{link.bytes_sent / 1e6:.2f} MB" if link else "–",
             f"{link.bytes_received / 1e6:.2f} MB" if link else "–",
-            escape(view.last_seen),
+            escape(view.record),
         )
     return table
 

@@ -40,6 +40,7 @@ class Witness:
         self._disputed = ""
         self._silent_below = 0
         self._muted: Set[RoundKey] = frozenset()
+        self.membership_problem = ""  # why this peer is not yet what its operator wants
 
     def turn(self, turn: Turn) -> None:
         for record in turn.records:
@@ -97,6 +98,11 @@ class Witness:
             self.events.add("warning", text, job=job, round=number)
         self._muted = rounds
 
+    def membership(self, problem: str) -> None:
+        if problem != self.membership_problem:
+            self.events.add("warning", f"membership: {problem}")
+        self.membership_problem = problem
+
     def message(self, signer: bytes, message: RoundMessage) -> None:
         text = {Proposal: "proposes", CutOff: "wants to close"}.get(type(message), "votes")
         if isinstance(message, Ballot):
@@ -125,7 +131,7 @@ class Witness:
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
 
 
-def why_halted(replica: Replica, member: Member | None) -> str:
+def why_halted(replica: Replica, member: Member | None, membership_problem: str = "") -> str:
     """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
     if member is not None and member.expelled is not None:
         return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
@@ -133,7 +139,9 @@ def why_halted(replica: Replica, member: Member | None) -> str:
         return f"HALTED: {replica.divergence}; the certified state is being restored"
     if replica.dispute is not None:
         return f"HALTED: {replica.dispute}; {WHAT_TO_DO}"
-    return silence(replica.silent_below) if replica.height < replica.silent_below else ""
+    if replica.height < replica.silent_below:
+        return silence(replica.silent_below)
+    return f"not a member: {membership_problem}" if member is None and membership_problem else ""
 
 
 def why_disputed(replica: Replica) -> str:

@@ -37,7 +37,7 @@ class PeerView:
     me: bool
     link: LinkView | None
     approvals: tuple[str, ...]  # voters that want this member to vote
-    last_seen: str  # what of it was decided last, for people
+    record: str  # what of it was decided last, for people
     gone: str = ""  # why this key takes part no more: it was expelled, or its owner goes on with another key
 
 

@@ -38,6 +38,8 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     [
         ("", "arguments are required: command"),
         ("rnu", "no command 'rnu'; did you mean run?"),
+        ("--data-dir /nowhere identity", "--data-dir stands before the command: write `peer COMMAND --data-dir …`"),
+        ("--config=/nowhere run", "write `peer COMMAND --config …`"),
         ("run --rol voter", "unknown argument '--rol'; did you mean --role?"),
         ("run --role boss", "role = 'boss' (command line) is no role"),
         ("run --role annotator", "roles that work now: trainer, voter, full"),

@@ -47,6 +47,10 @@ def test_train_takes_what_a_job_needs() -> None:
     assert request(line) == TrainRequest("my job", "local", 5, 512, {"seed": "4", "name": "a=b"})
 
 
+def test_several_fields_may_stand_behind_one_set() -> None:
+    assert request("train --set seed=4 batch=2 --rounds 3 --set bits=8").overrides == {"seed": "4", "batch": "2", "bits": "8"}
+
+
 def test_the_path_of_the_data_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert request("train --data a.txt").data == str(tmp_path / "a.txt")

@@ -66,9 +66,10 @@ def test_a_missing_directory_is_named_with_the_way_to_make_it(tmp_path: Path) ->
     assert not (tmp_path / "no").exists()
 
 
-def test_a_directory_without_a_key_is_not_a_peer(directory: DataDirectory) -> None:
+def test_a_directory_without_a_key_is_not_a_peer_and_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no identity\.key"):
-        DataDirectory.open(directory.path)
+        DataDirectory.open(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_peer_belongs_to_one_network(directory: DataDirectory) -> None:
@@ -144,5 +145,6 @@ def test_a_full_disk_leaves_no_half_written_key(directory: DataDirectory, monkey
 
 def test_a_file_where_the_directory_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file"):
-        DataDirectory.create(tmp_path / "file" / "peer")
+    for path in (tmp_path / "file", tmp_path / "file" / "peer"):
+        with pytest.raises(StorageError, match=r"file.*directory; choose another --data-dir"):
+            DataDirectory.create(path)

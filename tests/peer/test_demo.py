@@ -144,6 +144,18 @@ def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (("--set", "foo=1"), "'foo' is not a job field"),
+        (("--set", "decay_rounds=9", "--rounds", "4"), "do not fit into 4 rounds"),
+    ],
+)
+def test_a_field_that_no_job_can_have_is_told_before_anything_starts(tmp_path: Path, wrong: tuple[str, ...], words: str) -> None:
+    status, report, said = demo(tmp_path, *wrong)
+    assert (status, report) == (2, {}) and words in said and not (tmp_path / "run").exists()
+
+
 def test_control_c_stops_every_process_and_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "peer.cli", "demo", "--report", str(tmp_path / "run"), "--no-web", "--rounds", "50"]
     process = subprocess.Popen(

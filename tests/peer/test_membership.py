@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import pytest
 
 from ledger.crash_points import VARIABLE
 from ledger.genesis import Founder, Genesis
+from peer.datadir import DataDirectory
 from peer.invitation import make_invitation, parse_invitation
+from protocol.errors import UserError
 from protocol.identity import Identity
 from tests.peer.processes import Daemon, children, daemons, environment, has_torch, peer, poll
 
@@ -55,7 +58,7 @@ async def says(daemon: Daemon, text: str) -> bool:
 
 
 async def stands(daemon: Daemon, candidate: str) -> bool:
-    return candidate in {view.peer for view in await daemon.client.peers() if "stands as a voter" in view.last_seen}
+    return candidate in {view.peer for view in await daemon.client.peers() if "stands as a voter" in view.record}
 
 
 async def is_trained(*daemons: Daemon) -> bool:
@@ -170,7 +173,12 @@ async def test_an_invitation_is_good_for_one_newcomer(three: list[Daemon]) -> No
     await ben.start("join", invitation, *voter).answers()
     await poll(lambda: says(ben, "was admitted as a member"))
     await carl.start("join", invitation, *voter).answers()
-    await poll(lambda: says(carl, "the invitation has expired or was used"))
+    await poll(lambda: says(carl, "the invitation has expired or was used: ask whoever invited you for a new one"))
+    assert (await carl.client.status()).halted.startswith("not a member: the invitation has expired or was used: ask")
+    carl.terminate()
+    await carl.start("join", ask(anna, "invite").strip(), *voter).answers()
+    await poll(lambda: says(carl, "was admitted as a member"))
+    await carl.until(halted="")
     ben.terminate()
     assert (await ben.start("join", invitation, *voter).answers()).height > 0  # the same command again just goes on
 
@@ -201,6 +209,34 @@ def test_a_join_that_is_killed_leaves_each_file_whole_or_as_it_was(tmp_path: Pat
         assert parse_invitation(file.read_text()).genesis == GENESIS and stat.S_IMODE(file.stat().st_mode) == 0o600
     elif side == "after":
         assert tomllib.loads(file.read_text()) == {"name": "ben", "bootstrap": ["127.0.0.1:1"]}
+
+
+@pytest.mark.parametrize("more", ["A", "AB", "AAAA", "==AAAA", "!", "."])
+def test_an_invitation_with_more_behind_it_is_refused(more: str) -> None:
+    invitation = invitation_of(GENESIS)
+    assert parse_invitation(f" {invitation[:40]}\n{invitation[40:]}\n").genesis == GENESIS
+    with pytest.raises(UserError, match="is not a whole invitation"):
+        parse_invitation(invitation + more)
+
+
+def test_a_join_beside_the_running_peer_says_and_writes_nothing(tmp_path: Path) -> None:
+    with DataDirectory(tmp_path).lock():
+        status, out, error = peer("join", invitation_of(GENESIS), "--name", "ben", "--data-dir", str(tmp_path))
+    assert (status, out) == (2, "") and "a peer runs on" in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blobs", "models", "peer.lock"]
+
+
+def test_what_the_last_join_says_is_kept_and_so_is_what_a_person_wrote(tmp_path: Path) -> None:
+    (tmp_path / "peer.toml").write_text('threads = 3\nbootstrap = ["127.0.0.1:2"]\n')
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        for taken, name in ((first, "bne"), (second, "ben")):
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            command = ("join", invitation_of(GENESIS), "--name", name, "--listen", address, "--data-dir", str(tmp_path))
+            status, _, error = peer(*command)
+            assert status == 2 and address in error
+            bootstrap = ["127.0.0.1:2", "127.0.0.1:1"]
+            kept = {"threads": 3, "bootstrap": bootstrap, "name": name, "listen": address}
+            assert tomllib.loads((tmp_path / "peer.toml").read_text()) == kept
 
 
 def test_an_invitation_whose_genesis_no_peer_would_start_with_is_refused(tmp_path: Path) -> None:

@@ -85,7 +85,8 @@ def test_the_state_that_people_see_names_the_gravest_reason() -> None:
     assert why_halted(diverged, None) == "HALTED: height 8 was decided otherwise; the certified state is being restored"
     expelled = Member("ben", (), 0, None, 3, expelled=6)
     assert why_halted(diverged, expelled).startswith("EXPELLED at height 6: ")
-    assert why_halted(SimpleNamespace(**fine), replace(expelled, expelled=None)) == ""
+    assert why_halted(SimpleNamespace(**fine), None, "it was used") == "not a member: it was used"
+    assert why_halted(SimpleNamespace(**fine), replace(expelled, expelled=None), "it was used") == ""
 
 
 @pytest.mark.parametrize(
