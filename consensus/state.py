@@ -22,6 +22,7 @@ from protocol.identity import Signed, Signer, Verifier, preimage, short_id
 from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import Certificate, Commit, Prepare, Proposed
 
+VOUCHERS_MIN = 2  # for the time of a block: where nobody lies, its leader's clock may be wrong all the same
 BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 4 MiB each; an older one that is needed again is fetched from its signers
 
 
@@ -261,9 +262,9 @@ class ReplicaState:
         """(L) Whether an honest voter is among those that prepared this view's block: no clock that is behind keeps it back."""
         book = self._book
         offer = book.offers.get(self.view) if book else None
-        if book is None or offer is None:
+        if book is None or offer is None or not self._may_judge(book):
             return False
-        return len(book.supporters(self.view, offer.digest)) > book.voters.faults_tolerated
+        return len(book.supporters(self.view, offer.digest)) >= max(VOUCHERS_MIN, book.voters.faults_tolerated + 1)
 
     def _now_ms(self) -> int:
         return int(self._now * 1_000)

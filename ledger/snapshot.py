@@ -27,7 +27,8 @@ SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers h
 LAG_HEIGHTS: Final = 16
 RECENT_STATES: Final = 3  # certified states that can still be offered if none at a multiple will do; each keeps a model longer
 SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
-SNAPSHOTS_MAX: Final = 5  # with those that are still being fetched: 32 heights for one at a multiple, and one of another height
+BETWEEN_KEPT: Final = 2  # of other heights, while they are being fetched: one, and one that was fetched just before
+SNAPSHOTS_MAX: Final = 6  # with all that are still being fetched: 32 heights for one at a multiple, whatever others fetch
 LEASE_SECONDS: Final = 30.0  # a snapshot is being fetched if somebody asked for a part of it this lately
 HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 go with it
 
@@ -140,12 +141,12 @@ class Shelf:
         """Beside the last ones at multiples stay those that are being fetched, as far as there is room.
 
         Multiples before other heights: everybody fetches those, and of the others a stranger has one made at every height. But
-        whoever is invited by a block between two multiples needs another one: the lowest of them stays, too.
+        whoever is invited by a block between two multiples needs another one: the lowest of them stay, too.
         """
         multiples = sorted(height for height in self._held if height % SNAPSHOT_HEIGHTS == 0)
         stay = multiples[-SNAPSHOTS_KEPT:]
         leased = sorted(of for of, held in self._held.items() if of not in stay and held.asked + LEASE_SECONDS >= now)
-        stay += [height for height in leased if height not in multiples][:1]
+        stay += [height for height in leased if height not in multiples][:BETWEEN_KEPT]
         leased = sorted(set(leased) - set(stay), key=lambda height: (height in multiples, height), reverse=True)
         stay += leased[: SNAPSHOTS_MAX - len(stay)]
         self._held = {height: self._held[height] for height in stay}

@@ -31,6 +31,7 @@ STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/
 REST_SECONDS_MAX: Final = 120.0  # a peer that stalled rests, twice as long each time
 HEDGE_SECONDS: Final = 1.0  # who is idle is asked for what another has not sent for this long
 STARVED_SECONDS: Final = 15.0  # not one part for so long: whoever offers this snapshot rests, and another is chosen
+OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
 
 Request = GetSnapshot | GetPart
 Answer = SnapshotOffer | NoSnapshot | Part
@@ -109,11 +110,10 @@ class Transfer:
     Every call returns what is to be done. `restored` is set at the end; `conflict` if the chain itself proves to be forked.
     """
 
-    def __init__(self, rules: Rules, models: Models, basis: Basis, wanted: int = 0) -> None:
+    def __init__(self, rules: Rules, models: Models, basis: Basis, wanted: int = 0, now: float = 0.0) -> None:
         self.restored: Restored | None = None
         self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
         self.asked_last = b""  # for an offer
-        self.left = float("-inf")  # when a snapshot of which nothing came was given up
         self._rules, self._models, self._basis = rules, models, basis
         self._wanted = max(wanted, HEIGHT_MIN)
         self._sources: dict[bytes, _Source] = {}
@@ -124,7 +124,7 @@ class Transfer:
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._links: tuple[Link, ...] = ()
         self._step = Step()
-        self._now = 0.0
+        self._now = self._sought = now  # the latter: when it last began to look for a snapshot
 
     @property
     def known(self) -> int:
@@ -140,6 +140,10 @@ class Transfer:
     def progress(self) -> tuple[int, int]:
         """(height that is being fetched, or 0; things still to come)."""
         return (self._assembly.height, len(self._assembly.missing)) if self._assembly else (0, 0)
+
+    def is_in_vain(self, now: float) -> bool:
+        """Nobody has what is wanted, and decisions one by one are all there is."""
+        return self._assembly is None and now - self._sought > OFFERLESS_SECONDS
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -325,7 +329,7 @@ class Transfer:
             if source.tip and source.tip[-1].digest == self._assembly.id:
                 self._rest(source)
         self._assembly.abandon()
-        self._assembly, self.left = None, self._now
+        self._assembly, self._sought = None, self._now
         self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
 
     def _rest(self, source: _Source) -> None:

@@ -38,7 +38,6 @@ INBOX_MAX: Final = (
     128  # messages that wait; what honest peers have on their way to us is less, and what is lost is asked for again
 )
 LINKS_SECONDS: Final = 1.0  # new and broken links are noticed this often while a snapshot is fetched
-OFFERLESS_SECONDS: Final = 10.0  # then nobody has what is wanted, and decisions one by one are all there is
 PAUSE_SECONDS: Final = 5.0  # between transfers: what the peers claim may be lies
 HOLD_SECONDS: Final = 20.0  # so long no blocks are applied that a proven snapshot makes needless: both want the processor
 DIAGNOSTICS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
@@ -242,13 +241,13 @@ class Snapshots:
             self._end()
         elif transfer.restored is not None:
             await self._finish(transfer, transfer.restored)
-        elif self._is_overtaken(transfer) or self._is_in_vain(transfer):
+        elif self._is_overtaken(transfer) or transfer.is_in_vain(self._now()):
             self._end()
 
     def _begin(self, basis: Basis, wanted: int) -> None:
         self._wanted = None
-        self._transfer = Transfer(self._rules, self._host, basis, wanted)
         self._begun = self._now()
+        self._transfer = Transfer(self._rules, self._host, basis, wanted, self._begun)
         self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
         for peer in in_turn(self._links, basis.voters, self._asked_last):
             self._do(self._transfer.connected(peer, self._now()))
@@ -256,9 +255,6 @@ class Snapshots:
     def _is_overtaken(self, transfer: Transfer) -> bool:
         """Decisions one by one were quicker."""
         return not self._repairs and 0 < transfer.progress[0] <= self._state().height
-
-    def _is_in_vain(self, transfer: Transfer) -> bool:
-        return not transfer.progress[0] and self._now() - max(self._begun, transfer.left) > OFFERLESS_SECONDS
 
     async def _finish(self, transfer: Transfer, restored: Restored) -> None:
         own = [self._store.decision(decided.height) for decided in restored.decisions]

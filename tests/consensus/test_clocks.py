@@ -10,7 +10,7 @@ import pytest
 from consensus.block import decode_block, encode_block
 from consensus.events import Tick
 from protocol.limits import CLOCK_AHEAD_SECONDS
-from protocol.messages import Commit, Decision, Prepare
+from protocol.messages import Commit, Decision, Prepare, TimedOut
 from tests.consensus.bench import Bench
 from tests.consensus.network import Network, Node
 
@@ -61,6 +61,19 @@ def test_a_proposal_from_the_future_is_prepared_once_an_honest_voter_has_done_so
     assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.refusal is None
 
 
+def test_who_gave_up_the_view_still_waits_for_the_block_s_time() -> None:
+    """It may prepare nothing in it, but what it waits for has not come."""
+    bench = follower()
+    block = ahead(bench, 3_600.0)
+    bench.give(bench.leader(), bench.propose(block))
+    assert bench.turn.deadline is not None
+    bench.step(Tick(), wait=bench.turn.deadline - bench.now)
+    assert bench.sent(TimedOut)
+    for voter in others(bench)[:2]:
+        bench.give(voter, bench.prepare(voter, block))
+    assert not bench.sent_votes(Prepare) and bench.replica._is_working()
+
+
 def test_prepares_that_were_here_before_the_proposal_count_as_well() -> None:
     bench = follower()
     block = ahead(bench, 3_600.0)
@@ -101,22 +114,31 @@ def are_at(nodes: list[Node], height: int) -> Callable[[], bool]:
 @pytest.mark.parametrize("behind", [10.0, 3_600.0])
 def test_one_dead_and_one_clock_behind_cost_no_height_its_time(behind: float) -> None:
     network = Network()
-    network.all[0].offset = -behind
     network.crash(network.all[3])
-    assert max(heights(network, 12)) < HEIGHT_SECONDS
-    network.crash(network.all[0])
-    network.restart(network.all[0])
-    assert max(heights(network, 12)) < HEIGHT_SECONDS
+    for _ in range(2):
+        network.crash(network.all[0])
+        network.all[0].offset = -behind  # a clock is read at the start
+        network.restart(network.all[0])
+        assert max(heights(network, 12)) < HEIGHT_SECONDS
 
 
 def test_clocks_that_were_all_ahead_and_were_set_right_stop_nothing() -> None:
     network = Network()
-    for node in network.all:
-        node.offset = 7_200.0
-    heights(network, 3)
-    for node in network.all:
-        network.crash(node)
-        node.offset = 0.0
-    for node in network.all:
-        network.restart(node)
-    assert max(heights(network, 6)) < HEIGHT_SECONDS
+    for offset in (7_200.0, 0.0):
+        for node in network.all:
+            network.crash(node)
+            node.offset = offset
+        for node in network.all:
+            network.restart(node)
+        assert max(heights(network, 6)) < HEIGHT_SECONDS
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_where_nobody_lies_one_clock_that_is_ahead_moves_no_other(n: int) -> None:
+    network = Network(n)
+    network.crash(network.all[0])
+    network.all[0].offset = 3_600.0
+    network.restart(network.all[0])
+    heights(network, 3 * n)
+    times = [decided.decode().time_ms for decided in network.all[1].journal.decided.values()]
+    assert max(times) < (network.now + CLOCK_AHEAD_SECONDS) * 1_000

@@ -11,7 +11,16 @@ from consensus.block import decode_header, encode_header, header_digest
 from consensus.chain_proof import Anchor
 from ledger.members import Leave
 from ledger.snapshot import SNAPSHOT_HEIGHTS
-from ledger.transfer import OFFER_SECONDS, SOURCES_MAX, STALL_SECONDS, STARVED_SECONDS, Request, basis_of, in_turn
+from ledger.transfer import (
+    OFFER_SECONDS,
+    OFFERLESS_SECONDS,
+    SOURCES_MAX,
+    STALL_SECONDS,
+    STARVED_SECONDS,
+    Request,
+    basis_of,
+    in_turn,
+)
 from protocol import codec, merkle
 from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
@@ -388,15 +397,29 @@ class Busy:
         return Server(self.shelf, says, delay=0.15)
 
 
-def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_come_fast() -> None:
-    """All that is above the invitation's block then is of another height, and makes way for multiples within three blocks."""
+@pytest.mark.parametrize("fetched_before", [(), (41,)])
+def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_come_fast(fetched_before: tuple[int, ...]) -> None:
+    """All that is above the invitation's block then is of another height, and is among the last for three blocks only."""
     chain = lived(90)
-    fetch = Fetch(chain, {}, chain.basis(0, chain.anchor(42)))  # the last multiple is 40
+    fetch = Fetch(chain, {}, chain.basis(0, chain.anchor(43)))  # the last multiple is 40
     for name in (A, B, C):
-        fetch.servers[name] = Busy(chain, 43).serve(fetch)
+        peer = Busy(chain, 44)
+        for height in fetched_before:
+            peer.shelf.answer(GetSnapshot(0, 0, height), 0.0)
+        fetch.servers[name] = peer.serve(fetch)
         fetch.do(fetch.transfer.connected(name, 0.0))
     assert_restored(fetch.run(seconds=4.0), chain)
     assert not fetch.faults
+
+
+def test_after_a_snapshot_of_which_nothing_came_there_is_time_to_find_another(chain: Chain) -> None:
+    """A new transfer would know nothing of who sent nothing."""
+    fetch = Fetch(chain, {A: Server(chain.shelf(), silent_after_the_offer)})
+    fetch.run(seconds=10.5)
+    assert fetch.transfer.progress[0] and not fetch.transfer.is_in_vain(fetch.now)
+    fetch.run(seconds=STARVED_SECONDS + 2.0)
+    assert not fetch.transfer.progress[0] and not fetch.transfer.is_in_vain(STARVED_SECONDS + OFFERLESS_SECONDS)
+    assert fetch.transfer.is_in_vain(STARVED_SECONDS + OFFERLESS_SECONDS + 1.0)
 
 
 @pytest.mark.parametrize("says", [silent_after_the_offer, refuses_parts])

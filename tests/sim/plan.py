@@ -179,7 +179,7 @@ def _fsync(draw: Draw) -> None:
 
 def _skew(draw: Draw) -> None:
     """Within what others accept, or beyond it."""
-    draw.add("skew", 0.0, draw.end, (draw.peer(),), draw.random.choice((-1.5, -0.5, 0.5, 1.5, 4.0, -10.0)))
+    draw.add("skew", 0.0, draw.end, (draw.peer(),), draw.random.choice((-1.5, -0.5, 0.5, 1.5, 4.0, -10.0, 3_600.0)))
 
 
 def _leave(draw: Draw) -> None:

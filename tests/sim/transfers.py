@@ -11,7 +11,7 @@ from ledger.assembly import Restored
 from ledger.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf
 from ledger.state import State
 from ledger.transfer import Basis, Step, Transfer, basis_of, in_turn
-from peer.transfer import OFFERLESS_SECONDS, PAUSE_SECONDS, is_about_snapshots
+from peer.transfer import PAUSE_SECONDS, is_about_snapshots
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot
@@ -87,7 +87,7 @@ class Snapshots:
         self._shelf, self._queue = Shelf(peer.disk, self._models), Queue()
         self._shelf.begin(state)
         self._transfer: Transfer | None = None
-        self._begun = self._not_before = float("-inf")
+        self._not_before = float("-inf")
         self._repairs = False  # the transfer is because of a wrong state
         self._links: set[bytes] = set()
         self._serving = False
@@ -169,9 +169,9 @@ class Snapshots:
         return basis, max(HEIGHT_MIN, node.state.height)
 
     def _begin(self, basis: Basis, wanted: int) -> None:
-        now = self._begun = self._peer.now()
+        now = self._peer.now()
         self._repairs = basis.height == 0 and self._peer.is_wrong
-        self._transfer = Transfer(self._peer.rules, self._models, basis, wanted)
+        self._transfer = Transfer(self._peer.rules, self._models, basis, wanted, now)
         self._peer.simulation.count("transfer")
         for key in in_turn(self._links, basis.voters, self._asked_last):
             self._do(self._transfer.connected(key, now))
@@ -192,18 +192,17 @@ class Snapshots:
             if transfer.restored.height > height or self._repairs:
                 self._peer.restore(transfer.restored, transfer.links)
             self._end()
-        elif transfer.conflict is not None or (0 < fetched <= height and not self._repairs) or self._is_in_vain():
+        elif (
+            transfer.conflict is not None
+            or (0 < fetched <= height and not self._repairs)
+            or transfer.is_in_vain(self._peer.now())
+        ):
             self._end()
         elif transfer.deadline != self._deadline:
             self._deadline = transfer.deadline
             if self._deadline < float("inf"):
                 wait = max(SHORTEST_WAIT_SECONDS, self._deadline - self._peer.now())
                 self._peer.after(wait, self._tick, transfer)
-
-    def _is_in_vain(self) -> bool:
-        assert self._transfer is not None
-        sought = max(self._begun, self._transfer.left)
-        return not self._transfer.progress[0] and self._peer.now() - sought > OFFERLESS_SECONDS
 
     def _tick(self, transfer: Transfer) -> None:
         if self._transfer is transfer:

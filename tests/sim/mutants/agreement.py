@@ -600,7 +600,7 @@ AGREEMENT = (
     Mutant("time-unchecked", "a block may be dated hours ahead", ("validity",), _time_unchecked, with_liar("future-clock")),
     Mutant(
         "vouched-for-by-one",
-        "a block's time is right if one other voter, the leader, says so",
+        "a block's time is right if one other voter, perhaps its leader, says so",
         ("validity",),
         _vouched_for_by_one,
         with_liar("future-clock"),
