@@ -240,7 +240,9 @@ class Transfer:
 
     def _take_refusal(self, source: _Source, message: NoSnapshot) -> None:
         offered = source.tip[1].header.height if source.tip else None
-        if source.waits or message.height == offered:
+        if message.height == offered:
+            self._rest(source)
+        elif source.waits:
             self._withdraw(source, self._now + AGAIN_SECONDS)
 
     def _withdraw(self, source: _Source, again: float) -> None:

@@ -248,9 +248,9 @@ class Fetch:
         self._queue: list[tuple[float, int, Callable[[], Step]]] = []
         self._order = itertools.count()
         for peer in servers:
-            self._at(0.0, lambda peer=peer: self.transfer.connected(peer, self.now))
+            self.at(0.0, lambda peer=peer: self.transfer.connected(peer, self.now))
 
-    def _at(self, time: float, action: Callable[[], Step]) -> None:
+    def at(self, time: float, action: Callable[[], Step]) -> None:
         heapq.heappush(self._queue, (time, next(self._order), action))
 
     def run(self, seconds: float = 60.0) -> Fetch:
@@ -284,7 +284,7 @@ class Fetch:
         if answer is not None:
             if isinstance(request, GetPart):
                 server.served.append(request)
-            self._at(self.now + 2 * server.delay, lambda: self.transfer.received(peer, answer, self.now))
+            self.at(self.now + 2 * server.delay, lambda: self.transfer.received(peer, answer, self.now))
 
     @property
     def blamed(self) -> dict[bytes, str]:

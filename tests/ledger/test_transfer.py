@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.ledger.world import BY_KEY, PEOPLE
 from tests.sim.keys import FastVerifier
 
 HEIGHTS_A_SECOND = 5  # a network on one machine that trains
-A, B, C, D = (bytes([letter]) * 32 for letter in b"abcd")
+A, B, C, D, E = (bytes([letter]) * 32 for letter in b"abcde")
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +354,7 @@ def test_a_snapshot_that_all_hold_is_taken_before_a_later_one_that_few_do(chain:
 
 def test_a_peer_that_leaves_is_replaced(chain: Chain) -> None:
     fetch = Fetch(chain, serving(chain, A, B))
-    fetch._at(0.05, lambda: fetch.transfer.disconnected(A, fetch.now))
+    fetch.at(0.05, lambda: fetch.transfer.disconnected(A, fetch.now))
     assert_restored(fetch.run(), chain)
 
 
@@ -410,6 +411,26 @@ def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_c
         fetch.do(fetch.transfer.connected(name, 0.0))
     assert_restored(fetch.run(seconds=4.0), chain)
     assert not fetch.faults
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_liars_that_offer_a_height_of_their_own_and_refuse_its_parts_are_passed_over_in_the_end(seed: int) -> None:
+    """True heights, truly proven, that no honest peer happens to hold."""
+    chain, luck = lived(90), random.Random(seed)
+    early, later, top = chain.shelf(until=43), chain.shelf(until=75), chain.shelf()
+    fetch = Fetch(chain, {})
+
+    def honest(request: Request, answer: Any) -> Any:
+        return (early if fetch.now < 1.0 else later).answer(request, fetch.now)
+
+    def lies(request: Request, answer: Any) -> Any:
+        return top.answer(replace(request, wanted=89), 0.0) if isinstance(request, GetSnapshot) else NoSnapshot(request.height)
+
+    for name in (A, B, C, D, E):
+        says, fastest = (lies, 0.02) if name in (D, E) else (honest, 0.15)
+        fetch.servers[name] = Server(early, says, delay=luck.uniform(fastest, 0.3))
+        fetch.at(luck.uniform(0.0, 0.1), lambda name=name: fetch.transfer.connected(name, fetch.now))
+    assert_restored(fetch.run(seconds=3 * STARVED_SECONDS), chain)
 
 
 def test_after_a_snapshot_of_which_nothing_came_there_is_time_to_find_another(chain: Chain) -> None:
