@@ -321,7 +321,7 @@ class Peer:
             self.strategy.turned(turn)
         if self.snapshots is not None:
             self.snapshots.look()
-        if self.restoring is not None:
+        if self.restoring is not None and not self.busy:  # else after the turn that one of these has begun
             self._take_over(*self.restoring)
         if self.node is not None and not self.busy and (self.inbox or self.due is not None):
             self.work()
