@@ -177,7 +177,7 @@ class RoundBook:
     arrivals: list[float] = field(default_factory=list)  # when those of awaited trainers were, seconds after opening
     latest: float | None = None  # when the last of these, or of the usual trainers, was
     _closed: tuple[tuple[int, int, int], Closing | None] | None = None  # the last answer of `closing`, and what it was made of
-    audited: float | None = None  # when more than w/2 re-executors had cast their ballots, seconds after opening
+    audited: float | None = None  # when more than w/2 re-executors had judged what they saw, seconds after opening
 
     # What comes in
 
@@ -217,12 +217,17 @@ class RoundBook:
         check_ballot(self.terms, signed.signer, ballot)
         first = self.signed_ballots.setdefault(signed.signer, signed)
         self.ballots.setdefault(signed.signer, ballot)
-        if self.audited is None and 2 * len(self.terms.auditors & self.ballots.keys()) > len(self.terms.auditors):
+        if self.audited is None and 2 * sum(map(self._has_judged, self.terms.auditors)) > len(self.terms.auditors):
             self.audited = now - self.opened
         if first.body == signed.body or signed.signer in self.double_voters:
             return None
         self.double_voters.add(signed.signer)
         return first, signed
+
+    def _has_judged(self, voter: bytes) -> bool:
+        """Not if its time ran out: that would make one round's timer the measure of the next one's."""
+        ballot = self.ballots.get(voter)
+        return ballot is not None and all(judgement.verdict is not Verdict.UNJUDGED for judgement in ballot.judgements)
 
     def add_cut_off(self, signed: Signed, cut_off: CutOff) -> None:
         if signed.signer not in self.terms.voters:

@@ -89,7 +89,19 @@ def test_a_light_voter_speaks_as_soon_as_the_re_executors_have_when_a_payload_is
     assert decided.unjudged == frozenset()  # nobody's timer grows for it
 
 
-def _ballot_of(voter: int, book: RoundBook) -> tuple[Signed, Ballot]:
+def test_ballots_of_those_whose_time_ran_out_do_not_tell_how_long_re_execution_takes() -> None:
+    """Else the timer of one round, cast in vain, would be the measure of the next ones."""
+    book = book_of(3)
+    for trainer in range(3):
+        propose(book, trainer)
+    book.add_ballot(*_ballot_of(0, book), SOON)
+    book.add_ballot(*_ballot_of(1, book, Verdict.UNJUDGED), 3.0)
+    assert book.audited is None
+    book.add_ballot(*_ballot_of(2, book), 4.0)
+    assert book.audited == 4.0
+
+
+def _ballot_of(voter: int, book: RoundBook, verdict: Verdict = Verdict.ACCEPT) -> tuple[Signed, Ballot]:
     digests = {key: hashlib.sha256(signed.body).digest() for key, signed in book.proposals.items()}
-    ballot = Ballot(JOB, 0, ROOT, tuple(Judgement(key, digests[key], Verdict.ACCEPT) for key in sorted(KEYS[:2])))
+    ballot = Ballot(JOB, 0, ROOT, tuple(Judgement(key, digests[key], verdict) for key in sorted(KEYS[:2])))
     return sign(PEERS[voter], CHAIN, ballot), ballot
