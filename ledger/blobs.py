@@ -49,8 +49,10 @@ class Blobs:
         name = digest.hex()
         if os.path.exists(os.path.join(self._passing, name)):
             return self._passing / name
-        otherwise = self._passing if digest in self._expected_to_pass else self._kept
-        return self._together.get(digest, otherwise) / name
+        if digest in self._together:
+            return self._together[digest] / name
+        is_kept = digest not in self._expected_to_pass or os.path.exists(os.path.join(self._kept, name))
+        return (self._kept if is_kept else self._passing) / name
 
     def size(self, digest: bytes) -> int | None:
         try:

@@ -25,7 +25,7 @@ from ledger.jobs import Phase
 from ledger.state import State
 from peer.author import Author
 from peer.driver import Driver
-from peer.roles.base import Round
+from peer.roles.base import Round, audit_of
 from peer.roles.trainer import CHALLENGE, Trainer
 from peer.roles.voter import fetch_reveal, replay_request
 from protocol.errors import FolkmootError, RemoteProtocolError, StorageError, UserError
@@ -140,7 +140,7 @@ class Auditing:
 
     def _release(self, due: Due) -> None:
         if (due.job, due.round) not in (self._challenged, *(key[:2] for key in self._running)):
-            self._driver.blobs.release((due.job, due.round))
+            self._driver.blobs.release(audit_of(due.job, due.round))
         self._has_ended = True
         self._wake.set()
 

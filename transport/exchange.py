@@ -298,4 +298,4 @@ class Exchange:
             if len(transfer.contributors) == 1:
                 self._drop(next(iter(transfer.contributors)), error)
             transfer.one_holder = True
-            transfer.restart()
+        transfer.restart()  # it is held now; if it is not, because it was wrong or is deleted already, all of it is needed

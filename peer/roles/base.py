@@ -17,6 +17,10 @@ from training.spec import JobSpec
 from training.tasks import Audit, Replay, Replayed
 
 
+def audit_of(job: bytes, number: int) -> object:
+    return "audit", job, number
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """One round of one job, which may be over: what computing for it needs."""
@@ -36,6 +40,11 @@ class Round:
     def number(self) -> int:
         return self.model.round
 
+    @property
+    def needs(self) -> object:
+        """As whose the blobs are expected to pass that this needs: audits need theirs when the round is closed, too."""
+        return audit_of(self.job, self.number)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenRound(Round):
@@ -45,6 +54,11 @@ class OpenRound(Round):
     publish: Callable[[Proposal], Awaitable[None]]  # our proposal: durable, then sent
     delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
     measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people
+
+    @property
+    def needs(self) -> object:
+        """Until the round is closed."""
+        return self.job, self.number
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,6 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
 
 
 async def fetch_reveal(round: Round, digest: bytes, size_max: int, trainer: bytes) -> None:
-    """A blob that is needed until this round's judging or auditing is over."""
-    round.blobs.expect_to_pass(digest, (round.job, round.number))
+    """A blob that is needed until this round's judging, or its audits, are over."""
+    round.blobs.expect_to_pass(digest, round.needs)
     await round.fetch(digest, size_max, (trainer,))

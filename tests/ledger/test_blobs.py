@@ -172,6 +172,14 @@ def test_what_was_let_go_and_is_expected_again_before_it_is_deleted_stays(blobs:
     assert blobs.read(DIGEST) == DATA
 
 
+def test_what_is_expected_while_it_is_on_its_way_already_is_found(blobs: Blobs) -> None:
+    writer = blobs.begin(DIGEST, len(DATA))
+    blobs.expect_to_pass(DIGEST, "audit 1")
+    writer.write(DATA)
+    writer.finish()
+    assert blobs.size(DIGEST) == len(DATA) and blobs.read(DIGEST) == DATA
+
+
 def test_only_what_serves_audits_is_a_reveal(blobs: Blobs, tmp_path: Path) -> None:
     state = hashlib.sha256(b"state").digest()
     blobs.keep_together(JOB, 3, folder_of(tmp_path, b"state"), [])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,10 @@ from ledger.jobs import Phase, Start, job_id
 from peer import auditing
 from peer.config import Config
 from peer.driver import Driver
+from peer.roles.base import Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer
-from peer.roles.voter import Voter
+from peer.roles.voter import Voter, fetch_reveal
 from peer.service import Service
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
@@ -279,6 +282,23 @@ async def test_an_audit_whose_own_worker_fails_is_tried_again(tmp_path: Path, mo
         await ended(made, await made.train(SPEC))
         assert made.workers[made.seats[1].public].failures == 0
         assert set(results(made.seats[0])) == {Result.PASSED}
+
+
+async def test_what_an_audit_fetched_is_there_after_the_round_was_closed(tmp_path: Path) -> None:
+    """A peer that comes back opens and closes rounds that it audits at the same time."""
+    blobs, data = Blobs(tmp_path / "kept", tmp_path / "passing"), b"a state"
+    model: Any = SimpleNamespace(job=b"j" * 32, round=3)
+
+    async def fetch(digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
+        blobs.add(data)
+
+    await fetch_reveal(Round(b"m" * 32, SPEC, model, tmp_path, blobs, fetch), hashlib.sha256(data).digest(), 100, b"t" * 32)
+    blobs.release((model.job, model.round))
+    blobs.delete_passed(set())
+    assert blobs.size(hashlib.sha256(data).digest()) == len(data)
+    blobs.release(audit_of(model.job, model.round))
+    blobs.delete_passed(set())
+    assert blobs.size(hashlib.sha256(data).digest()) is None
 
 
 async def test_an_auditor_that_was_away_reports_when_it_is_back(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from protocol.errors import RemoteProtocolError
 from protocol.messages import BlobChunk, GetBlob, NoBlob
-from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, digest
+from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
 from transport.exchange import PATIENCE_SECONDS, STALL_SECONDS, Exchange
 from transport.framing import Priority
 
@@ -169,6 +169,23 @@ async def test_a_blob_that_somebody_gets_later_does_not_wait_for_the_silent_one(
 async def _gets_it(links: Links, seconds: float) -> None:
     await trio.sleep(seconds)
     links.lacking.clear()
+
+
+async def test_a_blob_that_is_deleted_as_soon_as_it_is_there_is_fetched_again(
+    links: Links, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its round was closed; whoever asks for it now needs it for something else."""
+    links.thaw()
+    finish = MemoryWriter.finish
+
+    def finish_and_delete(writer: MemoryWriter) -> None:
+        finish(writer)
+        if links.store.finished == 1:
+            links.store.blobs.clear()
+
+    monkeypatch.setattr(MemoryWriter, "finish", finish_and_delete)
+    await links.fetch(BLOBS[0])
+    assert links.store.finished == 2 and links.store.size(digest(BLOBS[0])) == len(BLOBS[0]) and not links.dropped
 
 
 async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autojump_clock: MockClock) -> None:
