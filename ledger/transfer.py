@@ -25,10 +25,11 @@ from protocol.messages import GetPart, GetSnapshot, Link, NoSnapshot, Part, Snap
 SOURCES_MAX: Final = 8  # peers that are asked at once; another takes the place of one that fails
 WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
 OFFER_SECONDS: Final = 1.0  # who has not proven a snapshot by then keeps no other from being asked: many may be silent
-OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to offer a later one
+OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to make a better one
+OFFERS_SECONDS_MAX: Final = 5.0  # twice as long after each snapshot of which too little came: those who hold one may be slow
 AGAIN_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
 STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/s
-REST_SECONDS_MAX: Final = 120.0  # a peer that stalled rests, twice as long each time
+REST_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused rests, twice as long each time
 HEDGE_SECONDS: Final = 1.0  # who is idle is asked for what another has not sent for this long
 STARVED_SECONDS: Final = 15.0  # not one part for so long: whoever offers this snapshot rests, and another is chosen
 OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
@@ -96,12 +97,14 @@ class _Source:
     waits: bool = False  # for the answer to GetSnapshot
     since: float | None = None  # when it was asked first for the offer that it has not proven yet
     again: float = 0.0  # when it may be asked for an offer
+    rested: float = 0.0  # and when it may be asked for anything
+    stall: float = STALL_SECONDS  # how long it rests if it stalls once more
+    refusal: float = AGAIN_SECONDS  # if it refuses once more what it has offered: it gave that up, or only pretends to hold it
     links: list[Link] = field(default_factory=list)
     tip: tuple[Proven, ...] = ()  # proven: what it offers
     leaves: dict[str, bytes] = field(default_factory=dict)
     pending: dict[Key, _Pending] = field(default_factory=dict)
     heard: float = 0.0  # when it was asked while idle, or sent something
-    rest: float = STALL_SECONDS  # the next one
 
 
 class Transfer:
@@ -120,7 +123,8 @@ class Transfer:
         self._liars: set[bytes] = set()
         self._assembly: Assembly | None = None
         self._first_offer: float | None = None
-        self._last_part = 0.0  # when a part was taken last
+        self._offers_seconds = OFFERS_SECONDS
+        self._chosen = self._last_part = 0.0  # when what is fetched was chosen, and a part of it was taken last
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._links: tuple[Link, ...] = ()
         self._step = Step()
@@ -198,13 +202,13 @@ class Transfer:
             if source.waits or source.pending:
                 yield source.heard + STALL_SECONDS
             elif not source.tip and self._busy < SOURCES_MAX:
-                yield source.again
+                yield max(source.again, source.rested)
             if not source.tip and source.since is not None and self._holds_place(source):
                 yield source.since + OFFER_SECONDS
         if self._assembly is None and self._first_offer is not None and any(source.tip for source in self._sources.values()):
-            yield self._first_offer + OFFERS_SECONDS
+            yield self._first_offer + self._offers_seconds
         if self._assembly is not None:
-            yield self._last_part + STARVED_SECONDS
+            yield self._last_part + self._patience
         if any(source.tip and not source.pending for source in self._sources.values()):
             yield from (pending.asked + HEDGE_SECONDS for _, pending in self._asked_of_one())
 
@@ -241,7 +245,9 @@ class Transfer:
     def _take_refusal(self, source: _Source, message: NoSnapshot) -> None:
         offered = source.tip[1].header.height if source.tip else None
         if message.height == offered:
-            self._rest(source)
+            self._withdraw(source, self._now)
+            source.rested = self._now + source.refusal
+            source.refusal = min(REST_SECONDS_MAX, 2 * source.refusal)
         elif source.waits:
             self._withdraw(source, self._now + AGAIN_SECONDS)
 
@@ -275,7 +281,7 @@ class Transfer:
     def _finish_key(self, source: _Source, key: Key, data: bytes) -> None:
         assert self._assembly is not None
         self._assembly.take(key, data)
-        self._last_part, source.rest = self._now, STALL_SECONDS
+        self._last_part, source.stall = self._now, STALL_SECONDS
 
     # Rules -----------------------------------------------------------------------------------------------------------
 
@@ -295,7 +301,9 @@ class Transfer:
         """Who has been left alone the longest comes first. A proof that is on its way goes on, whoever holds the places."""
         busy = self._busy
         for peer, source in sorted(self._sources.items(), key=lambda item: item[1].again):
-            if source.waits or source.tip or source.again > self._now or (source.since is None and busy >= SOURCES_MAX):
+            if source.waits or source.tip or max(source.again, source.rested) > self._now:
+                continue
+            if source.since is None and busy >= SOURCES_MAX:
                 continue
             if source.since is None:
                 busy += 1
@@ -305,38 +313,58 @@ class Transfer:
             self._step.sends.append((peer, GetSnapshot(source.path.height, source.path.anchor_height, wanted)))
 
     def _choose(self) -> None:
-        """The highest snapshot that is proven, once everybody has had the time to offer a higher one.
+        """One that is proven, once everybody has had the time to offer a better one.
 
-        One at a multiple before all others, since every peer holds it: one of another height would come from a few, or one.
+        One at a multiple before all others, since every peer holds it: one of another height would come from a few, or one. Then
+        the one that most voters offer, so that a few that hold nothing cannot be chosen again and again. Then the highest.
         """
         self._leave_starved()
         if self._assembly is not None or self._first_offer is None:
             return
         offers = [source for source in self._sources.values() if source.tip]
         waiting = any(source.waits for source in self._sources.values())
-        if not offers or (waiting and self._now < self._first_offer + OFFERS_SECONDS):
+        if not offers or (waiting and self._now < self._first_offer + self._offers_seconds):
             return
-        best = max(offers, key=lambda source: (source.tip[1].header.height % SNAPSHOT_HEIGHTS == 0, source.tip[1].header.height))
+        voters = Counter(of.tip[-1].digest for peer, of in self._sources.items() if of.tip and peer in self._basis.voters)
+
+        def rank(source: _Source) -> tuple[bool, int, int]:
+            height = source.tip[1].header.height
+            return height % SNAPSHOT_HEIGHTS == 0, voters[source.tip[-1].digest], height
+
+        best = max(offers, key=rank)
         self._assembly = Assembly(self._rules, self._models, best.tip, best.leaves)
-        self._links, self._last_part = tuple(best.links), self._now
+        self._links, self._last_part, self._chosen = tuple(best.links), self._now, self._now
         for source in offers:
             if source.tip[-1].digest != self._assembly.id:
                 self._withdraw(source, self._now)  # it may have the higher one too
 
     def _leave_starved(self) -> None:
-        """Its holders may have given it up, or only pretend to hold it."""
-        if self._assembly is None or self._last_part + STARVED_SECONDS > self._now:
+        if self._assembly is None or self._last_part + self._patience > self._now:
             return
-        for source in self._sources.values():
-            if source.tip and source.tip[-1].digest == self._assembly.id:
-                self._rest(source)
+        for source in self._holders:
+            self._rest(source)
         self._assembly.abandon()
+        for source in self._sources.values():
+            source.again = self._now  # what it did not have was the snapshot that is left now
         self._assembly, self._sought = None, self._now
+        self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
         self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
 
+    @property
+    def _holders(self) -> list[_Source]:
+        """Who offers what is being fetched."""
+        assert self._assembly is not None
+        return [source for source in self._sources.values() if source.tip and source.tip[-1].digest == self._assembly.id]
+
+    @property
+    def _patience(self) -> float:
+        """How long no part may come. If nobody holds it any more no longer than it was fetched for: links may come back."""
+        return STARVED_SECONDS if self._holders else min(STARVED_SECONDS, self._last_part - self._chosen)
+
     def _rest(self, source: _Source) -> None:
-        self._withdraw(source, self._now + source.rest)
-        source.rest = min(REST_SECONDS_MAX, 2 * source.rest)
+        self._withdraw(source, self._now)
+        source.rested = self._now + source.stall
+        source.stall = min(REST_SECONDS_MAX, 2 * source.stall)
 
     def _ask_for_parts(self) -> None:
         assembly = self._assembly

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from ledger.transfer import (
     STALL_SECONDS,
     STARVED_SECONDS,
     Request,
+    Step,
     basis_of,
     in_turn,
 )
@@ -32,6 +34,7 @@ from tests.sim.keys import FastVerifier
 
 HEIGHTS_A_SECOND = 5  # a network on one machine that trains
 A, B, C, D, E = (bytes([letter]) * 32 for letter in b"abcde")
+VOTERS = tuple(person.public for person in PEOPLE[:4])
 
 
 @pytest.fixture(scope="module")
@@ -362,14 +365,15 @@ def refuses_parts(request: Request, answer: Any) -> Any:
     return NoSnapshot(request.height) if isinstance(request, GetPart) else answer
 
 
-def test_a_snapshot_that_all_have_given_up_is_left_for_a_later_one() -> None:
+def test_a_snapshot_that_all_have_given_up_is_left_at_once_for_a_later_one() -> None:
     chain = lived(61)
     servers = {A: Server(chain.shelf(until=43), refuses_parts)}
     fetch = Fetch(chain, servers)
     fetch.run(seconds=5.0)
-    assert fetch.transfer.progress[0] == 40
+    assert fetch.transfer.progress[0] == 0
+    assert [request.height for request in servers[A].asked if isinstance(request, GetPart)][-1] == 40
     servers[A] = Server(chain.shelf())
-    assert_restored(fetch.run(seconds=5.0 + 3 * STARVED_SECONDS), chain)
+    assert_restored(fetch.run(seconds=10.0), chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 56
 
 
@@ -413,6 +417,72 @@ def test_whoever_is_invited_between_two_multiples_does_not_starve_where_blocks_c
     assert not fetch.faults
 
 
+def test_where_many_join_at_once_whoever_finds_no_place_has_the_next_multiple_soon() -> None:
+    """Who fetched just before still holds the places for snapshots between multiples."""
+    chain = lived(90)
+    fetch = Fetch(chain, {}, chain.basis(0, chain.anchor(45)))
+    for name in (A, B, C):
+        peer = Busy(chain, 44)
+        for height in (41, 42):
+            peer.shelf.answer(GetSnapshot(0, 0, height), 0.0)
+        fetch.servers[name] = peer.serve(fetch)
+        peer.go_on(0.4)
+        fetch.do(fetch.transfer.connected(name, 0.0))
+    assert_restored(fetch.run(seconds=4.0), chain)
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 48
+    assert not fetch.faults
+
+
+def test_links_that_break_cost_nothing_of_what_took_long_to_fetch(chain: Chain) -> None:
+    """Also if the first one that is back is a liar that refuses to go on."""
+    fetch = Fetch(chain, {A: Server(chain.shelf(), delay=1.0)})
+    fetch.run(seconds=4.5)
+    height, missing = fetch.transfer.progress
+    taken = fetch.servers[A].served[:4]
+    assert missing > 0
+    fetch.do(fetch.transfer.disconnected(A, 4.5))
+    fetch.servers |= {A: Server(chain.shelf()), B: Server(chain.shelf(), refuses_parts)}
+    fetch.at(4.8, lambda: fetch.transfer.connected(B, 4.8))
+    fetch.run(seconds=5.5)
+    assert fetch.transfer.progress == (height, missing)
+    fetch.at(5.6, lambda: fetch.transfer.connected(A, 5.6))
+    assert_restored(fetch.run(seconds=30.0), chain)
+    assert not [request for request in fetch.servers[A].served if request in taken]
+
+
+def test_strangers_that_come_back_with_new_links_are_not_chosen_again_and_again() -> None:
+    """A new link has nothing to rest for, and strangers have as many names as they like."""
+    chain = lived(90)
+    honest, liars = VOTERS[:3], (D, E)
+    servers = {peer: Server(chain.shelf(until=43), delay=0.2) for peer in honest}  # too late for the first choice
+    fetch = Fetch(chain, servers | {liar: Server(chain.shelf(), silent_after_the_offer) for liar in liars})
+
+    def again() -> Step:
+        fetch.at(fetch.now + 1.2, again)
+        for change in (fetch.transfer.disconnected, fetch.transfer.connected):
+            for liar in liars:
+                fetch.do(change(liar, fetch.now))
+        return Step()
+
+    fetch.at(1.2, again)
+    assert_restored(fetch.run(seconds=10.0), chain)
+
+
+def test_whoever_sends_a_part_before_it_refuses_is_waited_for_longer_each_time(chain: Chain) -> None:
+    """Else a liar with the highest snapshot, held by nobody else, would be chosen again and again."""
+    asked: list[float] = []
+
+    def lies(request: Request, answer: Any) -> Any:
+        if isinstance(request, GetSnapshot):
+            asked.append(fetch.now)
+        return NoSnapshot(request.height) if isinstance(request, GetPart) and request.content is not Content.MODULE else answer
+
+    fetch = Fetch(chain, {A: Server(chain.shelf(), lies)})
+    fetch.run(seconds=40.0)
+    rests = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert len(rests) >= 4 and all(later >= 1.9 * earlier for earlier, later in itertools.pairwise(rests))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_liars_that_offer_a_height_of_their_own_and_refuse_its_parts_are_passed_over_in_the_end(seed: int) -> None:
     """True heights, truly proven, that no honest peer happens to hold."""
@@ -436,11 +506,11 @@ def test_liars_that_offer_a_height_of_their_own_and_refuse_its_parts_are_passed_
 def test_after_a_snapshot_of_which_nothing_came_there_is_time_to_find_another(chain: Chain) -> None:
     """A new transfer would know nothing of who sent nothing."""
     fetch = Fetch(chain, {A: Server(chain.shelf(), silent_after_the_offer)})
-    fetch.run(seconds=10.5)
+    fetch.run(seconds=STALL_SECONDS - 0.5)
     assert fetch.transfer.progress[0] and not fetch.transfer.is_in_vain(fetch.now)
-    fetch.run(seconds=STARVED_SECONDS + 2.0)
-    assert not fetch.transfer.progress[0] and not fetch.transfer.is_in_vain(STARVED_SECONDS + OFFERLESS_SECONDS)
-    assert fetch.transfer.is_in_vain(STARVED_SECONDS + OFFERLESS_SECONDS + 1.0)
+    fetch.run(seconds=STALL_SECONDS + 1.0)
+    assert not fetch.transfer.progress[0] and not fetch.transfer.is_in_vain(STALL_SECONDS + OFFERLESS_SECONDS)
+    assert fetch.transfer.is_in_vain(STALL_SECONDS + OFFERLESS_SECONDS + 1.0)
 
 
 @pytest.mark.parametrize("says", [silent_after_the_offer, refuses_parts])
