@@ -22,7 +22,7 @@ from protocol.identity import Verifier
 from protocol.limits import PART_BYTES_MAX
 from protocol.messages import GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
 
-SOURCES_MAX: Final = 8  # peers that are asked at once; another takes the place of one that fails
+SOURCES_MAX: Final = 8  # voters that are asked at once, and others; another takes the place of one that fails
 WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
 OFFER_SECONDS: Final = 1.0  # who has not proven a snapshot by then keeps no other from being asked: many may be silent
 OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to make a better one
@@ -122,9 +122,12 @@ class Transfer:
         self._sources: dict[bytes, _Source] = {}
         self._liars: set[bytes] = set()
         self._assembly: Assembly | None = None
+        self._voters = basis.voters  # the latest set that is proven
+        self._voters_of = basis.height
         self._first_offer: float | None = None
         self._offers_seconds = OFFERS_SECONDS
-        self._chosen = self._last_part = 0.0  # when what is fetched was chosen, and a part of it was taken last
+        # When what is fetched was chosen, when something of it came last, and when somebody offered it last.
+        self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
         self._links: tuple[Link, ...] = ()
         self._step = Step()
@@ -147,7 +150,8 @@ class Transfer:
 
     def is_in_vain(self, now: float) -> bool:
         """Nobody has what is wanted, and decisions one by one are all there is."""
-        return self._assembly is None and now - self._sought > OFFERLESS_SECONDS
+        has_offers = any(source.tip for source in self._sources.values())
+        return self._assembly is None and not has_offers and now - self._sought > OFFERLESS_SECONDS
 
     # Events ----------------------------------------------------------------------------------------------------------
 
@@ -157,12 +161,13 @@ class Transfer:
         return self._finish(now)
 
     def disconnected(self, peer: bytes, now: float) -> Step:
+        self._note(now)
         self._sources.pop(peer, None)
         return self._finish(now)
 
     def received(self, peer: bytes, message: Answer, now: float) -> Step:
         source = self._sources.get(peer)
-        self._now = now
+        self._note(now)
         if source is not None and self.restored is None:
             try:
                 self._take(source, message)
@@ -173,7 +178,14 @@ class Transfer:
         return self._finish(now)
 
     def tick(self, now: float) -> Step:
+        self._note(now)
         return self._finish(now)
+
+    def _note(self, now: float) -> None:
+        """Before anything changes."""
+        self._now = now
+        if self._assembly is not None and self._holders:
+            self._held = now
 
     @property
     def deadline(self) -> float:
@@ -198,17 +210,18 @@ class Transfer:
     def _deadlines(self) -> Iterator[float]:
         if self.restored is not None or self.conflict is not None:
             return
-        for source in self._sources.values():
+        busy = self._busy
+        for peer, source in self._sources.items():
             if source.waits or source.pending:
                 yield source.heard + STALL_SECONDS
-            elif not source.tip and self._busy < SOURCES_MAX:
+            elif not source.tip and busy[peer in self._voters] < SOURCES_MAX:
                 yield max(source.again, source.rested)
             if not source.tip and source.since is not None and self._holds_place(source):
                 yield source.since + OFFER_SECONDS
         if self._assembly is None and self._first_offer is not None and any(source.tip for source in self._sources.values()):
             yield self._first_offer + self._offers_seconds
         if self._assembly is not None:
-            yield self._last_part + self._patience
+            yield self._leaves
         if any(source.tip and not source.pending for source in self._sources.values()):
             yield from (pending.asked + HEDGE_SECONDS for _, pending in self._asked_of_one())
 
@@ -227,6 +240,8 @@ class Transfer:
 
     def _take_offer(self, source: _Source, offer: SnapshotOffer) -> None:
         proven = [source.path.follow(link) for link in offer.links]
+        if source.path.height > self._voters_of:
+            self._voters, self._voters_of = source.path.voters, source.path.height
         source.links += [link for link in offer.links if link.next_voters]
         source.heard, source.again = self._now, self._now
         if not offer.modules:
@@ -249,7 +264,8 @@ class Transfer:
             source.rested = self._now + source.refusal
             source.refusal = min(REST_SECONDS_MAX, 2 * source.refusal)
         elif source.waits:
-            self._withdraw(source, self._now + AGAIN_SECONDS)
+            is_of_before = source.heard < self._sought  # it was asked for the snapshot that has been left meanwhile
+            self._withdraw(source, self._now if is_of_before else self._now + AGAIN_SECONDS)
 
     def _withdraw(self, source: _Source, again: float) -> None:
         source.path, source.links, source.tip, source.leaves = self._basis.path(), [], (), {}
@@ -268,6 +284,7 @@ class Transfer:
             self._finish_key(source, key, part.data)
         elif part.index == len(pending.pieces):
             pending.pieces.append(part.data)
+            self._last_part = self._now
             self._take_piece(source, key, pending, is_last=len(part.data) < PART_BYTES_MAX)
 
     def _take_piece(self, source: _Source, key: Key, pending: _Pending, is_last: bool) -> None:
@@ -291,8 +308,9 @@ class Transfer:
                 self._rest(source)
 
     @property
-    def _busy(self) -> int:
-        return sum(map(self._holds_place, self._sources.values()))
+    def _busy(self) -> Counter[bool]:
+        """How many places others hold, and voters: strangers must not keep them out."""
+        return Counter(peer in self._voters for peer, source in self._sources.items() if self._holds_place(source))
 
     def _holds_place(self, source: _Source) -> bool:
         return bool(source.tip) or (source.since is not None and self._now < source.since + OFFER_SECONDS)
@@ -303,10 +321,10 @@ class Transfer:
         for peer, source in sorted(self._sources.items(), key=lambda item: item[1].again):
             if source.waits or source.tip or max(source.again, source.rested) > self._now:
                 continue
-            if source.since is None and busy >= SOURCES_MAX:
+            if source.since is None and busy[peer in self._voters] >= SOURCES_MAX:
                 continue
             if source.since is None:
-                busy += 1
+                busy[peer in self._voters] += 1
                 source.since, self.asked_last = self._now, peer
             source.waits, source.heard = True, self._now
             wanted = self._assembly.height if self._assembly else self._wanted
@@ -315,8 +333,8 @@ class Transfer:
     def _choose(self) -> None:
         """One that is proven, once everybody has had the time to offer a better one.
 
-        One at a multiple before all others, since every peer holds it: one of another height would come from a few, or one. Then
-        the one that most voters offer, so that a few that hold nothing cannot be chosen again and again. Then the highest.
+        First what more than f voters offer: a few liars that hold nothing must not be chosen again and again. Then one at a
+        multiple, since every peer comes to hold it: one of another height would come from a few, or one. Then the highest.
         """
         self._leave_starved()
         if self._assembly is not None or self._first_offer is None:
@@ -325,21 +343,22 @@ class Transfer:
         waiting = any(source.waits for source in self._sources.values())
         if not offers or (waiting and self._now < self._first_offer + self._offers_seconds):
             return
-        voters = Counter(of.tip[-1].digest for peer, of in self._sources.items() if of.tip and peer in self._basis.voters)
+        voters = Counter(of.tip[-1].digest for peer, of in self._sources.items() if of.tip and peer in self._voters)
 
-        def rank(source: _Source) -> tuple[bool, int, int]:
-            height = source.tip[1].header.height
-            return height % SNAPSHOT_HEIGHTS == 0, voters[source.tip[-1].digest], height
+        def rank(source: _Source) -> tuple[bool, bool, int, int]:
+            height, count = source.tip[1].header.height, voters[source.tip[-1].digest]
+            return count > self._voters.faults_tolerated, height % SNAPSHOT_HEIGHTS == 0, count, height
 
         best = max(offers, key=rank)
         self._assembly = Assembly(self._rules, self._models, best.tip, best.leaves)
-        self._links, self._last_part, self._chosen = tuple(best.links), self._now, self._now
+        self._links = tuple(best.links)
+        self._chosen = self._last_part = self._held = self._now
         for source in offers:
             if source.tip[-1].digest != self._assembly.id:
                 self._withdraw(source, self._now)  # it may have the higher one too
 
     def _leave_starved(self) -> None:
-        if self._assembly is None or self._last_part + self._patience > self._now:
+        if self._assembly is None or self._leaves > self._now:
             return
         for source in self._holders:
             self._rest(source)
@@ -357,9 +376,10 @@ class Transfer:
         return [source for source in self._sources.values() if source.tip and source.tip[-1].digest == self._assembly.id]
 
     @property
-    def _patience(self) -> float:
-        """How long no part may come. If nobody holds it any more no longer than it was fetched for: links may come back."""
-        return STARVED_SECONDS if self._holders else min(STARVED_SECONDS, self._last_part - self._chosen)
+    def _leaves(self) -> float:
+        """Until when a part must come. What nobody offers any more may come back with a link, for as long as it was fetched."""
+        starved = self._last_part + STARVED_SECONDS
+        return starved if self._holders else min(starved, self._held + self._last_part - self._chosen)
 
     def _rest(self, source: _Source) -> None:
         self._withdraw(source, self._now)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from consensus.block import decode_header, encode_header, header_digest
 from consensus.chain_proof import Anchor
+from ledger import snapshot, transfer
 from ledger.members import Leave
-from ledger.snapshot import SNAPSHOT_HEIGHTS
+from ledger.snapshot import SNAPSHOT_HEIGHTS, Shelf
 from ledger.transfer import (
     OFFER_SECONDS,
     OFFERLESS_SECONDS,
@@ -335,9 +336,9 @@ def test_voters_are_asked_first_and_the_others_in_a_ring(chain: Chain) -> None:
     ordered = in_turn([*strangers, *voters.keys], voters, b"")
     assert ordered == [*voters.keys, *strangers]
     fetch = Fetch(chain, {peer: Server(chain.shelf(), silent) for peer in ordered}).run(seconds=0.0)
-    assert fetch.transfer.asked_last == strangers[SOURCES_MAX - len(voters) - 1]
+    assert fetch.transfer.asked_last == strangers[SOURCES_MAX - 1], "those that ask for places beside the voters"
     again = in_turn(strangers, voters, fetch.transfer.asked_last)
-    assert again[0] == strangers[SOURCES_MAX - len(voters)] and sorted(again) == strangers
+    assert again[0] == strangers[SOURCES_MAX] and sorted(again) == strangers
 
 
 def test_a_snapshot_that_all_hold_is_taken_before_a_later_one_that_few_do(chain: Chain) -> None:
@@ -466,6 +467,87 @@ def test_strangers_that_come_back_with_new_links_are_not_chosen_again_and_again(
 
     fetch.at(1.2, again)
     assert_restored(fetch.run(seconds=10.0), chain)
+
+
+def test_a_question_about_what_was_left_meanwhile_is_asked_anew() -> None:
+    """Else strangers that go at the right moment are always the only ones to offer anything."""
+    chain = lived(90)
+    fetch = Fetch(chain, {voter: Server(chain.shelf(until=75), delay=0.2) for voter in VOTERS[:3]})
+
+    def come(place: int) -> Step:
+        stranger, asked = bytes([place]) * 32, []
+
+        def says(request: Request, answer: Any) -> Any:
+            if isinstance(request, GetSnapshot):
+                return chain.shelf().answer(replace(request, wanted=88), 0.0)
+            if not asked:
+                asked.append(request)
+                fetch.at(fetch.now + 1.2, lambda: go(place))
+            return None
+
+        fetch.servers[stranger] = Server(chain.shelf(), says, delay=0.01)
+        return fetch.transfer.connected(stranger, fetch.now)
+
+    def go(place: int) -> Step:
+        fetch.do(fetch.transfer.disconnected(bytes([place]) * 32, fetch.now))
+        return come(place + 1)
+
+    fetch.do(come(0))
+    assert_restored(fetch.run(seconds=10.0), chain)
+
+
+def test_a_key_that_votes_no_more_counts_like_any_stranger() -> None:
+    """What it offers is true, and nobody else holds it any more."""
+    chain = Chain()
+    chain.start()
+    for place, person in enumerate(PEOPLE[4:8]):
+        chain.admit_voter(person, place + 1)
+    for person in PEOPLE[:4]:
+        chain.dismiss_voter(person)
+    chain.grow(130)
+    servers = {person.public: Server(chain.shelf(), delay=0.05) for person in PEOPLE[4:8]}
+    fetch = Fetch(chain, servers | {VOTERS[0]: Server(chain.shelf(until=91), silent_after_the_offer)}).run(seconds=2.0)
+    assert_restored(fetch, chain)
+
+
+def test_a_height_that_more_than_f_voters_offer_comes_before_a_strangers_multiple() -> None:
+    """Two are invited by one block between two multiples: what the first one fetched is what the second one is offered."""
+    chain = lived(90)
+
+    def held() -> Shelf:
+        shelf = chain.shelf(until=56)
+        shelf.answer(GetSnapshot(0, 55, 0), 0.0)
+        for height in range(57, 84):
+            shelf.applied(chain.states[height], 0.0)
+        return shelf
+
+    servers = {voter: Server(held(), delay=0.05) for voter in VOTERS[:3]}
+    servers[D] = Server(chain.shelf(until=58), silent_after_the_offer)
+    fetch = Fetch(chain, servers, chain.basis(0, chain.anchor(55))).run(seconds=2.0)
+    assert_restored(fetch, chain)
+
+
+def test_a_link_that_breaks_while_a_part_is_slow_costs_nothing(chain: Chain) -> None:
+    fetch = Fetch(chain, {A: Server(chain.shelf(), delay=1.0)})
+    fetch.run(seconds=6.5)
+    fetch.servers[A].says = silent
+    fetch.run(seconds=13.0)
+    progress = fetch.transfer.progress
+    fetch.do(fetch.transfer.disconnected(A, 13.0))
+    fetch.servers[A] = Server(chain.shelf())
+    fetch.at(13.3, lambda: fetch.transfer.connected(A, 13.3))
+    fetch.run(seconds=13.29)
+    assert fetch.transfer.progress == progress and progress[0]
+    assert_restored(fetch.run(seconds=20.0), chain)
+
+
+def test_pieces_of_a_large_module_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PART_BYTES_MAX", 50)
+    monkeypatch.setattr(snapshot, "_piece", lambda data, index: data[50 * index : 50 * (index + 1)])
+    chain = lived(40)
+    fetch = Fetch(chain, {voter: Server(chain.shelf(), delay=1.0) for voter in VOTERS[:3]})
+    assert_restored(fetch.run(seconds=100.0), chain)
+    assert fetch.now > 2 * STARVED_SECONDS
 
 
 def test_whoever_sends_a_part_before_it_refuses_is_waited_for_longer_each_time(chain: Chain) -> None:
