@@ -68,6 +68,7 @@ class RoundTimers:
     replays: float  # T2 − T1: re-executing every trainer's proposal
     proposals_usual: float | None = None  # by then a majority of the awaited was here in the last rounds; None: first round
     usual_trainers: frozenset[bytes] = frozenset()  # that were awaited in them
+    returning: frozenset[bytes] = frozenset()  # not awaited by the ledger, but alive: T1 is for them too, this time
 
     def __post_init__(self) -> None:
         assert self.proposals_max > 0
@@ -285,6 +286,11 @@ class RoundBook:
         return self._times[0]
 
     @property
+    def awaited(self) -> frozenset[bytes]:
+        """Whose proposals this peer gives until T1."""
+        return self.terms.awaited | self.timers.returning & self.terms.trainers
+
+    @property
     def is_auditor(self) -> bool:
         return not self.terms.audited or self.me in self.terms.auditors
 
@@ -303,8 +309,8 @@ class RoundBook:
         proposals_due, auditors_due, light_due, _ = self._times
         if now >= (auditors_due if self.is_auditor else light_due):
             return True
-        # A proposal that came although nobody waits for it is judged too: that is how a trainer gets back in.
-        waited = self.spoken if now >= proposals_due else self.terms.awaited | self.spoken
+        # A proposal that came although nobody waits for it is judged too.
+        waited = self.spoken if now >= proposals_due else self.awaited | self.spoken
         return all(self.verdict(trainer) is not None for trainer in waited)
 
     def verdict(self, trainer: bytes) -> Verdict | None:

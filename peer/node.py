@@ -148,7 +148,7 @@ class Node:
         self.refused: dict[str, int] = {}  # how many messages were not for us, by reason
         self._signer = signer
         self._spoken = spoken
-        self._links: set[bytes] = set()
+        self._links: dict[bytes, float] = {}  # when each last said something
         self._recall = Recall()
         self._untold: dict[bytes, _Untold] = {}
         self._answered: dict[bytes, float] = {}
@@ -259,7 +259,7 @@ class Node:
 
     def _ask_what_was_heard(self) -> None:
         if not self.replica.is_voter and self._trains and not self._is_recalled:
-            asked = self._recall.ask(self._voters, self._links, self._now)
+            asked = self._recall.ask(self._voters, self._links.keys(), self._now)
             if asked:
                 self._send(asked, GetHeard())
 
@@ -277,17 +277,19 @@ class Node:
     def _handle(self, item: Item) -> None:
         match item:
             case Received(peer=peer, data=data):
+                if peer in self._links:
+                    self._links[peer] = self._now
                 try:
                     self._handle_message(peer, data)
                 except RemoteProtocolError as error:
                     self._turns.append(Turn(faults=(Fault(peer, error),)))
             case Connected(peer=peer):
-                self._links.add(peer)
+                self._links[peer] = self._now
                 self._take(events.Connected(peer))
                 self._send((peer,), *map(Relay, self.rounds.own()), *self._accusations())
                 self._begin_telling(peer)
             case Disconnected(peer=peer):
-                self._links.discard(peer)
+                self._links.pop(peer, None)
                 self._answered.pop(peer, None)
                 self._untold.pop(peer, None)
                 self._take(events.Disconnected(peer))
@@ -337,7 +339,7 @@ class Node:
         for key in opened:
             job, spoken = self.state.jobs.jobs[key[0]], self._spoken(*key)
             seconds = self.rules.jobs.rules.terms(job.spec).proposal_seconds
-            self._say(self.rounds.open(key[0], job, self._now, spoken, seconds))
+            self._say(self.rounds.open(key[0], job, self._now, spoken, seconds, self._links))
             self._changes.append(RoundOpened(key, job, Proposal.TAG in spoken))
 
     # Messages --------------------------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 
 from consensus.ballots import RoundBook, RoundTerms, RoundTimers
 from consensus.evidence import Evidence
@@ -26,6 +28,8 @@ CHECK_SECONDS = (
 )
 MEASURED_MAX = 16  # of the last such times
 REPLAYS_SECONDS_MIN = 1.0  # shortest T2 − T1: an idle machine re-executes a small model in no time, a busy one does not
+RETURN_ROUNDS_MAX = 256  # an idle trainer costs everybody T1 once in so many rounds at most
+NOBODY: Mapping[bytes, float] = MappingProxyType({})
 SEEK_SECONDS = 3.0  # a round that cannot be closed asks some others for what they hold, this often
 
 
@@ -45,6 +49,14 @@ class Outcome:
         self.heard += other.heard
 
 
+@dataclass(slots=True)
+class _Return:
+    """Of a trainer that is not awaited: waiting for it in each round would cost T1 each time if it has nothing to say."""
+
+    waits: int = 0  # for how many rounds it was waited for
+    pause: int = 1  # rounds in which it is alive and not waited for
+
+
 class Rounds:
     """Keeps `books` (shared with the ledger, which closes rounds from them) in step with the applied state."""
 
@@ -59,6 +71,8 @@ class Rounds:
         self._audits: list[float] = []  # seconds that the re-executors' ballots took in recent rounds
         # By job, of recent rounds: what a majority of the awaited trainers took, and who they all were.
         self._paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = {}
+        self._returns: dict[bytes, dict[bytes, _Return]] = {}  # by job, of the trainers that are not awaited
+        self._begun: dict[bytes, float] = {}  # by job: when its last round was opened here
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
         self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
@@ -82,6 +96,8 @@ class Rounds:
         self._finished = state.jobs.jobs.keys() - running.keys()
         self._nonces.follow(state)
         self._paces = {key: paces for key, paces in self._paces.items() if key in running}
+        self._returns = {key: returns for key, returns in self._returns.items() if key in running}
+        self._begun = {key: begun for key, begun in self._begun.items() if key in running}
         self._early.follow(state)
         self.muted &= now
         self._to_publish = {key: proposal for key, proposal in self._to_publish.items() if key in now}
@@ -89,19 +105,32 @@ class Rounds:
 
     def _learn(self, key: bytes, closed: RoundBook) -> None:
         # Zero: the ballots were there before the round opened here. Where an awaited trainer was absent, they waited for that.
-        if closed.audited and closed.delivered >= closed.terms.awaited:
+        if closed.audited and closed.delivered >= closed.awaited:
             self._audits = [*self._audits, closed.audited][-MEASURED_MAX:]
         if closed.pace:  # zero, too: they were there before
             self._paces[key] = [*self._paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
 
-    def open(self, key: bytes, job: Job, now: float, spoken: Mapping[str, Signed], proposal_seconds: float) -> Outcome:
-        """Opens the round, with what we said in it before a restart and what came too early. `proposal_seconds` bounds T1."""
+    def open(
+        self,
+        key: bytes,
+        job: Job,
+        now: float,
+        spoken: Mapping[str, Signed],
+        proposal_seconds: float,
+        heard: Mapping[bytes, float] = NOBODY,
+    ) -> Outcome:
+        """Opens the round, with what we said in it before a restart and what came too early.
+
+        `proposal_seconds` bounds T1; `heard` says of everybody that we are linked with when something came last.
+        """
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
         paces = self._paces.get(key, [])
         usual = _usual([pace for pace, _ in paces]) if paces else None
         trainers = frozenset[bytes]().union(*(who for _, who in paces))
-        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual, trainers)
+        returning = self._returning(key, terms, heard)
+        self._begun[key] = now
+        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual, trainers, returning)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
         replaced = self._replaced.pop(key, None)
@@ -115,6 +144,27 @@ class Rounds:
             except RemoteProtocolError:
                 continue  # it came before we could know that it does not belong
         return outcome
+
+    def _returning(self, key: bytes, terms: RoundTerms, heard: Mapping[bytes, float]) -> frozenset[bytes]:
+        """The trainers that are alive although not awaited, each after twice as many rounds as the time before.
+
+        Whoever came back, or is slower than the others, would else have to be faster than all of them to be accepted again.
+        A voter that said nothing since the last round was opened has stopped; other trainers have nothing to say meanwhile.
+        """
+        before = self._returns.get(key, {})
+        returns = self._returns[key] = {trainer: before.get(trainer) or _Return() for trainer in terms.trainers - terms.awaited}
+        returning = set()
+        for trainer, entry in returns.items():
+            since = self._begun.get(key, math.inf) if trainer in terms.voters else -math.inf
+            if trainer != self._signer.public and heard.get(trainer, -math.inf) <= since:
+                continue
+            if entry.pause:
+                entry.pause -= 1
+            else:
+                returning.add(trainer)
+                entry.waits += 1
+                entry.pause = min(RETURN_ROUNDS_MAX, 2**entry.waits)
+        return frozenset(returning)
 
     def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, outcome: Outcome) -> None:
         kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}

@@ -272,6 +272,22 @@ def test_a_proposal_that_nobody_awaits_is_judged_too_if_it_came() -> None:
     assert mine.ballot_due(OPENED) == ballot({0: ACCEPT, 2: NORM})
 
 
+def test_a_trainer_that_returns_is_waited_for_until_t1_and_no_longer() -> None:
+    timers = dataclasses.replace(TIMERS, returning=frozenset({KEYS[2], KEYS[9]}))  # the latter does not train here
+    for comes in (True, False):
+        mine = book(3, terms(awaited=2), timers)
+        for trainer in (0, 1):
+            hear_proposal(mine, trainer, now=OPENED + 1.0)
+            mine.judge(KEYS[trainer], ACCEPT, OPENED + 1.0)
+        assert mine.ballot_due(OPENED + 2.9) is None and mine.proposals_due == OPENED + 3.0, "its time does not count as theirs"
+        if comes:
+            hear_proposal(mine, 2, now=OPENED + 2.9)
+            mine.judge(KEYS[2], ACCEPT, OPENED + 2.9)
+            assert mine.ballot_due(OPENED + 2.9) == ballot({0: ACCEPT, 1: ACCEPT, 2: ACCEPT})
+        else:
+            assert mine.ballot_due(OPENED + 3.0) == ballot({0: ACCEPT, 1: ACCEPT})
+
+
 def test_without_a_proposal_there_is_no_ballot_ever() -> None:
     assert book(3, terms()).ballot_due(OPENED + 1e6) is None
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import pytest
 
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
 from ledger import pool as pool_module
-from ledger.jobs import Start, Stop, job_id
+from ledger.jobs import Job, Start, Stop, job_id
 from ledger.members import Approve, Register
 from ledger.pool import SIGNED_BYTES, transaction_digest
 from peer import node as node_module
@@ -157,6 +158,22 @@ def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
     pack.until(lambda shell: not shell.node.state.jobs.running())
     (closed,) = pack[0].node.take_round_changes()
     assert isinstance(closed, RoundClosed) and closed.key == (job, 0)
+
+
+def test_a_round_is_opened_with_what_tells_who_is_alive(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[bytes, float]] = []
+    real = pack[0].node.rounds.open
+
+    def opens(key: bytes, job: Job, now: float, spoken: Any, seconds: float, heard: dict[bytes, float]) -> Any:
+        told.append(dict(heard))
+        return real(key, job, now, spoken, seconds, heard)
+
+    monkeypatch.setattr(pack[0].node.rounds, "open", opens)
+    linked = pack.now
+    pack.cut(pack[0].me, pack[3].me)
+    pack.pass_time(50.0)
+    start_job(pack)
+    assert pack[3].me not in told[0] and all(told[0][pack[number].me] > linked for number in (1, 2))
 
 
 def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack) -> None:

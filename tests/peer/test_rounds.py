@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -550,3 +550,67 @@ def light_voter_waits(chain: Chain, before: list[tuple[int, float]]) -> float:
         chain.play(key)
     open_all(rounds, chain)
     return rounds.books[key].timers.replays
+
+
+# Whoever comes back ---------------------------------------------------------------------------------------------------
+
+
+def returning(chain: Chain, rounds: int, hears: Callable[[int], float | None], me: int = 0, rejected: int = 1) -> list[bool]:
+    """Whether the last trainer, never accepted, is waited for in each round that opens at second 0, 1, …
+
+    `hears` tells when something last came from it; None: there is no link.
+    """
+    key = chain.start(replace(LANGUAGE, rounds=rounds + 1))
+    mine, waited = rounds_of(chain, me), []
+    for number in range(rounds):
+        mine.follow(chain.ledger.state)
+        job = chain.ledger.state.jobs.jobs[key]
+        last, heard = job.trainers[-1], hears(number)
+        links = {} if heard is None else {last: NOW + heard}
+        mine.open(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
+        waited.append(last in mine.books[key].awaited)
+        assert (last in job.awaited) == (number == 0 or not rejected)
+        chain.play(key, rejected=rejected)
+    return waited
+
+
+def test_a_trainer_that_is_alive_is_waited_for_again_after_twice_as_many_rounds_each_time(chain: Chain) -> None:
+    """Else whoever is slower than the others, and was missing once, would never be accepted again."""
+    waited = returning(chain, 40, lambda number: number - 0.5)
+    assert [number for number, waits in enumerate(waited) if waits] == [0, 2, 5, 10, 19, 36]
+
+
+@pytest.mark.parametrize("heard", [lambda number: None, lambda number: min(number - 0.5, 0.5)])
+def test_whoever_is_dead_or_stopped_is_not_waited_for(chain: Chain, heard: Callable[[int], float | None]) -> None:
+    """A voter that is linked and says nothing: its process stands still."""
+    assert returning(chain, 20, heard) == [True] + [False] * 19
+
+
+def test_whoever_comes_back_is_waited_for_in_the_second_round_whatever_it_missed(chain: Chain) -> None:
+    waited = returning(chain, 30, lambda number: number - 0.5 if number >= 25 else None)
+    assert [number for number, waits in enumerate(waited) if waits] == [0, 26, 29]
+
+
+def test_what_is_accepted_is_forgotten(chain: Chain) -> None:
+    mine = rounds_of(chain)
+    key = chain.start(replace(LANGUAGE, rounds=9))
+    waited = []
+    for number, rejected in enumerate((1, 1, 1, 0, 1, 1, 1)):
+        mine.follow(chain.ledger.state)
+        job = chain.ledger.state.jobs.jobs[key]
+        links = dict.fromkeys(job.trainers, NOW + number - 0.5)
+        mine.open(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
+        waited.append(job.trainers[-1] in mine.books[key].timers.returning)
+        chain.play(key, rejected=rejected)
+    assert waited == [False, False, True, False, False, False, True]
+
+
+def test_the_pause_is_bounded(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "RETURN_ROUNDS_MAX", 4)
+    waited = returning(chain, 26, lambda number: number - 0.5)
+    assert [number for number, waits in enumerate(waited) if waits] == [0, 2, 5, 10, 15, 20, 25]
+
+
+def test_our_own_trainer_needs_no_link(chain: Chain) -> None:
+    last = max(range(len(chain.people)), key=lambda place: chain.people[place].public)
+    assert returning(chain, 3, lambda number: None, me=last) == [True, False, True]
