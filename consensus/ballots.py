@@ -91,7 +91,7 @@ class Outcome:
     """What the ballots of one closed round decided, a pure function of them."""
 
     accepted: dict[bytes, bytes]  # trainer -> proposal digest
-    rejected: dict[bytes, Verdict]  # trainer -> the reason given most often
+    rejected: dict[bytes, Verdict]  # trainer -> the reason that most give, UNJUDGED if no more than f give the same
     absent: frozenset[bytes]  # trainers that no more than f ballots of the block name
     unjudged: frozenset[bytes]  # trainers that more than f ballots could not judge
 
@@ -133,15 +133,15 @@ def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> Outcome:
     unjudged = {trainer for trainer, verdicts in reasons.items() if verdicts[Verdict.UNJUDGED] > terms.faults}
     return Outcome(
         accepted=dict(sorted(accepted.items())),
-        rejected={trainer: _reason(verdicts) for trainer, verdicts in sorted(reasons.items())},
+        rejected={trainer: _reason(verdicts, terms.faults) for trainer, verdicts in sorted(reasons.items())},
         absent=terms.trainers - accepted.keys() - reasons.keys(),
         unjudged=frozenset(unjudged),
     )
 
 
-def _reason(verdicts: Counter[Verdict]) -> Verdict:
-    """The reason most ballots give; a real one before UNJUDGED; ties go to the lower code."""
-    reasons = [verdict for verdict in verdicts if verdict is not Verdict.ACCEPT]
+def _reason(verdicts: Counter[Verdict], faults: int) -> Verdict:
+    """The reason most ballots give, if more than f do: fewer may have invented it. Ties go to the lower code."""
+    reasons = [verdict for verdict in verdicts if verdict is not Verdict.ACCEPT and verdicts[verdict] > faults]
     return max(reasons, key=lambda v: (v is not Verdict.UNJUDGED, verdicts[v], -v), default=Verdict.UNJUDGED)
 
 
@@ -334,7 +334,7 @@ class RoundBook:
         if accepts >= needed:
             return Verdict.ACCEPT
         still_out = len(self.terms.auditors) - len(ballots)
-        return _reason(verdicts) if accepts + still_out < needed else None
+        return _reason(verdicts, self.terms.faults) if accepts + still_out < needed else None
 
     def _ballot(self) -> Ballot:
         judgements = tuple(

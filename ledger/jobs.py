@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Protocol
 
@@ -22,7 +24,11 @@ from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
 
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
-FINISHED_KEPT_MAX = 64  # finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks
+# Finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks.
+TRAINED_KEPT_MAX = 32
+UNTRAINED_KEPT_MAX = 16  # anybody can have as many of them as there is time for
+WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, and beyond that no audited job begins
+FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + RUNNING_MAX  # all that run may end at once
 PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
 
 
@@ -145,13 +151,18 @@ class JobsModule:
         members: MembersState = modules["members"]
         if transaction.kind == "job/start":
             start = codec.decode(Start, transaction.content)
-            return self._start(state, members, job_id(author, transaction), start.spec, author, context.height)
+            audited = modules["audits"].jobs.keys()
+            return self._start(state, members, audited, job_id(author, transaction), start.spec, author, context.height)
         assert transaction.kind == "job/stop", transaction.kind
         return _stop(state, members, codec.decode(Stop, transaction.content).job, author, context.height)
 
-    def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
+    def _start(
+        self, state: JobsState, members: MembersState, audited: Set[bytes], key: bytes, spec: bytes, author: bytes, height: int
+    ) -> JobsState:
         terms = self.rules.terms(spec)
         running = state.running()
+        if terms.audits is not None and len(audited - running.keys()) >= WINDING_UP_MAX:
+            raise Refused(f"{WINDING_UP_MAX} finished jobs are audited still, the most at once")
         if len(running) >= RUNNING_MAX:
             raise Refused(f"{RUNNING_MAX} jobs are running, the most at once")
         clash = next(
@@ -179,7 +190,8 @@ class JobsModule:
         voters, author = members.round_voters, members.current(job.author)
         workers = {key for key, member in members.members.items() if TRAINER in member.roles}
         may_train = workers if terms.needs_worker else {author} if members.speaks(author) else set[bytes]()
-        trainers = tuple(sorted(key for key in may_train if suspended.get(key, 0) <= job.round)[:TRAINERS_MAX])
+        able = [key for key in may_train if suspended.get(key, 0) <= job.round]
+        trainers = tuple(sorted(sorted(able, key=partial(_seniority, members))[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()
         if terms.is_reexecuted:
             auditors = tuple(sorted(workers & set(voters))) if terms.needs_worker else voters
@@ -229,15 +241,38 @@ class JobsModule:
             return replace(job, phase=Phase.FINISHED, opened=height)
         return self.open_round(job, members, height, closed, suspended)
 
+    def bounded(self, jobs: dict[bytes, Job], members: MembersState, audited: Set[bytes]) -> dict[bytes, Job]:
+        """Forgets finished jobs when there are too many; once a block, after everything in it. What is `audited` stays.
+
+        First the oldest of those that trained nothing, then the oldest of whoever has the most: nobody can make others' results
+        go with jobs that cost nothing.
+        """
+        finished = [key for key, job in jobs.items() if job.phase is Phase.FINISHED and key not in audited]
+        finished.sort(key=lambda key: (jobs[key].opened, key))
+        untrained = [key for key in finished if not self._has_trained(jobs[key])]
+        trained = [key for key in finished if key not in untrained]
+        forgotten = set(untrained[: max(0, len(untrained) - UNTRAINED_KEPT_MAX)])
+        while len(trained) > TRAINED_KEPT_MAX:
+            authors = Counter(members.current(jobs[key].author) for key in trained)
+            oldest = max(trained, key=lambda key: authors[members.current(jobs[key].author)])  # the first of equals
+            trained.remove(oldest)
+            forgotten.add(oldest)
+        return {key: job for key, job in jobs.items() if key not in forgotten}
+
+    def _has_trained(self, job: Job) -> bool:
+        return bool(job.accepted) and self.rules.terms(job.spec).needs_worker
+
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
     job = state.jobs.get(key)
     if job is None or job.phase is not Phase.RUNNING:
         raise Refused("no such job is running")
+    if job.model_root == UNBUILT:
+        raise Refused("the job begins with this block, and can be stopped in a later one")
     is_author = author == members.current(job.author)
     if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop a job")
-    stops = tuple(sorted({*job.stops, author}))
+    stops = tuple(sorted({*job.stops, author} & {*members.voters, author}))
     enough = len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
     phase = Phase.FINISHED if is_author or enough else Phase.RUNNING
     opened = height if phase is Phase.FINISHED else job.opened
@@ -263,11 +298,10 @@ def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dic
     return {**jobs, **ended}
 
 
-def bounded(jobs: dict[bytes, Job]) -> dict[bytes, Job]:
-    """Forgets the jobs that finished first when there are too many; once a block, after everything in it."""
-    finished = sorted((job.opened, key) for key, job in jobs.items() if job.phase is Phase.FINISHED)
-    forgotten = {key for _, key in finished[: max(0, len(finished) - FINISHED_KEPT_MAX)]}
-    return {key: job for key, job in jobs.items() if key not in forgotten}
+def _seniority(members: MembersState, key: bytes) -> tuple[bool, int, bytes]:
+    """Where more can train than a round has room for, voters come first, then whoever was admitted first: one voter alone can
+    invite others without end, and keys can be chosen."""
+    return key not in members.voters, members.members[key].admitted, key
 
 
 @dataclass(frozen=True, slots=True)

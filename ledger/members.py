@@ -328,6 +328,9 @@ def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context
     invitation = open_signed(admit.invitation, context.chain_id, context.verifier, (Invitation,))
     if admit.invitation.signer not in state.voters or not state.speaks(admit.invitation.signer):
         raise Refused(f"the invitation is signed by {short_id(admit.invitation.signer)}, who does not vote")
+    invited = sum(member.invited_by == admit.invitation.signer for member in state.members.values())
+    if invited >= MEMBERS_MAX // len(state.voters):
+        raise Refused(f"{short_id(admit.invitation.signer)} has invited {invited} members, its share of all there can be")
     if invitation.expires < context.height or invitation.token in state.tokens:
         what_to_do = "ask whoever invited you for a new one, stop this peer and `peer join` the new one with the same --data-dir"
         raise Refused(f"the invitation has expired or was used: {what_to_do}")

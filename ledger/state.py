@@ -18,7 +18,7 @@ from ledger import members as membership
 from ledger.audits import AuditsState
 from ledger.docket import AuditsModule, follow
 from ledger.genesis import Genesis
-from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState, abandoned, bounded
+from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState, abandoned
 from ledger.members import MembersModule, MembersState
 from ledger.transactions import Context, Module, Refused
 from protocol import codec, merkle
@@ -286,7 +286,7 @@ class Rules:
         for key in started:  # other transactions of this block may have changed who votes and trains
             jobs[key] = self.jobs.open_round(jobs[key], members, height, None)
         jobs = self.jobs.renew_rounds(jobs, members, height, {key: audits.suspended(key) for key in jobs})
-        jobs = bounded(abandoned(jobs, members, height))
+        jobs = self.jobs.bounded(abandoned(jobs, members, height), members, audits.jobs.keys())
         changed = {
             **after.modules,
             "members": _unless_equal(state.members, members),

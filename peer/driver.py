@@ -272,11 +272,14 @@ class Driver:
                 if block.state_root != state.root:
                     return  # nothing can be built on a wrong state: it is restored, and then this begins anew
                 transition = self.rules.apply(state, block)
-                state = transition.finish(await self._step_models(transition))
+                before, state = state, transition.finish(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed]
                 encoded = self.rules.encode_state(state)
                 link = link_of(decided, VoterSet(state.members.voters))
                 await trio.to_thread.run_sync(self.store.save_state, state.height, state.root, encoded, rounds, link)
+                for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
+                    if not before.jobs.jobs[key].accepted:  # a model that was trained is not ours to delete
+                        await trio.to_thread.run_sync(self.host.discard, key)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -164,6 +165,12 @@ class ModelHost:
 
     def pin(self, models: frozenset[tuple[bytes, int]]) -> None:
         self._pinned = models
+
+    def discard(self, job: bytes) -> None:
+        """Deletes what belongs to a job that the ledger has forgotten, unless it is still part of a snapshot."""
+        if not any(job == name for name, _ in self._pinned):
+            self._forget(job)
+            shutil.rmtree(self.directory(job, 0).parent, ignore_errors=True)
 
     def _save(self, model: ReplicatedModel) -> bytes:
         directory = self.directory(model.job, model.round)

@@ -178,13 +178,15 @@ def test_what_no_more_than_f_ballots_name_counts_as_absent() -> None:
     assert outcome(terms(), votes).rejected == {KEYS[1]: REPLAY}
 
 
-def test_the_reason_is_the_one_given_most_often_and_unjudged_only_if_there_is_no_other() -> None:
+def test_the_reason_is_the_one_given_most_often_by_more_than_liars_and_else_unjudged() -> None:
     def reason(*verdicts: Verdict) -> Verdict:
         votes = {key: ballot({0: verdict}) for key, verdict in zip(KEYS, verdicts, strict=False)}
         return outcome(terms(7), votes).rejected[KEYS[0]]
 
-    assert reason(REPLAY, REPLAY, NORM, ACCEPT, ACCEPT) is REPLAY
-    assert reason(NORM, REPLAY, UNJUDGED, UNJUDGED, UNJUDGED) is NORM
+    assert reason(REPLAY, REPLAY, REPLAY, NORM, NORM) is REPLAY
+    assert reason(NORM, NORM, NORM, UNJUDGED, UNJUDGED, UNJUDGED, UNJUDGED) is NORM
+    assert reason(REPLAY, REPLAY, NORM, ACCEPT, ACCEPT) is UNJUDGED
+    assert reason(NORM, NORM, UNJUDGED, UNJUDGED, UNJUDGED) is UNJUDGED
     assert reason(UNJUDGED, UNJUDGED, UNJUDGED, ACCEPT, ACCEPT) is UNJUDGED
 
 
@@ -463,7 +465,7 @@ def test_a_light_voter_accepts_only_what_more_than_half_of_all_re_executors_acce
     assert light([accept, accept]).verdict(KEYS[0]) is ACCEPT
     assert light([accept, reject]).verdict(KEYS[0]) is None
     assert light([reject, reject]).verdict(KEYS[0]) is REPLAY
-    assert light([unnamed, reject]).verdict(KEYS[0]) is REPLAY
+    assert light([unnamed, reject]).verdict(KEYS[0]) is UNJUDGED
     assert light([unnamed, unnamed]).verdict(KEYS[0]) is UNJUDGED
 
 

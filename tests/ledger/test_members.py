@@ -100,6 +100,15 @@ def test_an_invitation_admits_one_member_who_trains_and_votes_only_when_it_says_
     assert NEW.public not in world.state.members.voters
 
 
+def test_nobody_invites_more_than_its_share_of_all_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One voter alone could else leave no room for anybody, nor for a new key of a member."""
+    monkeypatch.setattr(members, "MEMBERS_MAX", 11)
+    for person, token in ((PEOPLE[8], PEOPLE[10]), (PEOPLE[9], PEOPLE[11])):
+        world.decide(world.admission(person, token=token))
+    assert "has invited 2 members, its share" in (world.problem(world.admission(PEOPLE[7])) or "")
+    assert world.problem(world.admission(PEOPLE[7], by=PEOPLE[1])) is None
+
+
 def test_an_invitation_is_used_once(world: World) -> None:
     world.decide(world.admission(NEW))
     assert "expired or was used" in (world.problem(world.admission(OTHER)) or "")

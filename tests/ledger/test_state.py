@@ -12,7 +12,7 @@ from consensus.ballots import Closing
 from ledger import jobs
 from ledger import state as state_module
 from ledger.genesis import TRAINER
-from ledger.jobs import RUNNING_MAX, UNBUILT, Phase, Start, Stop
+from ledger.jobs import RUNNING_MAX, UNBUILT, Phase, Start, Stop, job_id
 from ledger.ledger import Ledger
 from ledger.members import Leave, Register, Stand
 from ledger.state import EMPTY_BODY, Body, decode_body
@@ -22,7 +22,8 @@ from protocol.identity import Signed, sign
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Verdict
-from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, UNAUDITED, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World
+from tests.sim.keys import FastSigner
 from training.spec import JobSpec, Objective
 
 ACCEPT, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED
@@ -187,18 +188,22 @@ def test_the_number_of_running_jobs_is_bounded(world: World) -> None:
     assert f"{RUNNING_MAX} jobs are running" in (world.problem(world.tx(PEOPLE[0], "job/start", Start(SCRATCH))) or "")
 
 
-def test_the_jobs_that_finished_first_are_forgotten_and_running_ones_never(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "FINISHED_KEPT_MAX", 2)
+@pytest.mark.parametrize("spec", [SCRATCH, LANGUAGE])
+def test_the_jobs_that_finished_first_are_forgotten_and_running_ones_never(
+    world: World, monkeypatch: pytest.MonkeyPatch, spec: bytes
+) -> None:
+    monkeypatch.setattr(jobs, "UNTRAINED_KEPT_MAX" if spec == SCRATCH else "TRAINED_KEPT_MAX", 2)
     lasting = world.start(PEOPLE[3], SCRATCH)
     keys = []
     for _ in range(5):
-        keys.append(world.start(PEOPLE[0], SCRATCH + b":1"))
+        keys.append(world.start(PEOPLE[0], spec + b":1"))
         world.decide(closings=(world.closing(keys[-1]),))
     assert set(world.state.jobs.jobs) == {lasting, *keys[-2:]}
 
 
 def test_a_job_that_its_own_block_closes_and_stops_is_not_forgotten_in_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "FINISHED_KEPT_MAX", 1)
+    monkeypatch.setattr(jobs, "UNTRAINED_KEPT_MAX", 1)
+    monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 1)
     old = world.start(PEOPLE[0], LANGUAGE + b":99")
     for _ in range(3):
         key = world.start(PEOPLE[1], SCRATCH + b":1")
@@ -207,6 +212,88 @@ def test_a_job_that_its_own_block_closes_and_stops_is_not_forgotten_in_it(world:
     start = world.tx(PEOPLE[0], "job/start", Start(LANGUAGE), ahead=2)
     world.decide(stop, start, closings=(world.closing(old),))
     assert world.job(old).phase is Phase.FINISHED and len(world.state.jobs.running()) == 1
+
+
+def test_a_job_can_be_stopped_from_the_block_after_its_start_on(world: World) -> None:
+    """Else one block could begin, end and forget any number of them."""
+    person = PEOPLE[0]
+    start = world.tx(person, "job/start", Start(LANGUAGE))
+    key = job_id(person.public, world.rules.open_transaction(start))
+    assert "stopped in a later one" in (world.problem(start, world.tx(person, "job/stop", Stop(key), ahead=2)) or "")
+    world.decide(start)
+    world.decide(world.tx(person, "job/stop", Stop(key)))
+    assert world.job(key).phase is Phase.FINISHED
+
+
+def test_a_leaders_block_from_a_pool_full_of_starts_and_stops_may_be_decided(world: World) -> None:
+    newcomer = PEOPLE[8]
+    world.decide(world.admission(newcomer))
+    for place in range(65):
+        start = world.tx(newcomer, "job/start", Start(SCRATCH), ahead=2 * place + 1)
+        stop = Stop(job_id(newcomer.public, world.rules.open_transaction(start)))
+        world.ledger.pool.add(start)
+        world.ledger.pool.add(world.tx(newcomer, "job/stop", stop, ahead=2 * place + 2))
+    for _ in range(3):
+        body = world.ledger.propose(world.state.height + 1, 0)
+        assert body is not None and world.ledger.check(world.state.height + 1, body, PEOPLE[0].public) is None
+        world.decide_body(body)
+    assert len(world.state.jobs.jobs) == 3
+
+
+def test_nobodys_cheap_jobs_make_others_results_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 3)
+    monkeypatch.setattr(jobs, "UNTRAINED_KEPT_MAX", 2)
+
+    def ended(person: FastSigner, spec: bytes) -> bytes:
+        key = world.start(person, spec)
+        world.decide(closings=(world.closing(key),))
+        return key
+
+    result = ended(PEOPLE[0], LANGUAGE + b":1")
+    scratch = [ended(PEOPLE[1], SCRATCH + b":1") for _ in range(4)]
+    others = [ended(PEOPLE[1], LANGUAGE + b":1") for _ in range(4)]
+    assert set(world.state.jobs.jobs) == {result, *scratch[-2:], *others[-2:]}
+
+
+def test_a_job_that_is_audited_still_stays_and_too_many_of_them_let_no_audited_job_begin(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever can end enough other jobs ends audits and suspensions, and takes everybody's rewards."""
+    monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
+    monkeypatch.setattr(jobs, "WINDING_UP_MAX", 2)
+    keys = []
+    for _ in range(2):
+        keys.append(world.start(PEOPLE[0], SAMPLED + b":1"))
+        world.decide(closings=(world.closing(keys[-1]),))
+    assert set(world.state.jobs.jobs) == set(world.state.audits.jobs) == set(keys)
+    assert "2 finished jobs are audited still" in (world.problem(world.tx(PEOPLE[0], "job/start", Start(SAMPLED))) or "")
+    assert world.problem(world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))) is None
+
+
+def test_whoever_gave_up_its_vote_counts_no_more_for_ending_a_job(world: World) -> None:
+    key = world.start(PEOPLE[3])
+    world.decide(world.tx(PEOPLE[0], "job/stop", Stop(key)))
+    world.decide(world.tx(PEOPLE[0], "member/leave", Leave()))
+    while PEOPLE[0].public in world.state.members.voters:
+        world.decide()
+    world.decide(world.tx(PEOPLE[1], "job/stop", Stop(key)))
+    assert world.job(key).stops == (PEOPLE[1].public,)
+
+
+def test_where_too_many_can_train_voters_come_first_and_then_whoever_came_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys can be chosen, and one voter alone can invite as many as it likes."""
+    monkeypatch.setattr(jobs, "TRAINERS_MAX", 4)
+    early, late = sorted(PEOPLE[8:10], key=lambda person: person.public, reverse=True)
+    for person, token in ((early, PEOPLE[10]), (late, PEOPLE[11])):
+        world.decide(world.admission(person, token=token))
+        world.decide(world.tx(person, "member/register", Register((TRAINER,))))
+    world.decide(world.tx(PEOPLE[3], "member/register", Register((TRAINER,))))
+    for expected in (PEOPLE[:4], [*PEOPLE[:3], early]):
+        key = world.start()
+        assert world.job(key).trainers == tuple(sorted(person.public for person in expected))
+        world.decide(world.tx(PEOPLE[0], "job/stop", Stop(key)), world.tx(PEOPLE[3], "member/register", Register(())))
 
 
 def test_rounds_close_one_after_the_other_until_the_job_is_finished(world: World) -> None:
