@@ -247,6 +247,13 @@ def journal(peer: DemoPeer) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
+def voted(peer: DemoPeer) -> int:
+    """The last height at which this peer has signed a vote, as its own journal has it."""
+    with journal(peer) as database:
+        height: int = database.execute("SELECT coalesce(max(height), 0) FROM votes").fetchone()[0]
+    return height
+
+
 @asynccontextmanager
 async def running(
     peers: int,

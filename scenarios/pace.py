@@ -12,12 +12,13 @@ from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
 from peer.demo import DemoPeer
 from protocol.api import RoundView
 from protocol.identity import peer_id
-from scenarios.network import Network, Watch, holds
+from scenarios.network import Network, Watch, holds, voted
 from scenarios.trials import Trial
 
 NORMAL_ROUNDS = 6  # with everybody there: their median is the normal time of a round
 SLOWER_MAX = 1.5  # times the normal time, from the second round after the one of the fault
-BACK_SECONDS_MAX = 60.0  # for a peer that was hurt until its proposal, or its ballot, is decided again
+BACK_SECONDS_MAX = 60.0  # for a peer that was hurt until its proposal is decided and it votes again
+RECENT_HEIGHTS = 4
 STALL_SECONDS_MAX = 120.0  # nothing here takes that long: whatever is being waited for will not come
 
 
@@ -58,10 +59,14 @@ async def works(peer: DemoPeer, asked: DemoPeer) -> bool:
 
 
 async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:
-    """Whether the last round has this peer's ballot and, if it trains, has accepted its proposal."""
+    """Whether it has signed something at one of the last heights and, if it trains, the last round has accepted its proposal.
+
+    A round is closed without the slowest ballots, and a height decided without the slowest votes: those may be its own for long.
+    """
     key = peer_id(peer.identity.public)
     last = await asked.client.rounds(1)
-    return any(key in view.ballots and (not peer.trains or view.verdicts.get(key) == "accept") for view in last)
+    has_voted = voted(peer) > (await asked.client.status()).height - RECENT_HEIGHTS
+    return has_voted and (not peer.trains or any(view.verdicts.get(key) == "accept" for view in last))
 
 
 async def goes_on(asked: DemoPeer, rounds: int) -> None:
