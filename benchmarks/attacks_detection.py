@@ -75,7 +75,7 @@ def _rounds(spec: JobSpec, peers: int, liars: int, chance: random.Random) -> Ite
         false = {step for step in range(spec.local_steps) if chance.random() < CHEATED}
         nonces = {key: chance.randbytes(NONCE_BYTES) for key in keys}
         tickets = draws.tickets_for(JOB, number, nonces, keys[0], keys[1:])
-        drawn = draws.draw(tickets, spec.auditors, spec.audit_rate, spec.local_steps)
+        drawn = draws.draw(tickets, peers - 1, spec.auditors, spec.audit_rate, spec.local_steps)
         found = any(step in false for key, step in drawn.items() if key in keys[liars:])
         yield len(drawn), found
         if found:

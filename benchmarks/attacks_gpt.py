@@ -250,8 +250,9 @@ class Run:
         }
         for trainer in trainers:
             auditors = [key for key in self.world.honest if key != trainer]  # the lying ones report nothing
-            tickets = draws.tickets_for(JOB, number, nonces, trainer, [key for key in everybody if key != trainer])
-            drawn = draws.draw(tickets, self.world.spec.auditors, self.world.spec.audit_rate, self.world.spec.local_steps)
+            spec, others = self.world.spec, [key for key in everybody if key != trainer]
+            tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
+            drawn = draws.draw(tickets, len(others), spec.auditors, spec.audit_rate, spec.local_steps)
             self.outcome.audits += len(drawn)
             caught = any(key in auditors for key in drawn)
             if trainer in self.world.lying and caught and all(liar != trainer for _, liar in self.pending):

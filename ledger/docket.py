@@ -349,7 +349,7 @@ class Docket:
         others = [key for key in reexecutors if self._members.current(key) != self._members.current(signed.signer)]
         tickets = draws.tickets_for(self._key, closed.round, nonces, signed.signer, others)
         proposal = codec.decode_message(signed.body, (Proposal,))
-        return Drawn(proposal, draws.draw(tickets, self._terms.auditors, self._terms.rate, self._terms.steps))
+        return Drawn(proposal, draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate, self._terms.steps))
 
     def _remember(self, closed: ClosedRound) -> None:
         """Of those who vote; who has not been heard is still bound to what it said last."""
