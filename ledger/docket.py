@@ -328,8 +328,9 @@ class Docket:
         job, current = self._job, self._members.current
         accepted = [signed for signed in closed.proposals if self._is_trusted(signed.signer)]
         reexecutors = tuple(key for key in job.auditors if self._is_trusted(key) and current(key) not in self._unheard)
-        nonces = draws.matching(closed.reveals, self._commitments)
-        nonces = {key: nonces[key] for key in reexecutors if key in nonces}
+        revealed = draws.matching(closed.reveals, self._commitments)
+        self._make_up(revealed)
+        nonces = {key: revealed[key] for key in reexecutors if key in revealed}
         drawn = {signed.signer: self._draw(closed, signed, reexecutors, nonces) for signed in accepted}
         faults = faults_tolerated(len(job.voters))
         self._rounds[closed.round] = RoundAudits(len(nonces), faults, reexecutors, drawn)
@@ -339,6 +340,21 @@ class Docket:
             trainer = current(signed.signer)
             self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
 
+    def _make_up(self, revealed: Mapping[bytes, bytes]) -> None:
+        """Draws whose ballots were not decided since they committed, for the rounds that they missed.
+
+        A leader that leaves out the ballots that would find its like delays that by a round, and no more.
+        """
+        for number, audits in list(self._rounds.items()):
+            missed = (key for key in audits.reexecutors if key in revealed and self._commitments[key].round < number)
+            nonces = {key: revealed[key] for key in missed}
+            if audits.nonces and self._is_open(number):  # otherwise all were drawn, or it is too late
+                more = {trainer: self._steps(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
+                drawn = {
+                    key: replace(old, steps=dict(sorted((old.steps | more[key]).items()))) for key, old in audits.drawn.items()
+                }
+                self._rounds[number] = replace(audits, nonces=audits.nonces + len(nonces), drawn=drawn)
+
     def _is_trusted(self, key: bytes) -> bool:
         person = self._members.current(key)
         return person not in self._suspended and not self._members.is_expelled(person)
@@ -346,10 +362,16 @@ class Docket:
     def _draw(self, closed: ClosedRound, signed: Signed, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]) -> Drawn:
         """Where nobody revealed anything, as in a job's first round, the model root is everybody's nonce: all can foresee it."""
         nonces = nonces or dict.fromkeys(reexecutors, self._job.model_root)
-        others = [key for key in reexecutors if self._members.current(key) != self._members.current(signed.signer)]
-        tickets = draws.tickets_for(self._key, closed.round, nonces, signed.signer, others)
         proposal = codec.decode_message(signed.body, (Proposal,))
-        return Drawn(proposal, draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate, self._terms.steps))
+        return Drawn(proposal, self._steps(closed.round, signed.signer, reexecutors, nonces))
+
+    def _steps(
+        self, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
+    ) -> dict[bytes, int]:
+        """Those that the owners of these nonces are to replay, by auditor."""
+        others = [key for key in reexecutors if self._members.current(key) != self._members.current(trainer)]
+        tickets = draws.tickets_for(self._key, number, nonces, trainer, others)
+        return draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate, self._terms.steps)
 
     def _remember(self, closed: ClosedRound) -> None:
         """Of those who vote; who has not been heard is still bound to what it said last."""

@@ -197,6 +197,46 @@ def test_a_voter_whose_ballot_was_not_decided_is_bound_to_what_it_said_last(cour
     assert court.audits.rounds[2].nonces == 4
 
 
+def left_out(court: Court, *voters: bytes) -> None:
+    """Closes a round without the ballots of these."""
+    everybody = court.job(court.key).voters
+    verdicts = dict.fromkeys(everybody, Verdict.ACCEPT)
+    court.vote(court.key, verdicts, tuple(voter for voter in everybody if voter not in voters))
+    closing = court.ledger.books[court.key].closing()
+    assert closing is not None
+    court.decide(closings=(closing,))
+
+
+def steps(court: Court, number: int) -> dict[bytes, dict[bytes, int]]:
+    return {trainer: drawn.steps for trainer, drawn in court.audits.rounds[number].drawn.items()}
+
+
+def test_a_leader_that_leaves_out_who_would_find_its_like_delays_that_until_their_next_ballots() -> None:
+    fair, led = Court(10, window=9), Court(10, window=9)
+    fair.round(3)
+    led.round()
+    found = [key for key in steps(fair, 1)[A] if key not in (B, C)]
+    assert 0 < len(found) <= 3
+    left_out(led, *found)
+    assert not set(found) & steps(led, 1)[A].keys() and led.audits.rounds[1].nonces == 10 - len(found)
+    led.round()
+    assert steps(led, 1) == steps(fair, 1) and led.audits.rounds[1].nonces == 10
+    assert all(list(drawn) == sorted(drawn) for drawn in steps(led, 1).values()), "as after a snapshot"
+    led.round()
+    assert steps(led, 1) == steps(fair, 1), "and only once"
+
+
+def test_who_is_left_out_for_long_is_drawn_for_all_rounds_that_are_open_and_can_still_report() -> None:
+    court = Court(auditors=3)
+    court.round()
+    for _ in range(AUDITS.window + 1):
+        left_out(court, D)
+    court.round()
+    assert {number: D in steps(court, number)[A] for number in court.audits.rounds} == {3: True, 4: True, 5: True}
+    due = next(due for person, due in court.due(A) if person.public == D)
+    assert due.round == 3 and court.problem(court.said(PEOPLE[3], due)) is None
+
+
 def test_only_jobs_with_sampled_audits_draw_any() -> None:
     world = World(4, 4)
     key = world.start(spec=UNAUDITED)
