@@ -99,6 +99,8 @@ class JobAudits:
     unheard: Persons = field(default_factory=dict)  # challenger -> the first round in which it may be drawn again
     # Trainer -> the rounds whose reward is not its own yet.
     unvested: Annotated[dict[Key, Rounds], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    # Trainer -> re-executor -> how often most others could replay what it said was withheld.
+    withheld: Annotated[dict[Key, Persons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

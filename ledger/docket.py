@@ -42,7 +42,9 @@ from protocol.reasons import Finding
 if TYPE_CHECKING:
     from ledger.state import State
 
-FALSE_CHALLENGES_MAX = 3  # then the challenger is neither drawn nor heard for as long as a first suspension takes
+# Then the challenger is neither drawn nor heard for as long as a first suspension takes; after `withheld` it is not drawn for
+# that trainer any more.
+FALSE_CHALLENGES_MAX = 3
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 AFTERMATH_HEIGHTS = 1_000  # in which a job that ended can still be audited; as long as a transaction may wait
 NO_ROUND = 2**53 - 1  # later than any
@@ -144,11 +146,13 @@ class Docket:
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
         self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
         self._suspended, self._unheard = dict(audits.suspended), dict(audits.unheard)
+        self._withheld = dict(audits.withheld)
         self._standings, self._log = dict(state.standings), list(state.log)
 
     def done(self) -> AuditsState:
         self._tidy()
-        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, self._suspended, self._unheard, self._unvested)
+        tables = (self._suspended, self._unheard, self._unvested, self._withheld)
+        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables)
         return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
 
     # Reports and verdicts
@@ -262,16 +266,32 @@ class Docket:
 
     def _drop_audits_of(self, trainer: bytes) -> None:
         """One suspension is enough for all that was done before it."""
+        self._withheld.pop(trainer, None)
         self._disputes = [other for other in self._disputes if self._members.current(other.trainer) != trainer]
         for number, audits in list(self._rounds.items()):
             drawn = {key: drawn for key, drawn in audits.drawn.items() if self._members.current(key) != trainer}
             self._rounds[number] = replace(audits, drawn=drawn)
 
     def _refute(self, dispute: Dispute) -> None:
+        """Of who says that something is withheld, and a trainer that served most others, one lies, and nobody can tell which. So
+        they are kept apart; a trainer that is to be kept apart from more than can lie is the liar.
+        """
+        trainer = self._members.current(dispute.trainer)
         for challenger, finding in dispute.challenges.items():
-            if finding is not Finding.WITHHELD:  # a liar may have served all but this one, to make it look like one
-                self._hold_against(self._members.current(challenger))
-        self._end(dispute, Result.REFUTED)
+            person = self._members.current(challenger)
+            if finding is Finding.WITHHELD:
+                known = self._withheld.get(trainer, {})
+                self._withheld[trainer] = {**known, person: known.get(person, 0) + 1}
+            else:
+                self._hold_against(person)
+        if len(self._kept_from(trainer)) > self._rounds[dispute.round].faults:
+            self._suspend(dispute)
+        else:
+            self._end(dispute, Result.REFUTED)
+
+    def _kept_from(self, trainer: bytes) -> set[bytes]:
+        """Who is not drawn for this trainer any more."""
+        return {key for key, times in self._withheld.get(trainer, {}).items() if times >= FALSE_CHALLENGES_MAX}
 
     def _hold_against(self, challenger: bytes) -> None:
         self._count(challenger, refuted=1)
@@ -369,7 +389,9 @@ class Docket:
         self, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
     ) -> dict[bytes, int]:
         """Those that the owners of these nonces are to replay, by auditor."""
-        others = [key for key in reexecutors if self._members.current(key) != self._members.current(trainer)]
+        current = self._members.current
+        apart = {current(trainer), *self._kept_from(current(trainer))}
+        others = [key for key in reexecutors if current(key) not in apart]
         tickets = draws.tickets_for(self._key, number, nonces, trainer, others)
         return draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate, self._terms.steps)
 
@@ -455,6 +477,7 @@ def follow(state: AuditsState, members: MembersState) -> AuditsState:
             suspended=rekeyed(audits.suspended),
             unheard=rekeyed(audits.unheard),
             unvested=rekeyed(audits.unvested),
+            withheld=rekeyed({key: rekeyed(times) for key, times in audits.withheld.items()}),
         )
         for key, audits in state.jobs.items()
     }
@@ -467,3 +490,5 @@ def _persons(state: AuditsState) -> Iterator[bytes]:
         yield from audits.suspended
         yield from audits.unheard
         yield from audits.unvested
+        yield from audits.withheld
+        yield from (person for times in audits.withheld.values() for person in times)

@@ -237,6 +237,30 @@ def test_who_is_left_out_for_long_is_drawn_for_all_rounds_that_are_open_and_can_
     assert due.round == 3 and court.problem(court.said(PEOPLE[3], due)) is None
 
 
+def test_who_is_left_out_is_not_drawn_for_a_round_that_is_only_kept_for_a_dispute() -> None:
+    court = Court(auditors=3)
+    court.round()
+    left_out(court, D)
+    left_out(court, D)
+    left_out(court, D)
+    court.say(*next(item for item in court.due(A) if item[1].round == 1), MISMATCH)
+    left_out(court, D)
+    court.round()
+    assert steps(court, 1) == {A: {}} and D in steps(court, 3)[A]
+
+
+def test_where_all_were_drawn_by_the_model_root_nobody_is_drawn_again() -> None:
+    court = Court(auditors=3)
+    court.round()
+    court.nonces = lambda key, voter: (None, commitment_to(nonce_of(voter, 1)))  # type: ignore[method-assign]
+    left_out(court, D)
+    del court.nonces  # type: ignore[misc]
+    foreseen = steps(court, 1)
+    assert court.audits.rounds[1].nonces == 0 and D in foreseen[A]
+    court.round()
+    assert steps(court, 1) == foreseen and court.audits.rounds[1].nonces == 0
+
+
 def test_only_jobs_with_sampled_audits_draw_any() -> None:
     world = World(4, 4)
     key = world.start(spec=UNAUDITED)
@@ -507,6 +531,64 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
 def test_that_something_could_not_be_got_is_not_held_against_who_says_so(court: Court) -> None:
     refute(court, D, WITHHELD)
     assert court.standing(D).refuted == 0
+
+
+def withheld(court: Court, auditor: FastSigner, trainer: bytes) -> None:
+    """Says that this trainer withholds a step, as soon as it is drawn for one, which the others replay."""
+    while not any(person is auditor for person, _ in court.due(trainer)):
+        court.round()
+    due = next(due for person, due in court.due(trainer) if person is auditor)
+    court.say(auditor, due, WITHHELD)
+    while court.audits.disputes and not court.suspended(trainer):
+        court.judge(MATCH, 1)
+
+
+def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
+    """In the last round."""
+    return set(court.audits.rounds[court.job(court.key).round - 1].drawn[trainer].steps)
+
+
+def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_drawn_for_it_any_more() -> None:
+    """And nothing is held against either: one of the two lies, and nobody can tell which."""
+    court = Court(auditors=2, window=20)
+    for _ in range(FALSE_CHALLENGES_MAX):
+        withheld(court, PEOPLE[3], A)
+    assert court.audits.withheld == {A: {D: FALSE_CHALLENGES_MAX}} and not court.audits.unheard
+    assert not court.suspended(A) and not court.standing(D).refuted
+    court.round()
+    assert drawn_for(court, A) == {B, C}, "both are drawn for sure now: as many audits as before"
+    court.round(8)
+    assert all(
+        D not in of.drawn[A].steps for number, of in court.audits.rounds.items() if number > court.job(court.key).round - 9
+    )
+    assert any(D in of.drawn[B].steps for of in court.audits.rounds.values())
+    assert court.problem(unasked(court, PEOPLE[3], A, court.job(court.key).round - 1)) is None, "but for what it can prove"
+
+
+@pytest.mark.parametrize(("n", "faults"), [(4, 1), (7, 2)])
+def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int) -> None:
+    court = Court(n, auditors=6, window=20)
+    for auditor in PEOPLE[1 : 1 + faults]:
+        for _ in range(FALSE_CHALLENGES_MAX):
+            withheld(court, auditor, A)
+    assert not court.suspended(A) and set(court.audits.withheld[A]) == {person.public for person in PEOPLE[1 : 1 + faults]}
+    for said in range(FALSE_CHALLENGES_MAX):
+        assert not court.suspended(A), said
+        withheld(court, PEOPLE[1 + faults], A)
+    assert court.suspended(A) and not court.audits.withheld, "it begins anew"
+    assert court.log[-1][:2] == (Result.SUSPENDED, A) and court.standing(PEOPLE[1 + faults].public).upheld == 1
+
+
+def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -> None:
+    court = Court(auditors=3, window=20)
+    for _ in range(FALSE_CHALLENGES_MAX):
+        withheld(court, PEOPLE[3], A)
+    rotated(court, PEOPLE[3])
+    assert court.audits.withheld == {A: {NEW.public: FALSE_CHALLENGES_MAX}}
+    court.round(4)
+    assert drawn_for(court, A) == {B, C} and NEW.public in drawn_for(court, B)
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.audits == court.state.audits
 
 
 def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
