@@ -101,6 +101,7 @@ class JobAudits:
     unvested: Annotated[dict[Key, Rounds], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # Trainer -> re-executor -> how often most others could replay what it said was withheld.
     withheld: Annotated[dict[Key, Persons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # of those in `suspended`
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,12 +146,12 @@ class Docket:
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
         self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
         self._suspended, self._unheard = dict(audits.suspended), dict(audits.unheard)
-        self._withheld = dict(audits.withheld)
+        self._withheld, self._causes = dict(audits.withheld), dict(audits.causes)
         self._standings, self._log = dict(state.standings), list(state.log)
 
     def done(self) -> AuditsState:
         self._tidy()
-        tables = (self._suspended, self._unheard, self._unvested, self._withheld)
+        tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes)
         audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables)
         return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
 
@@ -262,6 +262,7 @@ class Docket:
         for challenger in dispute.challenges:
             self._count(self._members.current(challenger), upheld=1)
         self._end(dispute, Result.SUSPENDED)
+        self._causes[trainer] = self._log[-1]
         self._drop_audits_of(trainer)
 
     def _drop_audits_of(self, trainer: bytes) -> None:
@@ -316,6 +317,7 @@ class Docket:
         for trainer, rounds in list(self._unvested.items()):
             self._vest(trainer, rounds, closed)
         self._suspended = {key: until for key, until in self._suspended.items() if until > closed + 1}
+        self._causes = {key: self._causes[key] for key in self._suspended}
         self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
 
     def _is_open(self, number: int) -> bool:
@@ -477,6 +479,7 @@ def follow(state: AuditsState, members: MembersState) -> AuditsState:
             suspended=rekeyed(audits.suspended),
             unheard=rekeyed(audits.unheard),
             unvested=rekeyed(audits.unvested),
+            causes=rekeyed(audits.causes),
             withheld=rekeyed({key: rekeyed(times) for key, times in audits.withheld.items()}),
         )
         for key, audits in state.jobs.items()

@@ -456,6 +456,22 @@ def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(c
     assert A in job.trainers and A in job.awaited and not court.audits.suspended
 
 
+def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_much_is_logged_meanwhile() -> None:
+    court = Court(suspension_rounds=12)
+    court.round(2)
+    court.convict(A)
+    (cause,) = [entry for entry in court.state.audits.log if entry.result is Result.SUSPENDED]
+    court.round(11, trainers=(B, C, D))
+    rotated(court, PEOPLE[0])
+    court.round(trainers=(B, C, D))
+    assert len(court.log) == LOG_MAX and cause not in court.state.audits.log
+    assert court.audits.causes == {NEW.public: cause}
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.audits == court.state.audits
+    court.round(trainers=(B, C, D))
+    assert not court.audits.suspended and not court.audits.causes
+
+
 def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job(court: Court) -> None:
     court.round()
     court.convict(A)
