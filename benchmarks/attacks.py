@@ -4,7 +4,7 @@ Three tables. Digits: a small network on handwritten digits, 13 trainers, the ac
 check can see, for every aggregation rule (the plain mean as the negative control), without any audit; rules that are there only
 for comparison get the first seed alone. GPT: every attack of the suite on a language model, with audits full, sampled and off,
 against a clean run of the honest trainers alone. Detection: how soon sampled audits, at the rate of each preset, suspend who
-cheats in two of five steps, and what they replay; nothing is trained for it.
+cheats in two of five steps, or in one of a round, and what they replay; nothing is trained for it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Gpt:
     rejected: dict[str, int]
     audits_per_proposal: float
     suspended_by_round: int | None  # the latest of all seeds; None: not all liars in every seed
+    found: dict[str, float]  # with sampled audits: share of the accepted lies in which that kind of liar is found
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -121,6 +122,7 @@ def gpt_row(spec: JobSpec, found: list[tuple[on_gpt.Outcome, float]]) -> Gpt:
         rejected,
         sum(outcome.audits for outcome in outcomes) / proposals,
         None if None in suspended else max(number for number in suspended if number is not None),
+        {lie: sum(outcome.found[lie] for outcome in outcomes) / max(1, accepted) for lie in on_detection.LIES},
     )
 
 
@@ -144,7 +146,15 @@ def digits_table(rows: list[Digits]) -> Table:
 
 def gpt_table(rows: list[Gpt]) -> Table:
     table = Table(title="GPT: held-out loss over that of a clean run of the honest alone")
-    for heading in ("attack", "n", "b", *(audit.value for audit in Audit), "lies refused because", "all suspended by"):
+    for heading in (
+        "attack",
+        "n",
+        "b",
+        *(audit.value for audit in Audit),
+        "lies refused because",
+        "all suspended by",
+        *on_detection.LIES,
+    ):
         table.add_column(heading, justify="right", overflow="fold")
     places: dict[tuple[str, int, int], dict[str, Gpt]] = {}
     for row in rows:
@@ -154,17 +164,25 @@ def gpt_table(rows: list[Gpt]) -> Table:
         reasons = ", ".join(found[Audit.FULL].rejected) if Audit.FULL in found else ""
         sampled = found.get(Audit.SAMPLED)
         when = "" if sampled is None or sampled.suspended_by_round is None else f"round {sampled.suspended_by_round}"
-        table.add_row(attack, str(peers), str(liars), *ratios, reasons, when)
+        shares = ["" if sampled is None else f"{sampled.found[lie]:.2f}" for lie in on_detection.LIES]
+        table.add_row(attack, str(peers), str(liars), *ratios, reasons, when, *shares)
     return table
 
 
 def detection_table(rows: list[Detection]) -> Table:
-    table = Table(title=f"who cheats in {on_detection.CHEATED:.0%} of its steps, under sampled audits")
+    table = Table(title="who cheats, under sampled audits")
     soon = f"suspended in {on_detection.ROUNDS} rounds"
-    for heading in ("preset", "n", "f", "H", "rate × auditors", soon, "99 % in", "steps replayed ÷ full"):
+    for heading in ("preset", "n", "f", "H", "cheats in", "rate × auditors", soon, "99 % in", "steps replayed ÷ full"):
         table.add_column(heading, justify="right")
     for row in rows:
-        sizes = (row.preset, str(row.peers), str(row.liars), str(row.local_steps), f"{row.audit_rate:g} × {row.auditors}")
+        sizes = (
+            row.preset,
+            str(row.peers),
+            str(row.liars),
+            str(row.local_steps),
+            row.lie,
+            f"{row.audit_rate:g} × {row.auditors}",
+        )
         needed = "never" if row.rounds_needed is None else f"{row.rounds_needed} rounds"
         table.add_row(*sizes, f"{row.suspended:.1%}", needed, f"{row.replayed:.4f}")
     return table
@@ -188,7 +206,7 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
         found.append(verdict(all(row.ratio_most <= WORSE_MAX for row in full), text))
         text = f"audits full: {sum(row.accepted for row in full)} lies accepted"
         found.append(verdict(not any(row.accepted for row in full), text))
-    return [*found, *map(_detected, detection)]
+    return [*found, *(_detected(row) for row in detection if row.lie == on_detection.MANY_STEPS)]
 
 
 def _detected(row: Detection) -> str:
@@ -213,7 +231,7 @@ def main() -> int:
     parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="not digits: trainers, of whom f lie")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, metavar="NAME", help="GPT")
     parser.add_argument("--rounds", type=COUNT, default=ROUNDS, metavar="N", help="GPT: of the default job")
-    parser.add_argument("--audit-rate", type=duration, default=AUDIT_RATE, help="GPT: of each of two auditors")
+    parser.add_argument("--audit-rate", type=duration, default=AUDIT_RATE, help="GPT: times two auditors")
     parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="GPT: fields of the job or of its model")
     options = parser.parse_args()

@@ -3,12 +3,14 @@
 The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `feedback.judge_replay`, audits drawn by
 `ledger.draws`, the model moved on by `ReplicatedModel.apply`. Not simulated: the network, the votes, and time (so no payload is
 withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean run's path of models is remembered,
-so that runs which stay on it cost it once.
+so that runs which stay on it cost it once. Which steps of a lie are false is drawn as for the detection table, and a replay of an
+honest one does not find it. Suspended are those who cheat in 40 % of their steps; lies of one false step are only counted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.attack_suite import INVENTED_FEEDBACK, PAYLOADS, VECTORS, Knowledge, Said
+from benchmarks.attacks_detection import LIES, MANY_STEPS
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger import draws
 from protocol.errors import LocalProtocolError
@@ -48,6 +51,7 @@ class Outcome:
     accepted: int = 0  # lies that moved the model
     audits: int = 0  # steps replayed afterwards
     suspended_by_round: int | None = None  # when every liar had been suspended once
+    found: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIES, 0))  # accepted lies, by which steps are false
 
 
 class Lying(GPT):
@@ -239,7 +243,7 @@ class Run:
         )
 
     def _sample(self, number: int, trainers: Sequence[bytes]) -> None:
-        """Draws audits; a liar that is drawn is found out, since nothing that it commits to leads to its payload."""
+        """Draws audits; a liar is found out if the drawn step of an honest auditor is a false one."""
         for due, liar in [item for item in self.pending if item[0] <= number]:
             self.pending.remove((due, liar))
             self.back_in[liar] = number + 1 + self.world.spec.suspension_rounds * 2 ** self.times[liar]
@@ -249,13 +253,18 @@ class Run:
             key: hashlib.sha256(b"nonce %d" % number + key + bytes([self.world.spec.seed % 256])).digest() for key in everybody
         }
         for trainer in trainers:
-            auditors = [key for key in self.world.honest if key != trainer]  # the lying ones report nothing
-            tickets = draws.tickets_for(JOB, number, nonces, trainer, [key for key in everybody if key != trainer])
-            drawn = draws.draw(tickets, self.world.spec.auditors, self.world.spec.audit_rate, self.world.spec.local_steps)
+            spec, others = self.world.spec, [key for key in everybody if key != trainer]
+            tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
+            drawn = draws.draw(tickets, len(others), spec.auditors, spec.audit_rate, spec.local_steps)
             self.outcome.audits += len(drawn)
-            caught = any(key in auditors for key in drawn)
-            if trainer in self.world.lying and caught and all(liar != trainer for _, liar in self.pending):
-                self.pending.append((number + DISPUTE_ROUNDS, trainer))
+            seen = {step for key, step in drawn.items() if key in self.world.honest}  # the lying auditors report nothing
+            chance = random.Random(f"{spec.seed} {number} {trainer.hex()}")
+            last = {spec.local_steps - 1}  # where nothing else is false, or there would be no lie
+            caught = {lie: bool(seen & (steps(spec.local_steps, chance) or last)) for lie, steps in LIES.items()}
+            if trainer in self.world.lying:
+                self.outcome.found = {lie: count + caught[lie] for lie, count in self.outcome.found.items()}
+                if caught[MANY_STEPS] and all(liar != trainer for _, liar in self.pending):
+                    self.pending.append((number + DISPUTE_ROUNDS, trainer))
         if len(self.times) == self.world.liars and self.outcome.suspended_by_round is None:
             self.outcome.suspended_by_round = number
 

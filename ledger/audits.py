@@ -22,14 +22,16 @@ from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
-from protocol.limits import AUDITORS_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
+from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Finding
 
 if TYPE_CHECKING:
     from ledger.state import State
 
-DRAWN_MAX = 4_096  # proposals of a job under audit at once, 3 MB of state: beyond them the oldest go, first what nobody awaits
+# Proposals of a job under audit at once: 3 MB of state, 13 MB where 66 liars of 200 voters draw themselves for each. Beyond them
+# the oldest go, first what nobody awaits.
+DRAWN_MAX = 4_096
 CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
 DISPUTES_MAX = VOTERS_MAX * CHALLENGES_OPEN_MAX
 LOG_MAX = 64  # the last results, for people
@@ -48,7 +50,8 @@ class Drawn:
     """One accepted proposal, and which step of it each of its auditors is to replay."""
 
     proposal: Proposal
-    steps: Annotated[dict[Key, Count], Length(0, AUDITORS_MAX)]  # of those that have neither reported nor let it lapse
+    # Of those that have neither reported nor let it lapse. Any bound on how many are drawn would be places that liars take.
+    steps: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Dispute:
     step: Count
     opened: Count  # the round that was open then
     # Of everybody that was drawn for this step, and of one that was not; each counts as a verdict too.
-    challenges: Annotated[dict[Key, Finding], Length(1, AUDITORS_MAX + 1)]
+    challenges: Annotated[dict[Key, Finding], Length(1, VOTERS_MAX)]
     guilty: Keys
     innocent: Keys
 
@@ -96,6 +99,9 @@ class JobAudits:
     unheard: Persons = field(default_factory=dict)  # challenger -> the first round in which it may be drawn again
     # Trainer -> the rounds whose reward is not its own yet.
     unvested: Annotated[dict[Key, Rounds], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    # Trainer -> re-executor -> how often most others could replay what it said was withheld.
+    withheld: Annotated[dict[Key, Persons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # of those in `suspended`
 
 
 @dataclass(frozen=True, slots=True)

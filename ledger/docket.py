@@ -42,7 +42,9 @@ from protocol.reasons import Finding
 if TYPE_CHECKING:
     from ledger.state import State
 
-FALSE_CHALLENGES_MAX = 3  # then the challenger is neither drawn nor heard for as long as a first suspension takes
+# Then the challenger is neither drawn nor heard for as long as a first suspension takes; after `withheld` it is not drawn for
+# that trainer any more.
+FALSE_CHALLENGES_MAX = 3
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 AFTERMATH_HEIGHTS = 1_000  # in which a job that ended can still be audited; as long as a transaction may wait
 NO_ROUND = 2**53 - 1  # later than any
@@ -144,11 +146,13 @@ class Docket:
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
         self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
         self._suspended, self._unheard = dict(audits.suspended), dict(audits.unheard)
+        self._withheld, self._causes = dict(audits.withheld), dict(audits.causes)
         self._standings, self._log = dict(state.standings), list(state.log)
 
     def done(self) -> AuditsState:
         self._tidy()
-        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, self._suspended, self._unheard, self._unvested)
+        tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes)
+        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables)
         return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
 
     # Reports and verdicts
@@ -258,20 +262,37 @@ class Docket:
         for challenger in dispute.challenges:
             self._count(self._members.current(challenger), upheld=1)
         self._end(dispute, Result.SUSPENDED)
+        self._causes[trainer] = self._log[-1]
         self._drop_audits_of(trainer)
 
     def _drop_audits_of(self, trainer: bytes) -> None:
         """One suspension is enough for all that was done before it."""
+        self._withheld.pop(trainer, None)
         self._disputes = [other for other in self._disputes if self._members.current(other.trainer) != trainer]
         for number, audits in list(self._rounds.items()):
             drawn = {key: drawn for key, drawn in audits.drawn.items() if self._members.current(key) != trainer}
             self._rounds[number] = replace(audits, drawn=drawn)
 
     def _refute(self, dispute: Dispute) -> None:
+        """Of who says that something is withheld, and a trainer that served most others, one lies, and nobody can tell which. So
+        they are kept apart; a trainer that is to be kept apart from more than can lie is the liar.
+        """
+        trainer = self._members.current(dispute.trainer)
         for challenger, finding in dispute.challenges.items():
-            if finding is not Finding.WITHHELD:  # a liar may have served all but this one, to make it look like one
-                self._hold_against(self._members.current(challenger))
-        self._end(dispute, Result.REFUTED)
+            person = self._members.current(challenger)
+            if finding is Finding.WITHHELD:
+                known = self._withheld.get(trainer, {})
+                self._withheld[trainer] = {**known, person: known.get(person, 0) + 1}
+            else:
+                self._hold_against(person)
+        if len(self._kept_from(trainer)) > self._rounds[dispute.round].faults:
+            self._suspend(dispute)
+        else:
+            self._end(dispute, Result.REFUTED)
+
+    def _kept_from(self, trainer: bytes) -> set[bytes]:
+        """Who is not drawn for this trainer any more."""
+        return {key for key, times in self._withheld.get(trainer, {}).items() if times >= FALSE_CHALLENGES_MAX}
 
     def _hold_against(self, challenger: bytes) -> None:
         self._count(challenger, refuted=1)
@@ -296,6 +317,7 @@ class Docket:
         for trainer, rounds in list(self._unvested.items()):
             self._vest(trainer, rounds, closed)
         self._suspended = {key: until for key, until in self._suspended.items() if until > closed + 1}
+        self._causes = {key: self._causes[key] for key in self._suspended}
         self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
 
     def _is_open(self, number: int) -> bool:
@@ -328,8 +350,9 @@ class Docket:
         job, current = self._job, self._members.current
         accepted = [signed for signed in closed.proposals if self._is_trusted(signed.signer)]
         reexecutors = tuple(key for key in job.auditors if self._is_trusted(key) and current(key) not in self._unheard)
-        nonces = draws.matching(closed.reveals, self._commitments)
-        nonces = {key: nonces[key] for key in reexecutors if key in nonces}
+        revealed = draws.matching(closed.reveals, self._commitments)
+        self._make_up(revealed)
+        nonces = {key: revealed[key] for key in reexecutors if key in revealed}
         drawn = {signed.signer: self._draw(closed, signed, reexecutors, nonces) for signed in accepted}
         faults = faults_tolerated(len(job.voters))
         self._rounds[closed.round] = RoundAudits(len(nonces), faults, reexecutors, drawn)
@@ -339,6 +362,21 @@ class Docket:
             trainer = current(signed.signer)
             self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
 
+    def _make_up(self, revealed: Mapping[bytes, bytes]) -> None:
+        """Draws whose ballots were not decided since they committed, for the rounds that they missed.
+
+        A leader that leaves out the ballots that would find its like delays that by a round, and no more.
+        """
+        for number, audits in list(self._rounds.items()):
+            missed = (key for key in audits.reexecutors if key in revealed and self._commitments[key].round < number)
+            nonces = {key: revealed[key] for key in missed}
+            if audits.nonces and self._is_open(number):  # otherwise all were drawn, or it is too late
+                more = {trainer: self._steps(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
+                drawn = {
+                    key: replace(old, steps=dict(sorted((old.steps | more[key]).items()))) for key, old in audits.drawn.items()
+                }
+                self._rounds[number] = replace(audits, nonces=audits.nonces + len(nonces), drawn=drawn)
+
     def _is_trusted(self, key: bytes) -> bool:
         person = self._members.current(key)
         return person not in self._suspended and not self._members.is_expelled(person)
@@ -346,10 +384,18 @@ class Docket:
     def _draw(self, closed: ClosedRound, signed: Signed, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]) -> Drawn:
         """Where nobody revealed anything, as in a job's first round, the model root is everybody's nonce: all can foresee it."""
         nonces = nonces or dict.fromkeys(reexecutors, self._job.model_root)
-        others = [key for key in reexecutors if self._members.current(key) != self._members.current(signed.signer)]
-        tickets = draws.tickets_for(self._key, closed.round, nonces, signed.signer, others)
         proposal = codec.decode_message(signed.body, (Proposal,))
-        return Drawn(proposal, draws.draw(tickets, self._terms.auditors, self._terms.rate, self._terms.steps))
+        return Drawn(proposal, self._steps(closed.round, signed.signer, reexecutors, nonces))
+
+    def _steps(
+        self, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
+    ) -> dict[bytes, int]:
+        """Those that the owners of these nonces are to replay, by auditor."""
+        current = self._members.current
+        apart = {current(trainer), *self._kept_from(current(trainer))}
+        others = [key for key in reexecutors if current(key) not in apart]
+        tickets = draws.tickets_for(self._key, number, nonces, trainer, others)
+        return draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate, self._terms.steps)
 
     def _remember(self, closed: ClosedRound) -> None:
         """Of those who vote; who has not been heard is still bound to what it said last."""
@@ -433,6 +479,8 @@ def follow(state: AuditsState, members: MembersState) -> AuditsState:
             suspended=rekeyed(audits.suspended),
             unheard=rekeyed(audits.unheard),
             unvested=rekeyed(audits.unvested),
+            causes=rekeyed(audits.causes),
+            withheld=rekeyed({key: rekeyed(times) for key, times in audits.withheld.items()}),
         )
         for key, audits in state.jobs.items()
     }
@@ -445,3 +493,5 @@ def _persons(state: AuditsState) -> Iterator[bytes]:
         yield from audits.suspended
         yield from audits.unheard
         yield from audits.unvested
+        yield from audits.withheld
+        yield from (person for times in audits.withheld.values() for person in times)

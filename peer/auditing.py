@@ -365,13 +365,7 @@ def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
 def suspension(person: bytes, state: State) -> str:
     """Until when and why this member does not train; empty if it may."""
     for job, until in _suspensions(person, state):
-        why = [
-            entry
-            for entry in state.audits.log
-            if entry.job == job and entry.result is Result.SUSPENDED and state.members.current(entry.trainer) == person
-        ]
-        if not why:  # it is too long ago
-            return f"suspended until round {until}"
-        finding, auditor = why[-1].finding, short_id(state.members.current(why[-1].auditor))
-        return f"suspended until round {until}: replay {finding.label if finding is not None else 'failed'} found by {auditor}"
+        cause = state.audits.jobs[job].causes[person]
+        found = cause.finding.label if cause.finding is not None else "failed"
+        return f"suspended until round {until}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
     return ""

@@ -7,7 +7,7 @@ from typing import Final
 VOTERS_MAX: Final = 200  # quorum rules are tested for n = 1..200; certificates grow linearly with n
 MEMBERS_MAX: Final = 10_000  # the member table is hashed into every state root
 TRAINERS_MAX: Final = 200  # a ballot names each trainer once
-AUDITORS_MAX: Final = 8  # re-executors drawn for one proposal: more of them cost more than re-executing everything
+AUDITORS_MAX: Final = 8  # re-executors drawn for one proposal on average: more of them cost more than re-executing everything
 
 MESSAGE_BYTES_MAX: Final = 8 << 20  # one wire message; the largest is a Decision: a block and its certificate
 BLOCK_BYTES_MAX: Final = 4 << 20  # leaves room in a message for certificates of VOTERS_MAX signatures

@@ -410,15 +410,26 @@ def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
     often = attacks_detection.detection("sparse", jobs["sparse"], peers, 1_000)
     assert attacks_detection.ROUNDS - attacks_detection.UNSEEN_ROUNDS == EFFECTIVE
     assert often.suspended == pytest.approx(1 - escape(peers) ** EFFECTIVE, abs=0.01)
-    assert often.replayed == pytest.approx(2 / (30 * (peers - 1)))
+    assert often.replayed == pytest.approx(2 / (30 * (peers - 1)), rel=0.05)
     seldom = attacks_detection.detection("per-step", jobs["per-step"], peers, 1_000)
-    accomplices = faults_tolerated(peers) - 1  # of the others; in a round with one step all the drawn see the same one
-    both = (peers - 1 - accomplices) * (peers - 2 - accomplices) / ((peers - 1) * (peers - 2))
-    none = accomplices * (accomplices - 1) / ((peers - 1) * (peers - 2))
-    found = 0.4 * (both * (1 - 0.9**2) + (1 - both - none) * 0.1)
+    honest = peers - faults_tolerated(peers)
+    found = 0.4 * (1 - (1 - 0.2 / (peers - 1)) ** honest)  # in a round with one step all the drawn see the same one
     assert seldom.suspended == pytest.approx(1 - (1 - found) ** EFFECTIVE, abs=0.05)
     assert seldom.rounds_needed == pytest.approx(np.log(0.01) / np.log(1 - found), rel=0.15)
     assert often.suspended >= attacks_detection.FOUND_MIN > 2 * seldom.suspended
+
+
+@pytest.mark.parametrize("peers", [4, 7, 10])
+def test_one_false_step_in_a_round_is_found_much_later(peers: int) -> None:
+    """And any change fits into one step."""
+    jobs = attacks_detection.jobs()
+    for name in ("local", "sparse"):
+        steps = jobs[name].local_steps
+        one = attacks_detection.detection(name, jobs[name], peers, 1_000, attacks_detection.ONE_STEP)
+        survives = (1 - min(1, 2 / (peers - 1)) / steps) ** (peers - faults_tolerated(peers))
+        assert one.suspended == pytest.approx(1 - survives**EFFECTIVE, abs=0.05)
+        assert one.rounds_needed == pytest.approx(2 + np.log(0.01) / np.log(survives), rel=0.15)
+        assert (one.lie, one.local_steps) == ("one step", steps)
 
 
 def world(text: Path) -> attacks_gpt.World:
@@ -461,7 +472,19 @@ def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
 
 def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path) -> None:
     some = world(text)
-    some.spec = replace(some.spec, rounds=12, audit_rate=1.0)
+    some.spec = replace(some.spec, rounds=12, audit_rate=1.0, auditors=3, local_steps=1)
     outcome = attacks_gpt.attacked(some, "sign-flip", Audit.SAMPLED)
     # It lies in three rounds until the dispute is decided, is out for two, lies in three more, and is out for four.
     assert (outcome.suspended_by_round, outcome.accepted) == (2, 6)
+    assert outcome.found == dict.fromkeys(attacks_detection.LIES, 6)
+
+
+def test_a_liar_whose_honest_steps_are_drawn_is_not_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some, drawn = world(text), -1
+    some.spec = replace(some.spec, rounds=12)
+    monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, drawn))
+    outcome = attacks_gpt.attacked(some, "sign-flip", Audit.SAMPLED)
+    assert (outcome.suspended_by_round, outcome.accepted, sum(outcome.found.values())) == (None, 12, 0)
+    drawn = 0
+    outcome = attacks_gpt.attacked(some, "sign-flip", Audit.SAMPLED)
+    assert all(0 < outcome.found[lie] < outcome.accepted for lie in attacks_detection.LIES)

@@ -23,7 +23,7 @@ from ledger.audits import (
     due_for,
 )
 from ledger.docket import AFTERMATH_HEIGHTS, FALSE_CHALLENGES_MAX
-from ledger.draws import commitment_to
+from ledger.draws import commitment_to, ticket
 from ledger.jobs import Phase, Stop
 from ledger.members import Register
 from ledger.state import Body, decode_body
@@ -112,13 +112,14 @@ A, B, C, D = (person.public for person in PEOPLE[:4])
 
 
 def test_every_accepted_proposal_is_audited_by_reexecutors_other_than_its_trainer(court: Court) -> None:
-    court.round(2)
+    court.round(3)
     for of in court.audits.rounds.values():
         assert of.drawn.keys() == {A, B, C, D} and of.reexecutors == (A, B, C, D) and of.faults == 1
         for trainer, drawn in of.drawn.items():
-            assert len(drawn.steps) == 2 and trainer not in drawn.steps
+            assert trainer not in drawn.steps
             assert all(0 <= step < AUDITS.steps for step in drawn.steps.values())
             assert drawn.proposal.job == court.key
+    assert {auditor for of in court.audits.rounds.values() for auditor in of.drawn[A].steps} == {B, C, D}
 
 
 def test_the_first_round_has_no_nonces_and_says_so_and_the_next_ones_have_those_of_all_who_voted(court: Court) -> None:
@@ -137,6 +138,38 @@ def closing_with(court: Court, nonces: dict[bytes, tuple[bytes | None, bytes | N
         court.nonces = honest  # type: ignore[method-assign]
 
 
+def test_accomplices_that_grind_their_nonces_displace_nobody() -> None:
+    """With places for the lowest tickets, 200 tries a round keep all honest re-executors away from A."""
+    fair, ground = Court(10), Court(10)
+    chosen: dict[tuple[bytes, int], bytes] = {}
+
+    def nonce(voter: bytes, number: int) -> bytes:
+        if voter not in (B, C):
+            return nonce_of(voter, number)
+        if (voter, number) not in chosen:
+            tries = [hashlib.sha256(voter + bytes([number, i])).digest()[:16] for i in range(200)]
+            chosen[voter, number] = min(tries, key=lambda tried: ticket(ground.key, number + 1, tried, voter, A))
+        return chosen[voter, number]
+
+    def nonces(key: bytes, voter: bytes) -> tuple[bytes | None, bytes | None]:
+        known = ground.audits.commitments.get(voter)
+        return (nonce(voter, known.round) if known else None), commitment_to(nonce(voter, ground.job(key).round))
+
+    ground.nonces = nonces  # type: ignore[method-assign]
+    by_honest = 0
+    for number in range(12):
+        fair.round()
+        ground.round()
+        drawn, expected = (
+            {key: step for key, step in court.audits.rounds[number].drawn[A].steps.items() if key not in (B, C)}
+            for court in (ground, fair)
+        )
+        assert drawn == expected
+        by_honest += len(drawn)
+        assert not number or {B, C} <= ground.audits.rounds[number].drawn[A].steps.keys()
+    assert by_honest > 8
+
+
 def test_a_reveal_that_is_not_what_was_committed_to_draws_nothing_for_its_voter(court: Court) -> None:
     court.round()
     commitment = commitment_to(nonce_of(A, 1))
@@ -144,7 +177,6 @@ def test_a_reveal_that_is_not_what_was_committed_to_draws_nothing_for_its_voter(
     of = court.audits.rounds[1]
     assert of.nonces == 2
     assert {auditor for drawn in of.drawn.values() for auditor in drawn.steps} <= {C, D}
-    assert len(of.drawn[C].steps) == 1  # fewer re-executors than are wanted
 
 
 def test_a_voter_that_commits_to_nothing_draws_nothing_in_the_next_round(court: Court) -> None:
@@ -163,6 +195,70 @@ def test_a_voter_whose_ballot_was_not_decided_is_bound_to_what_it_said_last(cour
     assert court.audits.commitments[D].round == 0 and court.audits.commitments[A].round == 1
     court.round()
     assert court.audits.rounds[2].nonces == 4
+
+
+def left_out(court: Court, *voters: bytes) -> None:
+    """Closes a round without the ballots of these."""
+    everybody = court.job(court.key).voters
+    verdicts = dict.fromkeys(everybody, Verdict.ACCEPT)
+    court.vote(court.key, verdicts, tuple(voter for voter in everybody if voter not in voters))
+    closing = court.ledger.books[court.key].closing()
+    assert closing is not None
+    court.decide(closings=(closing,))
+
+
+def steps(court: Court, number: int) -> dict[bytes, dict[bytes, int]]:
+    return {trainer: drawn.steps for trainer, drawn in court.audits.rounds[number].drawn.items()}
+
+
+def test_a_leader_that_leaves_out_who_would_find_its_like_delays_that_until_their_next_ballots() -> None:
+    fair, led = Court(10, window=9), Court(10, window=9)
+    fair.round(3)
+    led.round()
+    found = [key for key in steps(fair, 1)[A] if key not in (B, C)]
+    assert 0 < len(found) <= 3
+    left_out(led, *found)
+    assert not set(found) & steps(led, 1)[A].keys() and led.audits.rounds[1].nonces == 10 - len(found)
+    led.round()
+    assert steps(led, 1) == steps(fair, 1) and led.audits.rounds[1].nonces == 10
+    assert all(list(drawn) == sorted(drawn) for drawn in steps(led, 1).values()), "as after a snapshot"
+    led.round()
+    assert steps(led, 1) == steps(fair, 1), "and only once"
+
+
+def test_who_is_left_out_for_long_is_drawn_for_all_rounds_that_are_open_and_can_still_report() -> None:
+    court = Court(auditors=3)
+    court.round()
+    for _ in range(AUDITS.window + 1):
+        left_out(court, D)
+    court.round()
+    assert {number: D in steps(court, number)[A] for number in court.audits.rounds} == {3: True, 4: True, 5: True}
+    due = next(due for person, due in court.due(A) if person.public == D)
+    assert due.round == 3 and court.problem(court.said(PEOPLE[3], due)) is None
+
+
+def test_who_is_left_out_is_not_drawn_for_a_round_that_is_only_kept_for_a_dispute() -> None:
+    court = Court(auditors=3)
+    court.round()
+    left_out(court, D)
+    left_out(court, D)
+    left_out(court, D)
+    court.say(*next(item for item in court.due(A) if item[1].round == 1), MISMATCH)
+    left_out(court, D)
+    court.round()
+    assert steps(court, 1) == {A: {}} and D in steps(court, 3)[A]
+
+
+def test_where_all_were_drawn_by_the_model_root_nobody_is_drawn_again() -> None:
+    court = Court(auditors=3)
+    court.round()
+    court.nonces = lambda key, voter: (None, commitment_to(nonce_of(voter, 1)))  # type: ignore[method-assign]
+    left_out(court, D)
+    del court.nonces  # type: ignore[misc]
+    foreseen = steps(court, 1)
+    assert court.audits.rounds[1].nonces == 0 and D in foreseen[A]
+    court.round()
+    assert steps(court, 1) == foreseen and court.audits.rounds[1].nonces == 0
 
 
 def test_only_jobs_with_sampled_audits_draw_any() -> None:
@@ -216,14 +312,15 @@ def test_who_was_not_drawn_or_for_another_step_reports_nothing(court: Court) -> 
     assert "such a job" in (court.problem(court.said(auditor, replace(due, job=bytes(32)))) or "")
 
 
-def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_auditor(court: Court) -> None:
+def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_auditor() -> None:
+    court = Court(auditors=3)
     court.round(AUDITS.window)
     auditor, due = court.due()[0]
     assert due.round == 0 and court.problem(court.said(auditor, due)) is None
     court.round()
     assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
-    assert {result for result, _, _ in court.log} == {Result.LAPSED} and len(court.log) == 8
-    assert sum(court.standing(key).lapsed for key in (A, B, C, D)) == 8
+    assert {result for result, _, _ in court.log} == {Result.LAPSED} and len(court.log) == 12
+    assert [court.standing(key).lapsed for key in (A, B, C, D)] == [3, 3, 3, 3]
     assert list(court.audits.rounds) == [1, 2, 3]
 
 
@@ -322,7 +419,7 @@ def test_a_dispute_that_finds_no_majority_in_time_ends_without_consequence(court
 
 
 def test_a_second_auditor_of_the_same_step_joins_the_dispute() -> None:
-    court = Court(7, steps=1)
+    court = Court(7, steps=1, auditors=6)
     court.round()
     court.challenge(A)
     court.challenge(A)
@@ -333,9 +430,9 @@ def test_a_second_auditor_of_the_same_step_joins_the_dispute() -> None:
 
 
 def test_a_judge_that_is_drawn_for_the_disputed_step_too_counts_once() -> None:
-    court = Court(7, steps=1)
+    court = Court(7, steps=1, auditors=6)
     court.round()
-    (first, due), (second, again) = court.due(A)
+    (first, due), (second, again) = court.due(A)[:2]
     court.say(first, due, MISMATCH)
     court.say(second, replace(again, is_dispute=True), MISMATCH)
     court.say(second, again, MISMATCH)
@@ -357,6 +454,22 @@ def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(c
     court.round(trainers=(B, C, D))
     job = court.job(court.key)
     assert A in job.trainers and A in job.awaited and not court.audits.suspended
+
+
+def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_much_is_logged_meanwhile() -> None:
+    court = Court(suspension_rounds=12)
+    court.round(2)
+    court.convict(A)
+    (cause,) = [entry for entry in court.state.audits.log if entry.result is Result.SUSPENDED]
+    court.round(11, trainers=(B, C, D))
+    rotated(court, PEOPLE[0])
+    court.round(trainers=(B, C, D))
+    assert len(court.log) == LOG_MAX and cause not in court.state.audits.log
+    assert court.audits.causes == {NEW.public: cause}
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.audits == court.state.audits
+    court.round(trainers=(B, C, D))
+    assert not court.audits.suspended and not court.audits.causes
 
 
 def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job(court: Court) -> None:
@@ -434,6 +547,64 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
 def test_that_something_could_not_be_got_is_not_held_against_who_says_so(court: Court) -> None:
     refute(court, D, WITHHELD)
     assert court.standing(D).refuted == 0
+
+
+def withheld(court: Court, auditor: FastSigner, trainer: bytes) -> None:
+    """Says that this trainer withholds a step, as soon as it is drawn for one, which the others replay."""
+    while not any(person is auditor for person, _ in court.due(trainer)):
+        court.round()
+    due = next(due for person, due in court.due(trainer) if person is auditor)
+    court.say(auditor, due, WITHHELD)
+    while court.audits.disputes and not court.suspended(trainer):
+        court.judge(MATCH, 1)
+
+
+def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
+    """In the last round."""
+    return set(court.audits.rounds[court.job(court.key).round - 1].drawn[trainer].steps)
+
+
+def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_drawn_for_it_any_more() -> None:
+    """And nothing is held against either: one of the two lies, and nobody can tell which."""
+    court = Court(auditors=2, window=20)
+    for _ in range(FALSE_CHALLENGES_MAX):
+        withheld(court, PEOPLE[3], A)
+    assert court.audits.withheld == {A: {D: FALSE_CHALLENGES_MAX}} and not court.audits.unheard
+    assert not court.suspended(A) and not court.standing(D).refuted
+    court.round()
+    assert drawn_for(court, A) == {B, C}, "both are drawn for sure now: as many audits as before"
+    court.round(8)
+    assert all(
+        D not in of.drawn[A].steps for number, of in court.audits.rounds.items() if number > court.job(court.key).round - 9
+    )
+    assert any(D in of.drawn[B].steps for of in court.audits.rounds.values())
+    assert court.problem(unasked(court, PEOPLE[3], A, court.job(court.key).round - 1)) is None, "but for what it can prove"
+
+
+@pytest.mark.parametrize(("n", "faults"), [(4, 1), (7, 2)])
+def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int) -> None:
+    court = Court(n, auditors=6, window=20)
+    for auditor in PEOPLE[1 : 1 + faults]:
+        for _ in range(FALSE_CHALLENGES_MAX):
+            withheld(court, auditor, A)
+    assert not court.suspended(A) and set(court.audits.withheld[A]) == {person.public for person in PEOPLE[1 : 1 + faults]}
+    for said in range(FALSE_CHALLENGES_MAX):
+        assert not court.suspended(A), said
+        withheld(court, PEOPLE[1 + faults], A)
+    assert court.suspended(A) and not court.audits.withheld, "it begins anew"
+    assert court.log[-1][:2] == (Result.SUSPENDED, A) and court.standing(PEOPLE[1 + faults].public).upheld == 1
+
+
+def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -> None:
+    court = Court(auditors=3, window=20)
+    for _ in range(FALSE_CHALLENGES_MAX):
+        withheld(court, PEOPLE[3], A)
+    rotated(court, PEOPLE[3])
+    assert court.audits.withheld == {A: {NEW.public: FALSE_CHALLENGES_MAX}}
+    court.round(4)
+    assert drawn_for(court, A) == {B, C} and NEW.public in drawn_for(court, B)
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.audits == court.state.audits
 
 
 def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
@@ -565,18 +736,22 @@ def test_a_challenger_that_was_not_drawn_has_only_so_many_disputes_open_too() ->
     assert "the most at once" in (court.problem(unasked(court, PEOPLE[3], A, CHALLENGES_OPEN_MAX)) or "")
 
 
-def test_all_that_were_drawn_for_a_step_can_join_the_dispute_that_another_opened() -> None:
+def test_all_reexecutors_may_be_drawn_for_one_step_and_join_the_dispute_that_another_opened() -> None:
+    """As many as are wanted is the mean only."""
     court = Court(12, steps=1, auditors=8)
-    court.round()
-    reports = court.due(A)
-    other = next(person for person in PEOPLE[1:] if person not in [auditor for auditor, _ in reports])
-    court.decide(unasked(court, other, A, number=0, step=0))
+    tries = [bytes([number]) * 16 for number in range(256)]
+    nonces = {key: next(tried for tried in tries if ticket(court.key, 1, tried, key, A)[0] < 128) for key in court.people}
+    court.decide(closings=(closing_with(court, {key: (None, commitment_to(nonces[key])) for key in nonces}),))
+    court.decide(closings=(closing_with(court, {key: (nonces[key], None) for key in nonces}),))
+    reports = [(auditor, due) for auditor, due in court.due(A) if due.round == 1]
+    assert len(reports) == 11
+    court.say(*reports[9], MISMATCH)
     for auditor, due in reports[:5]:
         court.say(auditor, replace(due, is_dispute=True))
-    for auditor, due in reports:
+    for auditor, due in reports[:9]:
         court.say(auditor, due, MISMATCH)
     (dispute,) = court.audits.disputes
-    assert len(dispute.challenges) == 9 and len(dispute.guilty) == 4 and len(dispute.innocent) == 5
+    assert len(dispute.challenges) == 10 and len(dispute.guilty) == 5 and len(dispute.innocent) == 5
     again = court.rules.decode_state(court.rules.encode_state(court.state))
     assert again.audits == court.state.audits
 
@@ -718,11 +893,11 @@ def test_an_expelled_trainer_is_not_drawn_any_more(court: Court) -> None:
 
 def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docket, "DRAWN_MAX", 9)
-    court = Court(4, window=50)
+    court = Court(4, window=50, auditors=3)
     court.round(5)
     assert sum(len(of.drawn) for of in court.audits.rounds.values()) == 8
     assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[1], A, number=2)) or "")
-    assert list(court.audits.rounds) == [3, 4] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 24
+    assert list(court.audits.rounds) == [3, 4] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 36
 
 
 def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_nobody_awaits(
@@ -730,7 +905,7 @@ def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_n
 ) -> None:
     """A report that is still to come may find a lie; what is only kept for a challenge goes first. What is disputed stays."""
     monkeypatch.setattr(docket, "DRAWN_MAX", 9)
-    court = Court(4, window=50)
+    court = Court(4, window=50, auditors=3)
     court.round(2)
     reports = [(auditor, due) for auditor, due in court.due() if due.round == 1]
     accused = next(due for _, due in reports if due.trainer == A)
@@ -741,7 +916,7 @@ def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_n
     assert not any(court.standing(key).lapsed for key in (A, B, C, D)) and court.audits.disputes
     court.round()
     assert list(court.audits.rounds) == [1, 2, 3], "all the others are awaited: the oldest round lapses"
-    assert sum(court.standing(key).lapsed for key in (A, B, C, D)) == 8
+    assert [court.standing(key).lapsed for key in (A, B, C, D)] == [3, 3, 3, 3]
 
 
 # Rotated keys ------------------------------------------------------------------------------------------------------------

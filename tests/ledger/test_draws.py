@@ -26,28 +26,29 @@ def tickets(number: int, trainer: bytes, auditors: list[bytes], seed: int = 0) -
     return tickets_for(JOB, number, {key: chance.randbytes(16) for key in KEYS}, trainer, auditors)
 
 
-def test_as_many_distinct_reexecutors_are_drawn_as_are_wanted_each_with_a_step_of_its_own() -> None:
-    drawn = [draw(tickets(number, KEYS[0], KEYS[1:7]), 3, 1.0, STEPS) for number in range(2_000)]
-    assert {len(steps) for steps in drawn} == {3}
-    counts = Counter(key for steps in drawn for key in steps)
-    assert counts.keys() == set(KEYS[1:7]) and max(counts.values()) < 1.15 * min(counts.values())
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+def test_as_many_are_drawn_on_average_as_the_job_says_each_with_a_step_of_its_own(rate: float) -> None:
+    drawn = [draw(tickets(number, KEYS[0], KEYS[1:7]), 6, AUDITORS, rate, STEPS) for number in range(4_000)]
+    assert sum(map(len, drawn)) / len(drawn) == pytest.approx(rate * AUDITORS, abs=0.06)
+    share = rate * AUDITORS / 6
+    for first, second in combinations(KEYS[1:7], 2):
+        assert sum({first, second} <= steps.keys() for steps in drawn) / len(drawn) == pytest.approx(share**2, abs=0.03)
     steps_drawn = Counter(step for steps in drawn for step in steps.values())
-    assert steps_drawn.keys() == set(range(STEPS)) and max(steps_drawn.values()) < 1.5 * min(steps_drawn.values())
-    same = sum(len(set(steps.values())) < 3 for steps in drawn) / len(drawn)
-    assert abs(same - (1 - (1 - 1 / STEPS) * (1 - 2 / STEPS))) < 0.03  # as often as independent steps coincide
+    assert rate < 0.5 or (steps_drawn.keys() == set(range(STEPS)) and max(steps_drawn.values()) < 2 * min(steps_drawn.values()))
 
 
 def test_where_fewer_can_reexecute_than_are_wanted_all_of_them_do() -> None:
-    assert draw(tickets(0, KEYS[0], KEYS[1:3]), 8, 1.0, STEPS).keys() == set(KEYS[1:3])
-    assert draw({}, 8, 1.0, STEPS) == {}
+    assert draw(tickets(0, KEYS[0], KEYS[1:3]), 2, 8, 1.0, STEPS).keys() == set(KEYS[1:3])
+    assert draw({}, 0, 8, 1.0, STEPS) == {}
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5])
-def test_each_of_the_drawn_replays_with_the_probability_that_the_job_says(rate: float) -> None:
-    drawn = [draw(tickets(number, KEYS[0], KEYS[1:]), AUDITORS, rate, STEPS) for number in range(3_000)]
-    assert abs(sum(map(len, drawn)) / (AUDITORS * len(drawn)) - rate) < 0.02
-    both = sum(len(steps) == AUDITORS for steps in drawn) / len(drawn)
-    assert abs(both - rate**2) < 0.03
+def test_the_probability_is_the_product_divided_by_the_reexecutors_in_that_order() -> None:
+    """.9 × 7 / 9 in doubles is not .9 × (7 / 9): a peer that computes it otherwise has another state."""
+    bound = int(0.9 * 7 / 9 * 2.0**64)
+    assert bound != int(0.9 * (7 / 9) * 2.0**64)
+    lots = {KEYS[1]: bound - 1, KEYS[2]: bound}
+    drawn = draw({key: lot.to_bytes(8, "big") + (65).to_bytes(24, "big") for key, lot in lots.items()}, 9, 7, 0.9, STEPS)
+    assert drawn == {KEYS[1]: 65 % STEPS}
 
 
 def test_only_a_nonce_that_its_voter_had_committed_to_counts() -> None:
@@ -58,11 +59,18 @@ def test_only_a_nonce_that_its_voter_had_committed_to_counts() -> None:
     assert matching({KEYS[0]: nonces[KEYS[1]]}, commitments) == {}
 
 
-def test_who_withholds_its_nonce_changes_nobody_elses_ticket() -> None:
-    everybody = tickets(7, KEYS[0], KEYS[1:])
-    without = {key: data for key, data in everybody.items() if key != KEYS[4]}
-    before, after = draw(everybody, 4, 1.0, STEPS), draw(without, 4, 1.0, STEPS)
-    assert all(after[key] == before[key] for key in before.keys() - {KEYS[4]})
+def test_who_withholds_or_chooses_its_nonce_changes_its_own_draws_alone() -> None:
+    """2,000 tries a round: enough to be drawn at will, and to be drawn never; with places for the lowest, for all of them."""
+    liars, honest = KEYS[1:3], KEYS[3:]
+    for number in range(20):
+        fair = tickets(number, KEYS[0], KEYS[1:])
+        tries = [tickets(number, KEYS[0], liars, seed) for seed in range(1, 2_001)]
+        ground = {**fair, **{key: min(tried[key] for tried in tries) for key in liars}}
+        silent = {key: fair[key] for key in honest}
+        alone, *others = (draw(there, 9, AUDITORS, 1.0, STEPS) for there in (silent, fair, ground))
+        for drawn in others:
+            assert {key: step for key, step in drawn.items() if key in honest} == alone
+        assert set(liars) <= drawn.keys()
 
 
 def test_a_copied_commitment_gives_another_ticket() -> None:
@@ -84,16 +92,23 @@ def test_tickets_differ_by_job_round_auditor_trainer_and_nonce() -> None:
 # How probable it is that a liar is found out -----------------------------------------------------------------------------
 
 
-def escape(n: int, auditors: int = AUDITORS, rate: float = 1.0) -> float:
-    """Probability that one round's audits of a liar's proposal find nothing: f liars, who as auditors say that all is well."""
-    others, colluders = n - 1, faults_tolerated(n) - 1
-    return sum(
-        math.comb(others - colluders, honest)
-        * math.comb(colluders, auditors - honest)
-        / math.comb(others, auditors)
-        * (1 - rate * CHEATED) ** honest
-        for honest in range(auditors + 1)
-    )
+def found_by_one(n: int, rate: float = 1.0) -> float:
+    """Probability that a given honest re-executor finds a lie in one round."""
+    return CHEATED * min(1.0, rate * AUDITORS / (n - 1))
+
+
+def escape(n: int, rate: float = 1.0, missing: int = 0) -> float:
+    """Probability that one round's audits of a liar's proposal find nothing.
+
+    Of f liars, who as auditors say that all is well, and of `missing` honest ones nothing is to be feared.
+    """
+    return (1 - found_by_one(n, rate)) ** (n - faults_tolerated(n) - missing)
+
+
+def escape_led(n: int) -> float:
+    """The same where a liar closes the round, sees all reveals, and leaves out the n − q ballots that would find most."""
+    honest, found = n - faults_tolerated(n), found_by_one(n)
+    return sum(math.comb(honest, k) * found**k * (1 - found) ** (honest - k) for k in range(n - quorum(n) + 1))
 
 
 class Round:
@@ -108,7 +123,7 @@ class Round:
 
     def escapes(self, left_out: tuple[bytes, ...] = ()) -> bool:
         here = {key: data for key, data in self.tickets.items() if key not in left_out}
-        steps = draw(here, AUDITORS, self.rate, STEPS)
+        steps = draw(here, self.n - 1, AUDITORS, self.rate, STEPS)
         return not any(key in self.honest and step in self.cheated for key, step in steps.items())
 
     def choices(self, leader: bool) -> Iterator[tuple[bytes, ...]]:
@@ -131,10 +146,10 @@ def share(n: int, count: int, leader: bool | None, rate: float = 1.0) -> float:
 
 @pytest.mark.parametrize("n", [4, 7, 10])
 def test_the_drawing_finds_a_liar_as_often_as_the_closed_form_says(n: int) -> None:
-    assert abs(share(n, 2_000, None) - escape(n)) < 0.04
+    assert share(n, 4_000, None) == pytest.approx(escape(n), abs=0.02)
 
 
-@pytest.mark.parametrize(("n", "expected"), [(4, 0.36), (7, 0.44), (10, 0.471)])
+@pytest.mark.parametrize(("n", "expected"), [(4, 0.394), (7, 0.489), (10, 0.521)])
 def test_who_cheats_in_four_of_ten_steps_survives_ten_rounds_with_less_than_one_in_a_hundred(n: int, expected: float) -> None:
     assert escape(n) == pytest.approx(expected, abs=0.001)
     assert escape(n) ** EFFECTIVE < 0.01
@@ -144,20 +159,28 @@ def test_who_cheats_in_four_of_ten_steps_survives_ten_rounds_with_less_than_one_
 def test_a_tenth_of_the_audits_finds_it_too_only_later(n: int) -> None:
     rounds = math.ceil(math.log(0.01) / math.log(escape(n, rate=0.1)))
     assert 50 < rounds < 100
-    assert abs(share(n, 2_000, None, rate=0.1) - escape(n, rate=0.1)) < 0.02
+    assert share(n, 4_000, None, rate=0.1) == pytest.approx(escape(n, rate=0.1), abs=0.02)
 
 
 @pytest.mark.parametrize("n", [4, 7, 10])
-def test_liars_that_withhold_their_nonces_gain_next_to_nothing(n: int) -> None:
-    """With one seed of all nonces each liar would double the draws to choose from: .36 → .59, .44 → .90, .471 → .994."""
-    assert share(n, 1_000, False) < escape(n) + 0.06
+def test_liars_that_withhold_their_nonces_gain_nothing(n: int) -> None:
+    """With one seed of all nonces each liar would double the draws to choose from: .394 → .633, .489 → .932, .521 → .997."""
+    assert share(n, 500, False) == share(n, 500, None)
     one_seed = 1 - (1 - escape(n)) ** 2 ** faults_tolerated(n)
-    assert one_seed == pytest.approx({4: 0.590, 7: 0.902, 10: 0.994}[n], abs=0.001)
+    assert one_seed == pytest.approx({4: 0.633, 7: 0.932, 10: 0.997}[n], abs=0.001)
 
 
-@pytest.mark.parametrize(("n", "expected"), [(4, 0.64), (7, 0.89), (10, 0.97)])
-def test_a_lying_leader_leaves_out_the_ballots_that_would_find_it_and_still_cannot_for_long(n: int, expected: float) -> None:
-    led = share(n, 300 if n == 10 else 800, True)
-    assert abs(led - expected) < 0.05
+@pytest.mark.parametrize(("n", "expected"), [(4, 0.825), (7, 0.980), (10, 0.998)])
+def test_a_lying_leader_leaves_out_the_ballots_that_would_find_its_like(n: int, expected: float) -> None:
+    """If that were all: but what it left out is drawn with the next ballots, see `test_audits`."""
+    assert escape_led(n) == pytest.approx(expected, abs=0.001)
+    assert share(n, 300 if n == 10 else 800, True) == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize(("n", "expected"), [(4, 0.538), (7, 0.651), (10, 0.689)])
+def test_who_was_left_out_is_foreseen_in_the_next_round_which_is_all_that_a_leader_gains(n: int, expected: float) -> None:
+    """Where liars lead in their share of the rounds, eight of them leave .001, .007 and .011."""
+    known = escape(n, missing=n - quorum(n))
+    assert known == pytest.approx(expected, abs=0.001)
     of_leaders = faults_tolerated(n) / n
-    assert (of_leaders * led + (1 - of_leaders) * escape(n)) ** 10 < 0.015
+    assert (of_leaders * known + (1 - of_leaders) * escape(n)) ** EFFECTIVE < 0.012
