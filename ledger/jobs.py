@@ -37,7 +37,7 @@ class AuditTerms:
     """How the accepted proposals of a job are audited after the round."""
 
     rate: float  # probability that a drawn re-executor replays
-    auditors: int  # re-executors drawn for each proposal
+    auditors: int  # re-executors drawn for each proposal, on average
     window: int  # rounds in which it may be reported and judged
     steps: int  # inner steps of a proposal, of which each re-executor replays one
     suspension_rounds: int  # the first time; doubled each time after
