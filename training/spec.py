@@ -165,7 +165,7 @@ class JobSpec:
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2  # sampled: re-executors drawn for each accepted proposal
     audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that states are kept for, and a challenge may come in
     replay_tolerance: float = 1e-3  # of ‖Δ‖: honest float32 replays differ by 5e-6, wrong data by about 1
-    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # for a first proven lie; then doubled
+    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
     norm_start: float = 32.0  # stands for the median accepted norm until a round has been accepted
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
 

@@ -155,7 +155,9 @@ class ReplicatedModel:
         return NORM_RATIO**2 * typical
 
     def _continues(self, trainer: bytes, proposal: Proposal) -> bool:
-        """Starting again from e = 0 and from fresh inner state is always allowed; what the job needs later must be named."""
+        """Starting again from e = 0 and from fresh inner state is always allowed, and where no record is left the only way; what
+        the job needs later must be named.
+        """
         record = self.records.get(trainer)
         buffer, inner = (record.buffer, record.inner) if record else (None, None)
         if proposal.feedback not in (None, buffer) or proposal.inner_from not in (None, inner):
@@ -229,8 +231,11 @@ class ReplicatedModel:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
             proposal = item.proposal
             records[item.trainer] = Record(proposal.buffer, proposal.payload, self.round, stepped, 0, proposal.inner)
+        # Of who was suspended since, nothing is gone on from: whatever it was found to lie about is older than that.
+        number = self.round + 1
+        records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
         powers = outer.next_powers(self.spec, self.state.powers) if stepped else self.state.powers
-        return State(self.job, self.spec, self.round + 1, records, _remember(self.state.norms, norms), powers)
+        return State(self.job, self.spec, number, records, _remember(self.state.norms, norms), powers)
 
 
 def _halved(record: Record) -> Record:

@@ -20,7 +20,7 @@ from training.replicated.layout import Float32Array
 from training.replicated.model import NORM_RATIO, Accepted, ReplicatedModel
 from training.replicated.scratch import known_update
 from training.replicated.state import NORM_ROUNDS
-from training.spec import BITS, Compression, JobSpec, Objective, Outer
+from training.spec import BITS, Compression, InnerState, JobSpec, Objective, Outer
 
 NOTHING = None, None
 
@@ -149,6 +149,23 @@ def test_a_newcomer_has_no_feedback_to_continue(second: ReplicatedModel) -> None
     stolen = second.records[trainer(0)].buffer
     assert verdict(second, item) is Verdict.ACCEPT
     assert verdict(second, replace(item, proposal=replace(item.proposal, feedback=stolen))) is Verdict.COMMITMENT
+
+
+def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_from() -> None:
+    """A lie that was found lies in its author's buffer, and perhaps in its inner state: audits would take it for a beginning."""
+    model = ReplicatedModel.initial(JOB, replace(SMALL, suspension_rounds=3, inner_state=InnerState.KEEP))
+    liar, inner = trainer(0), b"moments" + bytes(25)
+    poison = proposed(model, liar, buffer(model.layout, "poison"))
+    model = model.apply([replace(poison, proposal=replace(poison.proposal, inner=inner))], {})
+    for round in range(1, 5):
+        item = proposed(model, liar, buffer(model.layout, "back", round))
+        began_anew = replace(item, proposal=replace(item.proposal, feedback=None, inner=inner))
+        assert verdict(model, began_anew) is Verdict.ACCEPT
+        for named in ({"feedback": poison.proposal.buffer}, {"inner_from": inner}):
+            went_on = replace(began_anew, proposal=replace(began_anew.proposal, **named))  # type: ignore[arg-type]
+            assert verdict(model, went_on) is (Verdict.ACCEPT if round <= 3 else Verdict.COMMITMENT), round
+        model = model.apply(round_of(model, 4)[1:], {liar: Verdict.NORM})
+    assert liar not in model.records and trainer(1) in model.records
 
 
 # Applying ------------------------------------------------------------------------------------------------------------
