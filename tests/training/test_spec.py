@@ -76,6 +76,36 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
         replace(JOB, data=None, audit=Audit.SAMPLED).checked()
 
 
+FOUR_MILLION = ModelSpec(vocabulary=1024, width=256, layers=5, hidden=768)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_parameters(name: str) -> None:
+    assert FOUR_MILLION.parameters >= 4_000_000
+    assert replace(JOB, **PRESETS[name] | {"audit": Audit.SAMPLED}, model=FOUR_MILLION).checked()
+
+
+@pytest.mark.parametrize("name, window", [("local", 200), ("sparse", 80), ("per-step", 1000)])
+def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
+    spec = replace(JOB, **PRESETS[name] | {"audit": Audit.SAMPLED, "audit_window": window}, model=FOUR_MILLION)
+    with pytest.raises(UserError, match=r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window"):
+        spec.checked()
+    assert replace(spec, audit_window=window // 4).checked() and replace(spec, audit=Audit.FULL).checked()
+
+
+def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
+    """A model and a buffer of every round, and the states of every step or the moments after the last one."""
+    from training.replicated.files import vectors_of
+
+    model = ModelSpec(width=2, heads=1, kv_heads=1, layers=1, hidden=1)
+    for outer in Outer:
+        spec = replace(JOB, outer=outer, audit=Audit.SAMPLED, audit_window=2, model=model, local_steps=1)
+        assert spec.audit_bytes == 4 * model.parameters * 5 * (len(vectors_of(spec)) + 1)
+    kept = replace(spec, outer=Outer.SGD, inner_state=InnerState.KEEP)
+    assert kept.audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 2)
+    assert replace(kept, local_steps=3).audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 4 * 3)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_job_that_can_be_started_and_only_names_what_it_changes_or_means(name: str) -> None:
     assert replace(JOB, **PRESETS[name]).checked()
