@@ -169,7 +169,7 @@ class JobSpec:
     audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that states are kept for, and a challenge may come in
     replay_tolerance: float = 1e-3  # of ‖Δ‖: honest float32 replays differ by 5e-6, wrong data by about 1
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
-    norm_start: float = 32.0  # stands for the median accepted norm until a round has been accepted
+    norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
 
     @property
@@ -243,7 +243,7 @@ class JobSpec:
 
     @property
     def audit_bytes(self) -> int:
-        """What a trainer keeps on its disk where audits are sampled: of every round that may be asked for the model, its own buffer,
+        """What a trainer keeps on its disk where audits are sampled: of every round that may be asked for the model, its buffer,
         and parameters and moments of every step, or the moments alone after a single one. Others keep the models.
         """
         own = 3 * (self.local_steps + 1) if self.traces_states else 2 * self.keeps_inner_state

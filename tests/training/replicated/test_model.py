@@ -108,7 +108,30 @@ def test_the_limit_looks_back_a_bounded_number_of_rounds(first: ReplicatedModel)
     for number in range(NORM_ROUNDS + 3):
         model = model.apply([scaled(model, 0, 1.0 + number)], {})
     assert len(model.state.norms) == NORM_ROUNDS
-    assert model.norm_squared_max == pytest.approx(256 * (1 + 3 + NORM_ROUNDS // 2) ** 2, rel=0.07)
+    assert model.norm_squared_max == pytest.approx(256 * (3 + NORM_ROUNDS // 2) ** 2, rel=0.07)
+
+
+def test_one_liar_of_two_cannot_raise_the_limit_beyond_what_the_job_begins_with(first: ReplicatedModel) -> None:
+    model = first
+    for _ in range(3 * NORM_ROUNDS):
+        limit = math.sqrt(model.norm_squared_max)
+        model = model.apply([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * limit)], {})
+    assert math.sqrt(model.norm_squared_max) == NORM_RATIO * SMALL.norm_start
+
+
+def test_one_liar_of_two_raises_no_limit_that_the_other_has_outgrown(first: ReplicatedModel) -> None:
+    model = first
+    for _ in range(3 * NORM_ROUNDS):
+        model = model.apply([scaled(model, 0, 5.0), scaled(model, 1, 0.95 * math.sqrt(model.norm_squared_max))], {})
+    assert math.sqrt(model.norm_squared_max) == pytest.approx(NORM_RATIO * 5.0, rel=0.04)
+
+
+def test_one_liar_of_two_cannot_shut_the_other_out_by_saying_next_to_nothing(first: ReplicatedModel) -> None:
+    model = first
+    for _ in range(2 * NORM_ROUNDS):
+        honest = scaled(model, 0, 8 * SMALL.norm_start)
+        assert verdict(model, honest) is Verdict.ACCEPT
+        model = model.apply([honest, scaled(model, 1, 1e-6)], {})
 
 
 @pytest.mark.parametrize(
