@@ -50,7 +50,7 @@ def feedback_after(record: Record | None, m: Float32Array | None, payload: bytes
     left = codec.read(payload, layout).dense() if record.stepped else np.zeros_like(m)
     with np.errstate(over="ignore", invalid="ignore"):  # somebody else's m may be any bytes
         np.subtract(m, left, out=left)
-        left *= np.float32(2.0**-record.halvings)
+        left *= np.float32(math.ldexp(1.0, -record.halvings))
     return left
 
 
