@@ -236,6 +236,10 @@ class JobSpec:
     def _audit_problem(self) -> str | None:
         if self.objective is Objective.LANGUAGE and self.data is None and self.audit is not Audit.OFF:
             return f"audit {self.audit.value!r} needs shared data: name a text, or take audit 'off' for local data"
+        inner = 8 + 8 * self.model.parameters
+        if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
+            size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"
+            return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'"
         if self.audit is Audit.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
             return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"

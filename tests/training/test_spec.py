@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import BLOB_BYTES_MAX
+from training.inner_state import inner_bytes
 from training.spec import PRESETS, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer, completed
 
 JOB = JobSpec(name="job", data=bytes(32))
@@ -74,6 +76,27 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
         replace(JOB, outer=Outer.ADAMW).checked()
     with pytest.raises(UserError, match="audit 'sampled' needs shared data: name a text, or take audit 'off'"):
         replace(JOB, data=None, audit=Audit.SAMPLED).checked()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inner_state": InnerState.KEEP},
+        {"inner_state": InnerState.KEEP, "audit": Audit.SAMPLED, "local_steps": 1},
+        {"audit": Audit.SAMPLED, "local_steps": 2, "audit_window": 1},
+    ],
+    ids=str,
+)
+def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fields: dict[str, Any]) -> None:
+    for vocabulary, is_valid in ((62_300, True), (62_700, False)):
+        spec = replace(JOB, model=ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8), **fields)
+        if is_valid:
+            assert inner_bytes(spec.checked()) <= BLOB_BYTES_MAX
+        else:
+            assert inner_bytes(spec) > BLOB_BYTES_MAX
+            with pytest.raises(UserError, match=r"inner optimizer's state has \d+ bytes.* 536870912 at most: take a"):
+                spec.checked()
+            assert replace(spec, audit=Audit.FULL, inner_state=InnerState.RESET).checked()
 
 
 FOUR_MILLION = ModelSpec(vocabulary=1024, width=256, layers=5, hidden=768)
