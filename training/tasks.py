@@ -117,6 +117,7 @@ class OpenJob(Request[Opened]):
     text: Path  # the training text as one file; a BPE's token files are made beside it
     tokenizer: Path | None  # JSON of a byte-level BPE; None: bytes
     tokenized: bool = False  # `text` holds 16-bit token ids
+    tokens: Digest | None = None  # of a BPE's, as the job's manifest names them
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from peer.worker_main import Jobs
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, UserError
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
-from training import proposals, tasks, trace
+from training import data, proposals, tasks, trace
 from training.compute.engine import Engine
 from training.data import open_tokens
 from training.default_text import default_text
@@ -499,3 +499,10 @@ def test_a_committed_state_of_another_size_is_where_the_search_ends(world: World
         (world.folder / "theirs" / state.parameters.hex()).write_bytes(b"short")
     found = trace.bisect(states_of(world, "states1", theirs), states_of(world, "theirs", theirs), SPEC.replay_tolerance)
     assert found == (2, trace.RELATIVE_ERROR_MAX)
+
+
+def test_a_worker_opens_no_job_of_which_it_makes_other_tokens(text: Path) -> None:
+    jobs, named = Jobs(lambda: None, 1 << 30), data.digest_of(open_tokens(SPEC, text, ByteTokenizer()))
+    assert jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, named))
+    with pytest.raises(UserError, match="other tokens"):
+        jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, bytes(32)))
