@@ -294,7 +294,7 @@ class Auditing:
 
         The states of a closed round go as soon as nobody may ask for them any more.
 
-        What may be asked for is bounded by the audit window and, when a job begins, by `training.spec.STATE_BYTES_MAX`.
+        What may be asked for is bounded by the audit window and, when a job begins, by `training.spec.AUDIT_BYTES_MAX`.
         """
         if self._has_ended and not self._running:
             self._has_ended = False

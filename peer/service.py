@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -226,14 +227,24 @@ class Service:
         keep = self.driver.blobs.add
         if request.data and shards.is_token_folder(Path(request.data).expanduser()):
             return _job_on_tokens(spec, request, keep)
-        pieces = _pieces(request.data)
+        pieces, bpe = _pieces(request.data), None
         if request.vocabulary > 256:
             made = tokenizer.train_bpe(pieces(), request.vocabulary)
+            bpe = tokenizer.BpeTokenizer(made)
             spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
         spec.checked()
         manifest = data.split(pieces(), keep)
         data.require_enough(spec, manifest.size, request.data or "the built-in text")
+        if bpe is not None:
+            manifest = replace(manifest, tokens=self._digest_of_tokens(spec, manifest, bpe))
         return replace(spec, data=keep(manifest.encode())).checked()
+
+    def _digest_of_tokens(self, spec: JobSpec, manifest: data.Manifest, bpe: tokenizer.BpeTokenizer) -> bytes:
+        """Once here, so that everybody else can tell that it works on the same ones."""
+        with tempfile.TemporaryDirectory(prefix="tokens-", dir=self.driver.store.path.parent) as folder:
+            text = Path(folder) / "text"
+            data.assemble(manifest, self.driver.blobs.read, text)
+            return data.digest_of(data.open_tokens(spec, text, bpe))
 
     def _tolerated(self) -> int:
         trainers = sum(TRAINER in member.roles for member in self.driver.state.members.members.values())

@@ -111,7 +111,7 @@ class Jobs:
     def _open(self, request: tasks.OpenJob) -> tasks.Opened:
         spec = JobSpec.decode(request.spec)
         tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None)
-        tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized)
+        tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
         engine = Engine(spec, tokens, tokenizer)
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine

@@ -37,7 +37,7 @@ class Finding(enum.IntEnum):
     MISMATCH = 1  # the step gives another state
     START = 2  # the first state is not the model's, or its inner state not the one that it must go on from
     PAYLOAD = 3  # buffer or payload do not follow from the last state
-    MALFORMED = 4  # the trace or a state is not what a proposal of this job commits to
+    MALFORMED = 4  # the trace, a state or a buffer is not what a proposal of this job commits to
     WITHHELD = 5  # what the proposal commits to could not be got
 
     @property

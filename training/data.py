@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -157,6 +158,7 @@ class Manifest:
     text: Digest  # SHA-256 of the whole
     shards: Annotated[tuple[Digest, ...], Length(1, SHARDS_MAX)]  # in order, DATA_SHARD_BYTES each, the last one shorter
     tokenized: bool = False  # 16-bit little-endian token ids instead of text
+    tokens: Digest | None = None  # `digest_of` what the job's BPE makes of it; None: that is not bound
 
     def encode(self) -> bytes:
         return codec.encode(self)
@@ -228,14 +230,28 @@ class Tokens:
     token_bytes: npt.NDArray[np.int64]  # how many bytes of text each token id stands for
 
 
+def digest_of(tokens: Tokens) -> bytes:
+    """SHA-256 over the ids, 16-bit little-endian, those that are trained on before those that are held out."""
+    digest = hashlib.sha256()
+    for part in (tokens.train, tokens.held_out):
+        digest.update(part.astype("<u2", copy=False).data)
+    return digest.digest()
+
+
 def open_tokens(
-    spec: JobSpec, text: Path, tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None, tokenized: bool = False
+    spec: JobSpec,
+    text: Path,
+    tokenizer: Tokenizer,
+    on_block: Callable[[], None] = lambda: None,
+    tokenized: bool = False,
+    named: bytes | None = None,
 ) -> Tokens:
     """Maps the tokens of `text`; a BPE's are made once and kept beside it. `UserError` if there are too few for the job.
 
     The text is cut before it is tokenized, so that the held-out bytes are the same for every tokenizer. `on_block` is called
     between blocks, since a BPE takes about half a second for a megabyte. What is `tokenized` already is mapped as it is, once all
-    of it has been found in the vocabulary.
+    of it has been found in the vocabulary. A BPE's tokens with another digest than was `named` are a `UserError` too: releases of
+    the package may cut a text differently, and work on other tokens is a lie to every auditor.
     """
     if tokenizer.vocabulary != spec.model.vocabulary:
         raise UserError(
@@ -250,7 +266,13 @@ def open_tokens(
             raise UserError(
                 f"{text}: the {name} part is {len(part)} tokens, context {spec.model.context} needs one more than that"
             )
-    return Tokens(train, held_out, tokenizer.token_bytes)
+    tokens = Tokens(train, held_out, tokenizer.token_bytes)
+    if named is not None and digest_of(tokens) != named:
+        for made in _token_files(text, tokenizer):
+            made.unlink()  # for another release to make them anew
+        release = f"tokenizers {importlib.metadata.version('tokenizers')}"
+        raise UserError(f"{release} makes other tokens of {text} than the job was made with: install the release of the others")
+    return tokens
 
 
 def _tokens_of_text(
@@ -285,7 +307,7 @@ def _held_out_start(text: Path, size: int, permille: int) -> int:
 
 
 def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer, on_block: Callable[[], None]) -> TokenArray:
-    path = text.with_name(f"{text.name}.{tokenizer.digest.hex()[:16]}.{start}-{stop}.tokens")
+    path = text.with_name(f"{_token_prefix(text, tokenizer)}{start}-{stop}.tokens")
     if not path.exists():
         with durable.writing(path) as stream:
             for block in _blocks(text, start, stop):
@@ -294,6 +316,14 @@ def _tokenized(text: Path, start: int, stop: int, tokenizer: Tokenizer, on_block
     if not path.stat().st_size:
         return np.zeros(0, dtype=np.uint16)
     return np.memmap(path, dtype=np.uint16, mode="r")
+
+
+def _token_files(text: Path, tokenizer: Tokenizer) -> list[Path]:
+    return [path for path in text.parent.iterdir() if path.name.startswith(_token_prefix(text, tokenizer))]
+
+
+def _token_prefix(text: Path, tokenizer: Tokenizer) -> str:
+    return f"{text.name}.{tokenizer.digest.hex()[:16]}."
 
 
 def _blocks(text: Path, start: int, stop: int) -> Iterator[bytes]:

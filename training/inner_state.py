@@ -31,13 +31,15 @@ class InnerState:
 
     @classmethod
     def load(cls, path: Path, spec: JobSpec) -> InnerState:
-        """What `pieces` were written to `path`; `RemoteProtocolError` if the length is not the job's."""
+        """What `pieces` were written to `path`; `RemoteProtocolError` if length or count are not possible in the job."""
         size = path.stat().st_size
         if size != inner_bytes(spec):
             raise RemoteProtocolError("malformed", f"an inner state of {size} bytes, this job's has {inner_bytes(spec)}")
         with path.open("rb") as stream:
             (steps,) = _STEPS.unpack(stream.read(_STEPS.size))
             moments = np.fromfile(stream, dtype="<f4").astype(np.float32, copy=False)
+        if steps > spec.rounds * spec.local_steps:
+            raise RemoteProtocolError("malformed", f"an inner state after {steps} steps, this job has fewer")
         return cls(steps, moments)
 
     def pieces(self) -> Iterator[bytes | memoryview]:

@@ -58,12 +58,12 @@ def audit(request: Audit, update: Update) -> Audited:
 def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verdict, float]:
     spec, trainer, last = model.spec, request.trainer, _Last()
     try:
-        m = _buffer(Path(request.buffer), model)
+        m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
-    except RemoteProtocolError:
+        previous = _previous_inner(request, spec)
+    except RemoteProtocolError:  # what it commits to, or goes on from, is none
         return Verdict.REPLAY, RELATIVE_ERROR_MAX
-    e, payload = _feedback(request, model), Path(request.payload).read_bytes()
-    previous = _previous_inner(request, spec)
+    payload = Path(request.payload).read_bytes()
     take = last.take if inner else _forget
     delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take)
     decay, tolerance = spec.feedback_decay, spec.replay_tolerance
@@ -168,13 +168,15 @@ def _previous_inner(request: Propose | Audit, spec: JobSpec) -> InnerState | Non
 
 
 def _feedback(request: Propose | Audit | Replay, model: ReplicatedModel) -> Float32Array:
-    """The e that the trainer continues from; zero where the request names no previous buffer."""
+    """The e that the trainer continues from; zero where the request names no previous buffer. `RemoteProtocolError` as `_buffer`:
+    a proposal may be accepted before anybody looks at what it commits to.
+    """
     if request.previous_buffer is None or request.previous_payload is None:
         return feedback.feedback_after(None, None, None, model.layout)
     record = model.records.get(request.trainer)
     if record is None:
         raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
-    previous = np.fromfile(request.previous_buffer, dtype="<f4").astype(np.float32, copy=False)
+    previous = _buffer(Path(request.previous_buffer), model)
     return feedback.feedback_after(record, previous, Path(request.previous_payload).read_bytes(), model.layout)
 
 

@@ -22,7 +22,7 @@ BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
 AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
-STATE_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
+AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
 SUSPENSION_ROUNDS_MAX: Final = 100_000
 TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of the work less than that
 
@@ -68,6 +68,9 @@ class Outer(enum.StrEnum):
     SGD = "sgd"
     SIGN = "sign"  # by the sign of the momentum
     ADAMW = "adamw"  # on aggregated gradients: one step per round, and no inner optimizer
+
+
+OUTER_SLOTS: Final = {Outer.NESTEROV: 1, Outer.SGD: 0, Outer.SIGN: 1, Outer.ADAMW: 2}  # vectors beside the parameters
 
 
 class Inner(enum.StrEnum):
@@ -165,8 +168,8 @@ class JobSpec:
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2  # sampled: re-executors drawn for each accepted proposal
     audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that states are kept for, and a challenge may come in
     replay_tolerance: float = 1e-3  # of ‖Δ‖: honest float32 replays differ by 5e-6, wrong data by about 1
-    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # for a first proven lie; then doubled
-    norm_start: float = 32.0  # stands for the median accepted norm until a round has been accepted
+    suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
+    norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
 
     @property
@@ -233,15 +236,23 @@ class JobSpec:
     def _audit_problem(self) -> str | None:
         if self.objective is Objective.LANGUAGE and self.data is None and self.audit is not Audit.OFF:
             return f"audit {self.audit.value!r} needs shared data: name a text, or take audit 'off' for local data"
-        if self.traces_states and self._state_bytes_kept > STATE_BYTES_MAX:
-            kept = f"audit 'sampled' would keep {self._state_bytes_kept / 2**30:.0f} GiB of states on each trainer's disk"
-            return f"{kept}, more than {STATE_BYTES_MAX >> 30}: take fewer local_steps or a shorter audit_window"
+        inner = 8 + 8 * self.model.parameters
+        if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
+            size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"
+            return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'"
+        if self.audit is Audit.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
+            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
+            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"
         return None
 
     @property
-    def _state_bytes_kept(self) -> int:
-        """Parameters and two moments of every step, in every round that may be audited."""
-        return 12 * self.model.parameters * (self.local_steps + 1) * (self.rounds_audited + 1)
+    def audit_bytes(self) -> int:
+        """What a trainer keeps on its disk where audits are sampled: of every round that may be asked for the model, its buffer,
+        and parameters and moments of every step, or the moments alone after a single one. Others keep the models.
+        """
+        own = 3 * (self.local_steps + 1) if self.traces_states else 2 * self.keeps_inner_state
+        vectors = 1 + OUTER_SLOTS[self.outer] + 1 + own
+        return 4 * self.model.parameters * vectors * (self.rounds_audited + 1)
 
     def encode(self) -> bytes:
         return codec.encode(self)

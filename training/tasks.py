@@ -16,8 +16,10 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.reasons import Finding, Verdict
+from training.spec import PARAMETERS_MAX
 
-FRAME_BYTES_MAX = 128 << 20  # the largest is a Proposed: one bit per parameter of a model with 10^9 of them
+# The largest is a Proposed: 8 bits to say, and one to place, each element of the largest model. The rest is scales and digests.
+FRAME_BYTES_MAX = PARAMETERS_MAX + PARAMETERS_MAX // 8 + (1 << 20)
 STATES_MAX = 8  # files of states that a replay reads: two states of two files, and the last parameters
 TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
 ERROR_CHARACTERS_MAX = 500  # one line for a person
@@ -115,6 +117,7 @@ class OpenJob(Request[Opened]):
     text: Path  # the training text as one file; a BPE's token files are made beside it
     tokenizer: Path | None  # JSON of a byte-level BPE; None: bytes
     tokenized: bool = False  # `text` holds 16-bit token ids
+    tokens: Digest | None = None  # of a BPE's, as the job's manifest names them
 
 
 @dataclass(frozen=True, slots=True)

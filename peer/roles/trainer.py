@@ -135,16 +135,16 @@ class Trainer(Voter):
         async with job.opening:
             if job.opened:
                 return
-            tokenized = False
+            tokenizer, tokens, tokenized = None, None, False
             if round.spec.data is None:
                 text = await self._local_text()
             else:
-                text, tokenized = await self._shared_text(round, round.spec.data)
-            tokenizer = None
+                text, manifest = await self._shared_text(round, round.spec.data)
+                tokens, tokenized = manifest.tokens, manifest.tokenized
             if round.spec.tokenizer is not None:
                 await _fetch(round, round.spec.tokenizer, TOKENIZER_BYTES_MAX)
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
-            await self._until_alive(tasks.OpenJob(round.job, round.spec.encode(), str(text), tokenizer, tokenized))
+            await self._until_alive(tasks.OpenJob(round.job, round.spec.encode(), str(text), tokenizer, tokenized, tokens))
             job.opened = True
 
     async def _until_alive(self, request: tasks.Request[R]) -> R:
@@ -161,8 +161,8 @@ class Trainer(Voter):
         await trio.to_thread.run_sync(_copy_text, self.local_data, path)
         return path
 
-    async def _shared_text(self, round: Round, digest: bytes) -> tuple[Path, bool]:
-        """The file of a job's text or tokens, and whether it is tokens."""
+    async def _shared_text(self, round: Round, digest: bytes) -> tuple[Path, data.Manifest]:
+        """The file of a job's text or tokens, and what names it."""
         await _fetch(round, digest, MESSAGE_BYTES_MAX)
         manifest = data.Manifest.decode(round.blobs.read(digest))
         path = self.texts / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
@@ -170,7 +170,7 @@ class Trainer(Voter):
             for shard in manifest.shards:
                 await _fetch(round, shard, DATA_SHARD_BYTES)
             await trio.to_thread.run_sync(data.assemble, manifest, round.blobs.read, path)
-        return path, manifest.tokenized
+        return path, manifest
 
 
 async def _fetch(round: Round, digest: bytes, size_max: int) -> None:

@@ -472,6 +472,20 @@ def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_muc
     assert not court.audits.suspended and not court.audits.causes
 
 
+def test_what_was_last_accepted_of_a_trainer_is_longer_ago_than_a_suspension_when_it_trains_again(court: Court) -> None:
+    """So that models can tell by that alone what nobody may go on from, also where the last verdict comes with a closing."""
+    court.round(2)
+    court.challenge(A)
+    person, due = court.due(A, disputes=True)[0]
+    last = court.job(court.key).round
+    accepted = dict.fromkeys(court.job(court.key).trainers, Verdict.ACCEPT)
+    court.decide(court.said(person, due, MISMATCH), closings=(court.closing(court.key, accepted),))
+    assert court.suspended(A) and A in accepted
+    while A not in court.job(court.key).trainers:
+        court.round()
+    assert court.job(court.key).round - last == AUDITS.suspension_rounds + 1
+
+
 def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job(court: Court) -> None:
     court.round()
     court.convict(A)

@@ -22,7 +22,7 @@ from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
 from tests.ledger.power import Disk
 from tests.peer.network import SCRATCH
-from training import proposals, tasks
+from training import data, proposals, tasks
 from training.host import ModelHost
 from training.inner_state import InnerState
 from training.replicated.codec import Mode, payload_bytes_max
@@ -136,6 +136,20 @@ async def test_a_trainer_without_local_text_says_how_to_name_it(world: World, tm
 # What a language job commits to beside payload and buffer ------------------------------------------------------------
 
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
+
+
+async def test_the_worker_is_told_which_tokens_the_manifest_of_a_job_names(world: World, tmp_path: Path) -> None:
+    blobs, asked = world.round.blobs, list[Any]()
+
+    class Worker:
+        async def ask(self, request: Any) -> None:
+            asked.append(request)
+
+    manifest = replace(data.split([b"text"], blobs.add), tokens=sha256(b"tokens").digest())
+    (tmp_path / "texts").mkdir()
+    role = Trainer(Worker(), tmp_path / "texts")  # type: ignore[arg-type]
+    await role._open(replace(world.round, spec=JobSpec(name="t", data=blobs.add(manifest.encode()))))
+    assert [request.tokens for request in asked] == [manifest.tokens]
 
 
 class Steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,13 @@ async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Dae
     assert (job.audit, list(job.accepted.values())) == ("full", [1])
     (view,) = [view for view in await trainer.client.rounds(20) if view.job == job.job]
     assert view.stepped
+    made = sorted(
+        (trainer.directory / "texts").glob("*.txt.*.tokens"), key=lambda file: int(file.name.split(".")[-2].split("-")[0])
+    )
+    assert len(made) == 2
+    named = hashlib.sha256(b"".join(file.read_bytes() for file in made)).digest()
+    assert any(named in blob.read_bytes() for blob in (trainer.directory / "blobs").iterdir()), "the manifest names its tokens"
+    assert not list(trainer.directory.glob("tokens-*"))
 
 
 async def test_a_file_of_three_kilobytes_trains(trainer: Daemon, tmp_path: Path) -> None:

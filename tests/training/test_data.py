@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import DATA_SHARD_BYTES
 from training import data, tokenizer
-from training.data import Manifest, assemble, batch_offsets, bytes_needed, open_tokens, read_text, require_enough, split
+from training.data import (
+    Manifest,
+    Tokens,
+    assemble,
+    batch_offsets,
+    bytes_needed,
+    digest_of,
+    open_tokens,
+    read_text,
+    require_enough,
+    split,
+)
 from training.default_text import default_text
 from training.spec import JobSpec, ModelSpec
 
@@ -190,6 +201,29 @@ def test_tokens_of_a_bpe_are_made_once(tmp_path: Path, monkeypatch: pytest.Monke
     first = open_tokens(spec, path, bpe)
     monkeypatch.setattr(bpe, "encode", lambda block: pytest.fail("tokenized again"))
     assert np.array_equal(open_tokens(spec, path, bpe).train, first.train)
+
+
+def test_a_package_that_cuts_the_text_otherwise_is_told_and_another_one_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Honest work on other tokens would be a false step for every auditor."""
+    text = default_text()[:30_000]
+    bpe, spec = bpe_of(text), replace(SPEC, model=ModelSpec(vocabulary=400))
+    (tmp_path / "author").mkdir()
+    named = digest_of(open_tokens(spec, write(tmp_path / "author" / "a", text), bpe))
+    path, as_released = write(tmp_path / "a", text), bpe.encode
+    monkeypatch.setattr(bpe, "encode", lambda block: as_released(block)[::-1])
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"tokenizers \d+\.\d.* makes other tokens .* than the job was made with: install"):
+            open_tokens(spec, path, bpe, named=named)
+    monkeypatch.setattr(bpe, "encode", as_released)
+    assert digest_of(open_tokens(spec, path, bpe, named=named)) == named
+
+
+def test_the_digest_of_tokens_is_over_all_of_them_and_no_other_bytes(tmp_path: Path) -> None:
+    held_out = np.array([3], dtype=np.uint16)
+    tokens = Tokens(np.array([1, 0x0203], dtype=np.uint16), held_out, np.ones(1024, dtype=np.int64))
+    assert digest_of(tokens) == hashlib.sha256(bytes([1, 0, 3, 2, 3, 0])).digest()
 
 
 def test_too_few_tokens_for_one_sequence_are_refused(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ change that means it. One that differs in some environment only is never to be w
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import dispatch
 from tests.training import golden
+from training import replicated
 
 HANDFUL = {environment.name: environment for environment in dispatch.handful()}
 
@@ -44,3 +47,16 @@ def test_the_environments_differ_in_what_each_library_uses(printed: dict[str, An
     assert len({item.get("core") for item in seen}) == len(HANDFUL) or "core" not in seen[0], "OpenBLAS"
     assert len({item["torch_threads"] for item in seen}) > 1, "threads"
     assert len({item["aten"] for item in seen}) > 1, "torch"
+
+
+def test_replicated_arithmetic_calls_no_function_that_libraries_round_as_they_like() -> None:
+    """IEEE 754 demands correct rounding of a square root, and not of a power; `math.ldexp` has nothing to round."""
+    free = {"pow", "power", "float_power", "exp", "exp2", "log", "log2", "log10", "cbrt", "hypot", "sin", "cos", "tanh"}
+    for path in Path(*replicated.__path__).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+                of_floats = isinstance(node.left, ast.Constant) and isinstance(node.left.value, float)
+                is_integer = isinstance(node.right, ast.Constant) and isinstance(node.right.value, int)
+                assert is_integer and not of_floats, f"{path}:{node.lineno}"
+            if isinstance(node, ast.Call):
+                assert getattr(node.func, "attr", getattr(node.func, "id", "")) not in free, f"{path}:{node.lineno}"

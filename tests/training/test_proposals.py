@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
@@ -14,6 +16,7 @@ from training import proposals, tasks
 from training.replicated import codec
 from training.replicated.feedback import REPLAY_TOLERANCE, buffer_digest
 from training.replicated.model import Accepted, ReplicatedModel
+from training.replicated.scratch import known_update
 from training.spec import JobSpec, Objective
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
@@ -93,3 +96,55 @@ def test_a_model_of_another_round_and_feedback_out_of_nothing_are_our_own_mistak
         proposals.audit(replace(audit_of(two_rounds, 0), round=1), UPDATE)
     with pytest.raises(LocalProtocolError, match="nothing accepted"):
         proposals.audit(replace(audit_of(two_rounds, 0, previous=0)), UPDATE)
+
+
+# A buffer that nobody looked at when it was committed to -----------------------------------------------------------------
+
+SIZE = 4 * 4096  # of a buffer of a scratch job
+SIGNALLING = bytes.fromhex("0100807f")  # a NaN of which arithmetic warns
+NUMBERS = [SIGNALLING, *(np.float32(x).tobytes() for x in ("nan", "inf", 3e38, 0))]
+PATTERNS = st.one_of(st.binary(min_size=1, max_size=12), st.sampled_from(NUMBERS))  # repeated
+SIZES = st.one_of(st.sampled_from([0, 3, SIZE - 4, SIZE - 1, SIZE]), st.integers(0, SIZE))
+
+
+def continued(folder: Path, blob: bytes, stepped: bool = True, rejected: int = 0) -> tasks.Audit:
+    """The audit of a proposal of honest work that says it goes on from `blob`, which was committed to in round 0."""
+    spec = replace(SPEC, accepted_min=1 if stepped else 2)
+    model = ReplicatedModel.initial(JOB, spec)
+    first = known_update(JOB, 0, TRAINER, model.layout)
+    payload = codec.encode(model.header(TRAINER), first, model.layout)
+    digests = hashlib.sha256(payload).digest(), len(payload), hashlib.sha256(blob).digest()
+    following = model.apply([Accepted(TRAINER, Proposal(JOB, 0, model.root, *digests, None), payload)], {})
+    for _ in range(rejected):
+        following = following.apply([], {TRAINER: Verdict.NORM})
+    following.save(folder / "model", durable=False)
+    m = known_update(JOB, following.round, TRAINER, model.layout)
+    (folder / "m").write_bytes(m.tobytes())
+    (folder / "p").write_bytes(codec.encode(following.header(TRAINER), m, model.layout))
+    (folder / "before").write_bytes(blob)
+    (folder / "p-before").write_bytes(payload)
+    paths = (str(folder / name) for name in ("model", "p", "m", "before", "p-before"))
+    return tasks.Audit(JOB, following.round, TRAINER, *paths)
+
+
+@pytest.mark.parametrize("blob", [b"", b"12345", bytes(SIZE - 4), bytes(SIZE + 4)], ids=len)
+def test_going_on_from_a_buffer_of_another_size_is_a_failed_replay(tmp_path: Path, blob: bytes) -> None:
+    audited = proposals.audit(continued(tmp_path, blob), UPDATE)
+    assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, proposals.RELATIVE_ERROR_MAX)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pattern=PATTERNS, size=SIZES, stepped=st.booleans(), rejected=st.integers(0, 2), is_previous=st.booleans())
+@example(pattern=SIGNALLING, size=SIZE, stepped=True, rejected=1, is_previous=True)
+@example(pattern=SIGNALLING, size=SIZE, stepped=False, rejected=1, is_previous=True)
+@example(pattern=SIGNALLING, size=SIZE, stepped=True, rejected=0, is_previous=False)
+def test_whatever_a_trainer_commits_to_or_goes_on_from_an_audit_ends_with_a_verdict(
+    tmp_path_factory: pytest.TempPathFactory, pattern: bytes, size: int, stepped: bool, rejected: int, is_previous: bool
+) -> None:
+    blob, folder = (pattern * size)[:size], tmp_path_factory.mktemp("audit")
+    request = continued(folder, blob if is_previous else bytes(SIZE), stepped, rejected)
+    if not is_previous:
+        (folder / "m").write_bytes(blob)
+    audited = proposals.audit(request, UPDATE)
+    assert audited.verdict in (Verdict.ACCEPT, Verdict.REPLAY) and 0 <= audited.relative_error <= proposals.RELATIVE_ERROR_MAX
+    assert size == SIZE or audited.verdict is Verdict.REPLAY

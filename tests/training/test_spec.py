@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import BLOB_BYTES_MAX
+from training.inner_state import inner_bytes
 from training.spec import PRESETS, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer, completed
 
 JOB = JobSpec(name="job", data=bytes(32))
@@ -74,6 +76,57 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
         replace(JOB, outer=Outer.ADAMW).checked()
     with pytest.raises(UserError, match="audit 'sampled' needs shared data: name a text, or take audit 'off'"):
         replace(JOB, data=None, audit=Audit.SAMPLED).checked()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inner_state": InnerState.KEEP},
+        {"inner_state": InnerState.KEEP, "audit": Audit.SAMPLED, "local_steps": 1},
+        {"audit": Audit.SAMPLED, "local_steps": 2, "audit_window": 1},
+    ],
+    ids=str,
+)
+def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fields: dict[str, Any]) -> None:
+    for vocabulary, is_valid in ((62_300, True), (62_700, False)):
+        spec = replace(JOB, model=ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8), **fields)
+        if is_valid:
+            assert inner_bytes(spec.checked()) <= BLOB_BYTES_MAX
+        else:
+            assert inner_bytes(spec) > BLOB_BYTES_MAX
+            with pytest.raises(UserError, match=r"inner optimizer's state has \d+ bytes.* 536870912 at most: take a"):
+                spec.checked()
+            assert replace(spec, audit=Audit.FULL, inner_state=InnerState.RESET).checked()
+
+
+FOUR_MILLION = ModelSpec(vocabulary=1024, width=256, layers=5, hidden=768)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_parameters(name: str) -> None:
+    assert FOUR_MILLION.parameters >= 4_000_000
+    assert replace(JOB, **PRESETS[name] | {"audit": Audit.SAMPLED}, model=FOUR_MILLION).checked()
+
+
+@pytest.mark.parametrize("name, window", [("local", 200), ("sparse", 80), ("per-step", 1000)])
+def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
+    spec = replace(JOB, **PRESETS[name] | {"audit": Audit.SAMPLED, "audit_window": window}, model=FOUR_MILLION)
+    with pytest.raises(UserError, match=r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window"):
+        spec.checked()
+    assert replace(spec, audit_window=window // 4).checked() and replace(spec, audit=Audit.FULL).checked()
+
+
+def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
+    """A model and a buffer of every round, and the states of every step or the moments after the last one."""
+    from training.replicated.files import vectors_of
+
+    model = ModelSpec(width=2, heads=1, kv_heads=1, layers=1, hidden=1)
+    for outer in Outer:
+        spec = replace(JOB, outer=outer, audit=Audit.SAMPLED, audit_window=2, model=model, local_steps=1)
+        assert spec.audit_bytes == 4 * model.parameters * 5 * (len(vectors_of(spec)) + 1)
+    kept = replace(spec, outer=Outer.SGD, inner_state=InnerState.KEEP)
+    assert kept.audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 2)
+    assert replace(kept, local_steps=3).audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 4 * 3)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.errors import RemoteProtocolError
 from protocol.reasons import Finding, Verdict
 from training import tasks
+from training.replicated.codec import Mode, payload_bytes_max
+from training.replicated.layout import layout_of
+from training.spec import PARAMETERS_MAX, Compression, JobSpec, ModelSpec
 
 MESSAGES = [
     tasks.OpenJob(bytes(32), b"spec", "/text", None),
@@ -51,6 +56,22 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
 def test_a_frame_longer_than_any_message_is_refused_before_it_is_read() -> None:
     with pytest.raises(RemoteProtocolError, match="oversized"):
         tasks.parse_header(b"\xff" * tasks.FRAME_HEADER_BYTES)
+
+
+LARGEST = [
+    replace(model, vocabulary=(PARAMETERS_MAX - model.parameters) // model.width + model.vocabulary)
+    for model in (ModelSpec(width=1024, layers=10, hidden=2816), ModelSpec(width=64, layers=1024))
+]
+
+
+@pytest.mark.parametrize("model", LARGEST, ids=["wide", "deep"])
+@pytest.mark.parametrize("keep", [None, 4096, 3072, 2049, 2048, 1025, 4])
+def test_the_longest_payload_of_any_valid_job_fits_a_frame(model: ModelSpec, keep: int | None) -> None:
+    mode = {"compression": Compression.DENSE} if keep is None else {"compression": Compression.SPARSE, "keep": keep}
+    spec = JobSpec(name="large", data=bytes(32), model=model, bits=8, **mode).checked()  # type: ignore[arg-type]
+    assert PARAMETERS_MAX - model.width < model.parameters <= PARAMETERS_MAX
+    others = len(tasks.frame(0, tasks.Proposed(b"-", bytes(32), bytes(32), 0.5, 0.5, bytes(32), bytes(32)))) + 8
+    assert payload_bytes_max(layout_of(spec), Mode.of(spec)) + others <= tasks.FRAME_BYTES_MAX
 
 
 def test_what_the_round_waits_for_is_most_urgent_then_sampled_audits_which_can_lapse_then_what_can_be_done_any_time() -> None:

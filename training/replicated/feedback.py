@@ -47,12 +47,11 @@ def feedback_after(record: Record | None, m: Float32Array | None, payload: bytes
         return np.zeros(layout.size, dtype=np.float32)
     if m is None or payload is None or buffer_digest(m) != record.buffer or hashlib.sha256(payload).digest() != record.payload:
         raise LocalProtocolError("buffer and payload are not those of the record")
-    if not record.stepped:
-        return m * np.float32(2.0**-record.halvings)
-    e = codec.read(payload, layout).dense()
-    np.subtract(m, e, out=e)
-    e *= np.float32(2.0**-record.halvings)
-    return e
+    left = codec.read(payload, layout).dense() if record.stepped else np.zeros_like(m)
+    with np.errstate(over="ignore", invalid="ignore"):  # somebody else's m may be any bytes
+        np.subtract(m, left, out=left)
+        left *= np.float32(math.ldexp(1.0, -record.halvings))
+    return left
 
 
 def accumulate(e: Float32Array, delta: Float32Array, decay: float) -> Float32Array:

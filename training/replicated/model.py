@@ -151,11 +151,17 @@ class ReplicatedModel:
 
     @property
     def norm_squared_max(self) -> float:
-        typical = _median(self.state.norms) if self.state.norms else self.spec.norm_start**2
-        return NORM_RATIO**2 * typical
+        norms, start = self.state.norms, self._norm_squared_start
+        return NORM_RATIO**2 * (_median(norms, start) if norms else start)
+
+    @property
+    def _norm_squared_start(self) -> float:
+        return self.spec.norm_start * self.spec.norm_start
 
     def _continues(self, trainer: bytes, proposal: Proposal) -> bool:
-        """Starting again from e = 0 and from fresh inner state is always allowed; what the job needs later must be named."""
+        """Starting again from e = 0 and from fresh inner state is always allowed, and where no record is left the only way; what
+        the job needs later must be named.
+        """
         record = self.records.get(trainer)
         buffer, inner = (record.buffer, record.inner) if record else (None, None)
         if proposal.feedback not in (None, buffer) or proposal.inner_from not in (None, inner):
@@ -229,20 +235,29 @@ class ReplicatedModel:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
             proposal = item.proposal
             records[item.trainer] = Record(proposal.buffer, proposal.payload, self.round, stepped, 0, proposal.inner)
+        # Of who was suspended since, nothing is gone on from: whatever it was found to lie about is older than that.
+        number = self.round + 1
+        records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
         powers = outer.next_powers(self.spec, self.state.powers) if stepped else self.state.powers
-        return State(self.job, self.spec, self.round + 1, records, _remember(self.state.norms, norms), powers)
+        remembered = _remember(self.state.norms, norms, self._norm_squared_start)
+        return State(self.job, self.spec, number, records, remembered, powers)
 
 
 def _halved(record: Record) -> Record:
     return replace(record, halvings=min(record.halvings + 1, HALVINGS_MAX))
 
 
-def _remember(history: tuple[float, ...], norms: Sequence[float]) -> tuple[float, ...]:
+def _remember(history: tuple[float, ...], norms: Sequence[float], start: float) -> tuple[float, ...]:
     """A round of nothing but zeros says nothing of what is normal, and would make the limit zero for good."""
-    typical = _median(norms) if norms else 0.0
+    typical = _median(norms, start) if norms else 0.0
     return (*history, typical)[-NORM_ROUNDS:] if typical else history
 
 
-def _median(values: Sequence[float]) -> float:
-    """The upper median: always one of the values, so nothing is rounded, and of two the one that shuts nobody out."""
-    return sorted(values)[len(values) // 2]
+def _median(values: Sequence[float], start: float) -> float:
+    """Of an even number, the middle one of the two in the middle and `start`: always one of them, so nothing is rounded.
+
+    If it were the lower one, half of the values could shut the others out; if the upper one, raise the limit without end.
+    """
+    ordered = sorted(values)
+    lower, upper = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return max(lower, min(upper, start))

@@ -23,9 +23,9 @@ from training.replicated.layout import Float32Array
 from training.replicated.schedule import inner_rate
 from training.spec import JobSpec, Outer
 
-LEAST: Final = np.float32(2.0**-100)  # its last bit is worth 2^-123: sums and differences of such numbers are never subnormal
-POWER_LEAST: Final = 2.0**-60  # a power of beta below this is zero: 1 minus it is 1 already
-STEP_MAX: Final = 2.0**25  # of a corrected AdamW rate: a quotient below 2^-126 is still below `LEAST` after it
+LEAST: Final = np.float32(math.ldexp(1.0, -100))  # its last bit is worth 2^-123: sums and differences of such are never subnormal
+POWER_LEAST: Final = math.ldexp(1.0, -60)  # a power of beta below this is zero: 1 minus it is 1 already
+STEP_MAX: Final = float(1 << 25)  # of a corrected AdamW rate: a quotient below 2^-126 is still below `LEAST` after it
 EPSILON: Final = np.float32(1e-8)  # of AdamW
 
 

@@ -12,7 +12,7 @@ from training.spec import JobSpec
 
 
 def inner_rate(spec: JobSpec, round: int) -> float:
-    """The rate of every inner step, or of the one outer AdamW step, of a round; positive in every round of the job."""
+    """The rate of every inner step, or of the one outer AdamW step, of a round; zero only in the last one, if the floor is."""
     if round < spec.warmup_rounds:
         return spec.inner_rate * (round + 1) / (spec.warmup_rounds + 1)
     return spec.inner_rate * (spec.inner_rate_floor + (1 - spec.inner_rate_floor) * _left(spec, round))

@@ -17,7 +17,7 @@ from training.replicated.layout import Block, Float32Array, Layout
 from training.spec import JobSpec
 
 PARAMETERS: Final = "parameters"  # the first vector; those after it are the outer optimizer's slots
-NORM_ROUNDS: Final = 16  # rounds that the median is taken over; liars would have to be the majority in half of them
+NORM_ROUNDS: Final = 16  # rounds that the median is taken over; liars would have to be the majority of more than half of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 DIGEST_BYTES = 32
 IRWIN_HALL_TERMS = 4  # 16-bit uniforms per number: close enough to normal for an initialisation, 8 bytes of hash each
-IRWIN_HALL_DEVIATION = ((2**32 - 1) / 12 * IRWIN_HALL_TERMS) ** 0.5  # of their sum; a square root is rounded correctly
+IRWIN_HALL_DEVIATION = math.sqrt((2**32 - 1) / 12 * IRWIN_HALL_TERMS)  # of their sum
 
 
 def stream(length: int, *seed: Any) -> bytes:

@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from peer.worker_main import Jobs
+from protocol.errors import RemoteProtocolError, UserError
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
-from training import proposals, tasks, trace
+from training import data, proposals, tasks, trace
 from training.compute.engine import Engine
 from training.data import open_tokens
 from training.default_text import default_text
-from training.inner_state import InnerState
+from training.inner_state import InnerState, inner_bytes
 from training.replicated import codec, feedback
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted, ReplicatedModel
@@ -328,6 +331,24 @@ def test_a_trace_of_another_length_is_malformed(world: World) -> None:
     assert world.find(0, Trace(world.listed.states[:-1])).finding is Finding.MALFORMED
 
 
+def test_a_buffer_of_another_size_that_it_goes_on_from_is_malformed(world: World) -> None:
+    world.done = world.propose(1)
+    (world.folder / "m0").write_bytes(b"short")
+    assert everywhere(world, Finding.MALFORMED)
+
+
+def test_an_inner_state_of_more_steps_than_the_job_has_is_malformed(honest: World) -> None:
+    spec, path = honest.spec, honest.folder / "many"
+
+    def load(steps: int) -> InnerState:
+        path.write_bytes(b"".join(bytes(piece) for piece in InnerState(steps, InnerState.fresh(spec).moments).pieces()))
+        return InnerState.load(path, spec)
+
+    assert load(spec.rounds * STEPS).steps == 50
+    with pytest.raises(RemoteProtocolError, match="51 steps"):
+        load(51)
+
+
 @pytest.mark.parametrize("lies", ["parameters", "inner"])
 def test_a_committed_state_of_another_size_is_malformed(world: World, lies: str) -> None:
     world.done = world.propose(1)
@@ -372,6 +393,37 @@ def test_an_inner_state_that_the_replay_does_not_give_fails_the_audit(kept: Worl
         assert audited(kept).verdict is Verdict.REPLAY
     (kept.folder / "inner1").write_bytes(b"short")
     assert audited(kept).verdict is Verdict.REPLAY
+
+
+@pytest.fixture(scope="module", params=["adamw kept", "muon kept"])
+def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> World:
+    """Kept inner state and one step a round, which is replayed whole."""
+    spec = replace(SPECS[request.param], local_steps=1)
+    world = World(tmp_path_factory.mktemp("single"), Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    world.done = world.propose(1)
+    return world
+
+
+NO_NUMBERS = [bytes.fromhex("0100807f"), np.float32("nan").tobytes(), np.float32("inf").tobytes()]  # the first: signalling
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.integers(0, 2**64 - 1),
+    moments=st.one_of(st.binary(min_size=1, max_size=12), st.sampled_from(NO_NUMBERS)),
+    missing=st.one_of(st.just(0), st.integers(0, 10_000)),
+    is_previous=st.booleans(),
+)
+@example(steps=2**64 - 1, moments=bytes(4), missing=0, is_previous=True)
+def test_whatever_inner_state_a_trainer_commits_to_or_goes_on_from_an_audit_ends_with_a_verdict(
+    single: World, steps: int, moments: bytes, missing: int, is_previous: bool
+) -> None:
+    size = inner_bytes(single.spec)
+    (single.folder / "other").write_bytes((steps.to_bytes(8, "little") + moments * size)[: max(0, size - missing)])
+    changed = {"previous_inner" if is_previous else "inner": str(single.folder / "other")}
+    found = audited(single, **changed)
+    assert found.verdict is Verdict.REPLAY and 0 < found.relative_error <= trace.RELATIVE_ERROR_MAX
 
 
 # Bisecting
@@ -447,3 +499,10 @@ def test_a_committed_state_of_another_size_is_where_the_search_ends(world: World
         (world.folder / "theirs" / state.parameters.hex()).write_bytes(b"short")
     found = trace.bisect(states_of(world, "states1", theirs), states_of(world, "theirs", theirs), SPEC.replay_tolerance)
     assert found == (2, trace.RELATIVE_ERROR_MAX)
+
+
+def test_a_worker_opens_no_job_of_which_it_makes_other_tokens(text: Path) -> None:
+    jobs, named = Jobs(lambda: None, 1 << 30), data.digest_of(open_tokens(SPEC, text, ByteTokenizer()))
+    assert jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, named))
+    with pytest.raises(UserError, match="other tokens"):
+        jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, bytes(32)))

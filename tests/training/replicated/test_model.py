@@ -20,7 +20,7 @@ from training.replicated.layout import Float32Array
 from training.replicated.model import NORM_RATIO, Accepted, ReplicatedModel
 from training.replicated.scratch import known_update
 from training.replicated.state import NORM_ROUNDS
-from training.spec import BITS, Compression, JobSpec, Objective, Outer
+from training.spec import BITS, Compression, InnerState, JobSpec, Objective, Outer
 
 NOTHING = None, None
 
@@ -108,7 +108,30 @@ def test_the_limit_looks_back_a_bounded_number_of_rounds(first: ReplicatedModel)
     for number in range(NORM_ROUNDS + 3):
         model = model.apply([scaled(model, 0, 1.0 + number)], {})
     assert len(model.state.norms) == NORM_ROUNDS
-    assert model.norm_squared_max == pytest.approx(256 * (1 + 3 + NORM_ROUNDS // 2) ** 2, rel=0.07)
+    assert model.norm_squared_max == pytest.approx(256 * (3 + NORM_ROUNDS // 2) ** 2, rel=0.07)
+
+
+def test_one_liar_of_two_cannot_raise_the_limit_beyond_what_the_job_begins_with(first: ReplicatedModel) -> None:
+    model = first
+    for _ in range(3 * NORM_ROUNDS):
+        limit = math.sqrt(model.norm_squared_max)
+        model = model.apply([scaled(model, 0, 0.1), scaled(model, 1, 0.95 * limit)], {})
+    assert math.sqrt(model.norm_squared_max) == NORM_RATIO * SMALL.norm_start
+
+
+def test_one_liar_of_two_raises_no_limit_that_the_other_has_outgrown(first: ReplicatedModel) -> None:
+    model = first
+    for _ in range(3 * NORM_ROUNDS):
+        model = model.apply([scaled(model, 0, 5.0), scaled(model, 1, 0.95 * math.sqrt(model.norm_squared_max))], {})
+    assert math.sqrt(model.norm_squared_max) == pytest.approx(NORM_RATIO * 5.0, rel=0.04)
+
+
+def test_one_liar_of_two_cannot_shut_the_other_out_by_saying_next_to_nothing(first: ReplicatedModel) -> None:
+    model = first
+    for _ in range(2 * NORM_ROUNDS):
+        honest = scaled(model, 0, 8 * SMALL.norm_start)
+        assert verdict(model, honest) is Verdict.ACCEPT
+        model = model.apply([honest, scaled(model, 1, 1e-6)], {})
 
 
 @pytest.mark.parametrize(
@@ -149,6 +172,23 @@ def test_a_newcomer_has_no_feedback_to_continue(second: ReplicatedModel) -> None
     stolen = second.records[trainer(0)].buffer
     assert verdict(second, item) is Verdict.ACCEPT
     assert verdict(second, replace(item, proposal=replace(item.proposal, feedback=stolen))) is Verdict.COMMITMENT
+
+
+def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_from() -> None:
+    """A lie that was found lies in its author's buffer, and perhaps in its inner state: audits would take it for a beginning."""
+    model = ReplicatedModel.initial(JOB, replace(SMALL, suspension_rounds=3, inner_state=InnerState.KEEP))
+    liar, inner = trainer(0), b"moments" + bytes(25)
+    poison = proposed(model, liar, buffer(model.layout, "poison"))
+    model = model.apply([replace(poison, proposal=replace(poison.proposal, inner=inner))], {})
+    for round in range(1, 5):
+        item = proposed(model, liar, buffer(model.layout, "back", round))
+        began_anew = replace(item, proposal=replace(item.proposal, feedback=None, inner=inner))
+        assert verdict(model, began_anew) is Verdict.ACCEPT
+        for named in ({"feedback": poison.proposal.buffer}, {"inner_from": inner}):
+            went_on = replace(began_anew, proposal=replace(began_anew.proposal, **named))  # type: ignore[arg-type]
+            assert verdict(model, went_on) is (Verdict.ACCEPT if round <= 3 else Verdict.COMMITMENT), round
+        model = model.apply(round_of(model, 4)[1:], {liar: Verdict.NORM})
+    assert liar not in model.records and trainer(1) in model.records
 
 
 # Applying ------------------------------------------------------------------------------------------------------------

@@ -51,3 +51,9 @@ GOLDEN = [
 def test_short_jobs_have_a_positive_rate_in_every_round(rounds: int, warmup: int) -> None:
     spec = replace(JOB, rounds=rounds, warmup_rounds=warmup)
     assert all(0 < inner_rate(spec, round) <= spec.inner_rate for round in range(rounds + 1))
+
+
+@pytest.mark.parametrize("decay", [None, 3])
+def test_a_floor_of_zero_is_reached_in_the_last_round(decay: int | None) -> None:
+    *before, last = rates(inner_rate_floor=0.0, decay_rounds=decay, rounds=8)
+    assert last == 0 < min(before)

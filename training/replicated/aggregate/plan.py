@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,7 +27,7 @@ COLUMNS: Final = 1 << 14  # worked on at once: two dozen rows of 64 KiB stay in 
 assert (1 << SUM_BITS) + max(TRAINERS_MAX, 1 << SUM_BITS - GRID_BITS_MIN) * LEVEL_MAX < 1 << 31
 assert SUM_BITS - TRAINERS_MAX.bit_length() >= GRID_BITS_MIN
 assert SCALE_BITS + FACTOR_BITS < 63
-assert 2.0**GRID_EXPONENT_MIN / TRAINERS_MAX**2 >= LEAST
+assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= LEAST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +50,7 @@ class Plan:
         for start in range(0, len(mean), COLUMNS):
             part = slice(start, start + COLUMNS)
             mean[part] = self._combined([row[part] for row in rows])
-        mean /= self.divisor * 2.0**-self.exponent  # which is exact: the one rounding but for that to float32
+        mean /= math.ldexp(self.divisor, -self.exponent)  # which is exact: the one rounding but for that to float32
         return columns.spread(mean, block)
 
     def _combined(self, rows: list[Row]) -> npt.NDArray[np.signedinteger[Any]]:

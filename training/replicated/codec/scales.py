@@ -57,7 +57,7 @@ def grid(part: Float32Array, unit: int) -> Float32Array:
     A sum of floats would depend on the order that a machine's vector unit adds in; sums of integers do not.
     """
     integers = np.abs(part)
-    integers *= np.float32(2.0**-unit)
+    integers *= np.float32(math.ldexp(1.0, -unit))
     return np.rint(integers, out=integers)
 
 
@@ -89,7 +89,7 @@ def quantise(values: Integers, unit: int, up: bool) -> tuple[Codes, int]:
 
 def values(codes: Codes, exponent: int) -> Float32Array:
     """The scales themselves; exact, since they have five significant bits."""
-    return SCALES[codes].astype(np.float32) * np.float32(2.0**exponent)
+    return SCALES[codes].astype(np.float32) * np.float32(math.ldexp(1.0, exponent))
 
 
 def _bit_lengths(values: Integers) -> Integers:

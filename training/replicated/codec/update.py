@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -60,7 +61,7 @@ class Update:
         """‖update‖²: an exact integer, rounded once to the nearest float64."""
         sums = np.bincount(self.codes, weights=self.body.squares(), minlength=len(scales.SCALES))  # exact: far below 2^53
         total = sum(int(level) * int(scale) ** 2 for level, scale in zip(sums, scales.SCALES, strict=True))
-        return float(total) * 2.0 ** (2 * self.exponent)
+        return math.ldexp(float(total), 2 * self.exponent)
 
     def dense(self) -> Float32Array:
         """The whole update as float32; exact, since a level times a scale has twelve significant bits."""
