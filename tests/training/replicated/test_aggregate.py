@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from protocol.limits import TRAINERS_MAX
 from tests.training.replicated.support import DENSE, RAGGED, buffer, update
 from training.replicated import aggregate, codec, stream
 from training.replicated.aggregate import rules, selection
-from training.replicated.layout import CHUNK, Float32Array, of_shapes
+from training.replicated.layout import BLOCK, CHUNK, Float32Array, of_shapes
 from training.spec import Compression, Rule
 
 ARC = Rule.ARC_NNM_TRIM
@@ -352,3 +353,21 @@ def test_a_loud_liar_cannot_turn_the_step_around() -> None:
         assert float(attacked(honest, lie) @ truth) > 0, name
     loud = update((-10 * truth).astype(np.float32), RAGGED, 3)
     assert float(aggregate.aggregate([*honest, loud], RAGGED, ARC, 0) @ truth) < 0
+
+
+@pytest.mark.parametrize("mode", [DENSE, codec.Mode(Compression.SPARSE, 1, 512)], ids=["dense", "sparse"])
+def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block(mode: codec.Mode) -> None:
+    layout = of_shapes([("long", (4 * BLOCK,))])
+
+    def peak(count: int) -> int:
+        updates = [update(buffer(layout, "memory", number), layout, number, mode) for number in range(count)]
+        tracemalloc.start()
+        try:
+            aggregate.aggregate(updates, layout, Rule.ARC_NNM_TRIM, count // 3)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(4)  # what is made once
+    least, most = peak(16), peak(48)
+    assert (most - least) / 32 < 5 * BLOCK

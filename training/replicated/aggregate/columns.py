@@ -6,15 +6,18 @@ after this costs what they say and not what the model is long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from training.replicated.codec import Entries, Update
 from training.replicated.codec.levels import TOP
-from training.replicated.layout import CHUNK, Block, Float32Array
+from training.replicated.layout import BLOCK, CHUNK, Block, Float32Array
+
+ELEMENTS: Final = 16 * BLOCK  # of all updates, expanded to 32 bits at once: 4 MiB however many there are
 
 Row = npt.NDArray[np.int32]
 
@@ -25,10 +28,20 @@ class Columns:
     counts: npt.NDArray[np.int64]  # columns of each of the block's chunks
     positions: npt.NDArray[np.int64] | None  # in the block, ascending; None: every element is a column
 
-    def scaled(self, row: int, scales: npt.NDArray[np.int32]) -> Row:
-        """One update's elements, with these scales of the block's chunks."""
-        values = np.repeat(scales, self.counts)
-        values *= self.levels[row]
+    def parts(self) -> Iterator[tuple[slice, slice]]:
+        """What is expanded at once: chunks of the block, and their columns."""
+        width = max(CHUNK, ELEMENTS // len(self.levels))
+        ends = np.concatenate([[0], np.cumsum(self.counts)])
+        first, count = 0, len(self.counts)
+        while first < count:
+            last = int(np.searchsorted(ends, ends[first] + width, side="right")) - 1
+            yield slice(first, last), slice(int(ends[first]), int(ends[last]))
+            first = last
+
+    def scaled(self, row: int, scales: npt.NDArray[np.int32], chunks: slice, columns: slice) -> Row:
+        """One update's elements in these columns, with these scales of their chunks."""
+        values = np.repeat(scales, self.counts[chunks])
+        values *= self.levels[row][columns]
         return values
 
     def spread(self, values: npt.NDArray[np.float64], block: Block) -> Float32Array:
@@ -48,8 +61,7 @@ def level_max(update: Update) -> int:
 def columns_of(updates: Sequence[Update], block: Block) -> Columns:
     entries = [update.entries(block) for update in updates]
     if any(said.positions is None for said in entries):
-        counts = updates[0].layout.chunk_lengths[block.chunks]
-        return Columns(tuple(said.levels for said in entries), counts, None)
+        return Columns(tuple(said.levels for said in entries), entries[0].counts, None)
     return _union(entries, block)
 
 

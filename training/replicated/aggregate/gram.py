@@ -28,7 +28,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def gram(updates: Sequence[Update]) -> Integers:
-    """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory: one block of every update."""
+    """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory: as `Plan.values`."""
     scales = np.stack([update.scales for update in updates])
     width = FLOAT32_MAX // level_max(updates[0]) ** 2
     low, high = np.zeros((2, len(updates), len(updates)), dtype=np.int64)
@@ -43,12 +43,14 @@ def gram(updates: Sequence[Update]) -> Integers:
 
 def _level_products(columns: Columns, width: int) -> Int64Array:
     """(chunks, updates, updates): of the levels alone. At most `width` columns at a time are multiplied in float32."""
-    levels = np.stack(columns.levels, dtype=np.float32)
-    products = np.zeros((len(columns.counts), len(levels), len(levels)))
-    end = 0
-    for chunk, count in enumerate(columns.counts.tolist()):
-        start, end = end, end + count
-        for first in range(start, end, width):
-            part = levels[:, first : min(first + width, end)]
-            products[chunk] += part @ part.T
+    count = len(columns.levels)
+    products = np.zeros((len(columns.counts), count, count))
+    for chunks, of_chunks in columns.parts():
+        levels = np.stack([row[of_chunks] for row in columns.levels], dtype=np.float32)
+        end = 0
+        for chunk in range(chunks.start, chunks.stop):
+            start, end = end, end + int(columns.counts[chunk])
+            for first in range(start, end, width):
+                part = levels[:, first : min(first + width, end)]
+                products[chunk] += part @ part.T
     return products.astype(np.int64)

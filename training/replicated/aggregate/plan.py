@@ -32,7 +32,7 @@ assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= LEAST
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """`values` streams over blocks. Memory: one block of every update."""
+    """`values` streams over blocks. Memory: one block of every update's levels, of 8 bits."""
 
     updates: tuple[Update, ...]  # ascending by trainer: the result does not depend on the order they came in
     scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks with its factor, in units of 2^exponent
@@ -44,12 +44,13 @@ class Plan:
 
     def values(self, block: Block) -> Float32Array:
         """The aggregate over one block."""
-        columns = columns_of(self.updates, block)
-        rows = [columns.scaled(row, scales[block.chunks]) for row, scales in enumerate(self.scales)]
-        mean = np.empty(len(rows[0]))
-        for start in range(0, len(mean), COLUMNS):
-            part = slice(start, start + COLUMNS)
-            mean[part] = self._combined([row[part] for row in rows])
+        columns, scales = columns_of(self.updates, block), [scales[block.chunks] for scales in self.scales]
+        mean = np.empty(len(columns.levels[0]))
+        for chunks, part in columns.parts():
+            rows, combined = [columns.scaled(row, of[chunks], chunks, part) for row, of in enumerate(scales)], mean[part]
+            for start in range(0, len(combined), COLUMNS):
+                at = slice(start, start + COLUMNS)
+                combined[at] = self._combined([row[at] for row in rows])
         mean /= math.ldexp(self.divisor, -self.exponent)  # which is exact: the one rounding but for that to float32
         return columns.spread(mean, block)
 

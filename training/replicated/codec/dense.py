@@ -41,7 +41,7 @@ class Dense:
         return unpacked[: block.size]  # only the last chunk of a block is padded
 
     def entries(self, block: Block) -> Entries:
-        return Entries(None, self.levels_of(block), None)
+        return Entries(None, self.levels_of(block), self.layout.chunk_lengths[block.chunks])
 
     def _bytes(self, chunks: slice) -> levels.Bytes:
         return self.packed[self.starts[chunks.start] : self.starts[chunks.stop]]

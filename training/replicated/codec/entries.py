@@ -12,11 +12,11 @@ from training.replicated.codec.levels import Levels
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Element `positions[i]` of the block is `levels[i]` times the scale of chunk `chunks[i]`; all others are zero.
+    """Element `positions[i]` of the block is `levels[i]` times its chunk's scale; all others are zero.
 
     Levels in a chunk of scale zero mean nothing.
     """
 
     positions: npt.NDArray[np.int32] | None  # ascending, counted from the block's first element; None: every element
     levels: Levels
-    chunks: npt.NDArray[np.int64] | None  # counted over the whole update; None: as the layout has them
+    counts: npt.NDArray[np.int64]  # entries of each of the block's chunks

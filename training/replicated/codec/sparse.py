@@ -33,6 +33,9 @@ def size_max(layout: Layout, mode: Mode) -> int:
     return bits.size(entries, p) + bits.size(entries, mode.bits) + quotients
 
 
+_Span = tuple[npt.NDArray[np.int32], levels.Levels]  # positions in their blocks, and levels
+
+
 class Sparse:
     """A body as it was received. Of its entries only those of the span that was asked for last are held decoded."""
 
@@ -48,16 +51,15 @@ class Sparse:
         # Where each span begins, in chunks, and the end: whole blocks with about `SPAN` entries, or one block with more.
         self._spans: list[int] = [*edges[begins].tolist(), len(chunk_scales)]
         self._starts = [0]  # the first bit of quotients of each span, as far as they have been read
-        self._last: tuple[int, Entries] | None = None
+        self._last: tuple[int, _Span] | None = None
 
     def entries(self, block: Block) -> Entries:
         number = bisect_right(self._spans, block.chunks.start) - 1
-        span, first = self._span(number), self.before[self._spans[number]]
+        (positions, span_levels), first = self._span(number), self.before[self._spans[number]]
         part = slice(self.before[block.chunks.start] - first, self.before[block.chunks.stop] - first)
-        assert span.positions is not None and span.chunks is not None
-        return Entries(span.positions[part], span.levels[part], span.chunks[part])
+        return Entries(positions[part], span_levels[part], self.counts[block.chunks])
 
-    def _span(self, number: int) -> Entries:
+    def _span(self, number: int) -> _Span:
         last = self._last
         if last is None or last[0] != number:
             for unread in range(len(self._starts) - 1, number):
@@ -65,14 +67,13 @@ class Sparse:
             last = self._last = number, self._decode(number)
         return last[1]
 
-    def _decode(self, number: int) -> Entries:
+    def _decode(self, number: int) -> _Span:
         """The entries of a span whose first bit is known."""
         chunks = self._chunks(number)
         positions, first = self._sums(number), int(self.before[chunks.start])
         bases = self._bases(positions, chunks) - self._offsets[chunks] + 1
         positions -= np.repeat(bases.astype(np.int32), self.counts[chunks])
-        of_entries = np.repeat(np.arange(chunks.start, chunks.stop), self.counts[chunks])
-        return Entries(positions, self._levels_of(first, len(positions)), of_entries)
+        return positions, self._levels_of(first, len(positions))
 
     def _chunks(self, number: int) -> slice:
         return slice(*self._spans[number : number + 2])

@@ -49,12 +49,12 @@ class Update:
     def signed(self, block: Block, scales: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """One block of elements whose chunks have other `scales` (of the whole update, any dtype), with this update's levels."""
         entries = self.entries(block)
+        said = np.repeat(scales[block.chunks], entries.counts)
+        said *= entries.levels
         if entries.positions is None:
-            values = np.repeat(scales[block.chunks], self.layout.chunk_lengths[block.chunks])
-            values *= entries.levels
-            return values
+            return said
         values = np.zeros(block.size, dtype=scales.dtype)
-        values[entries.positions] = entries.levels * scales[entries.chunks]
+        values[entries.positions] = said
         return values
 
     def norm_squared(self) -> float:

@@ -115,12 +115,11 @@ def test_entries_say_every_element_once_and_in_order(mode: Mode, layout: Layout)
     for block in layout.blocks:
         entries, said = update.entries(block), np.zeros(block.size)
         assert entries.levels.dtype == np.int8 and np.abs(entries.levels.astype(int)).max() <= codec.LEVEL_MAX
-        if entries.positions is None:
-            assert entries.chunks is None and not mode.sparse
-            said[:] = entries.levels * np.repeat(scales[block.chunks], layout.chunk_lengths[block.chunks])
-        else:
+        assert (entries.positions is None) is not mode.sparse
+        if entries.positions is not None:
             assert entries.positions.dtype == np.int32 and np.all(np.diff(entries.positions) > 0)
-            said[entries.positions] = entries.levels * scales[entries.chunks]
+        where = slice(None) if entries.positions is None else entries.positions
+        said[where] = entries.levels * np.repeat(scales[block.chunks], entries.counts)
         assert np.array_equal(said, dense[block.elements])
 
 
