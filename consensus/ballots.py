@@ -158,6 +158,12 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
         raise RemoteProtocolError("not-a-trainer", f"ballot of {short_id(voter)}")
 
 
+def _commonest(verdicts: Counter[Verdict]) -> Verdict:
+    """What most of those who do not accept say. Of as many, UNJUDGED: another reason may be one liar's, and be repeated."""
+    reasons = [verdict for verdict in verdicts if verdict is not Verdict.ACCEPT]
+    return max(reasons, key=lambda v: (verdicts[v], v is Verdict.UNJUDGED, -v), default=Verdict.UNJUDGED)
+
+
 @dataclass(slots=True)
 class RoundBook:
     """Everything one peer holds about one open round. `me` is None for a peer that does not vote in it."""
@@ -334,7 +340,7 @@ class RoundBook:
         if accepts >= needed:
             return Verdict.ACCEPT
         still_out = len(self.terms.auditors) - len(ballots)
-        return _reason(verdicts, self.terms.faults) if accepts + still_out < needed else None
+        return _commonest(verdicts) if accepts + still_out < needed else None
 
     def _ballot(self) -> Ballot:
         judgements = tuple(

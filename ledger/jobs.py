@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Protocol
 
@@ -29,6 +28,7 @@ TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # anybody can have as many of them as there is time for
 WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, and beyond that no audited job begins
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + RUNNING_MAX  # all that run may end at once
+assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # none goes in the block that starts or closes it: so many can end in one
 PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
 
 
@@ -191,7 +191,7 @@ class JobsModule:
         workers = {key for key, member in members.members.items() if TRAINER in member.roles}
         may_train = workers if terms.needs_worker else {author} if members.speaks(author) else set[bytes]()
         able = [key for key in may_train if suspended.get(key, 0) <= job.round]
-        trainers = tuple(sorted(sorted(able, key=partial(_seniority, members))[:TRAINERS_MAX]))
+        trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()
         if terms.is_reexecuted:
             auditors = tuple(sorted(workers & set(voters))) if terms.needs_worker else voters
@@ -217,7 +217,7 @@ class JobsModule:
     def _renewed(self, job: Job, members: MembersState, height: int, suspended: Suspended) -> Job:
         """Ballots bind no voter set, and the trainers they name stay trainers: whatever was said in the round still counts."""
         fresh = self.open_round(job, members, height, None, suspended)
-        new = [key for key in fresh.trainers if key not in job.trainers][: TRAINERS_MAX - len(job.trainers)]
+        new = _by_seniority(set(fresh.trainers) - set(job.trainers), members)[: TRAINERS_MAX - len(job.trainers)]
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
         return replace(fresh, trainers=tuple(sorted((*job.trainers, *new))), awaited=tuple(sorted(awaited)))
 
@@ -249,7 +249,7 @@ class JobsModule:
         """
         finished = [key for key, job in jobs.items() if job.phase is Phase.FINISHED and key not in audited]
         finished.sort(key=lambda key: (jobs[key].opened, key))
-        untrained = [key for key in finished if not self._has_trained(jobs[key])]
+        untrained = [key for key in finished if not self.has_trained(jobs[key])]
         trained = [key for key in finished if key not in untrained]
         forgotten = set(untrained[: max(0, len(untrained) - UNTRAINED_KEPT_MAX)])
         while len(trained) > TRAINED_KEPT_MAX:
@@ -259,7 +259,7 @@ class JobsModule:
             forgotten.add(oldest)
         return {key: job for key, job in jobs.items() if key not in forgotten}
 
-    def _has_trained(self, job: Job) -> bool:
+    def has_trained(self, job: Job) -> bool:
         return bool(job.accepted) and self.rules.terms(job.spec).needs_worker
 
 
@@ -298,10 +298,10 @@ def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dic
     return {**jobs, **ended}
 
 
-def _seniority(members: MembersState, key: bytes) -> tuple[bool, int, bytes]:
-    """Where more can train than a round has room for, voters come first, then whoever was admitted first: one voter alone can
-    invite others without end, and keys can be chosen."""
-    return key not in members.voters, members.members[key].admitted, key
+def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:
+    """Voters first, then whoever was admitted first: one voter alone can invite many others, and keys can be chosen."""
+    voters = set(map(members.current, members.voters))
+    return sorted(keys, key=lambda key: (key not in voters, members.members[key].admitted, key))
 
 
 @dataclass(frozen=True, slots=True)

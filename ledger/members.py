@@ -24,6 +24,8 @@ from protocol.limits import MEMBERS_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
 
 ROTATIONS_MAX = 16  # keys of one member: an old one stays in the table for ever, and nobody may fill that table alone
+PRESENT_MAX = MEMBERS_MAX * 2 // 5  # members, each under its last key
+RETIRED_MAX = MEMBERS_MAX - PRESENT_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond that only voters get new ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +293,7 @@ def _rotate(state: MembersState, rotate: Rotate, author: bytes, context: Context
     member = state.members[author]
     if rotate.new_key in state.members:
         raise Refused(f"{short_id(rotate.new_key)} is or was a member's key")
-    if len(state.members) >= MEMBERS_MAX or member.rotations >= ROTATIONS_MAX:
+    if not _may_rotate(state, author):
         raise Refused(f"{short_id(author)} cannot rotate its key any more")
     if author in state.leaving or any(state.members[key].successor == author for key in state.upcoming):
         raise Refused(f"{short_id(author)} leaves or waits for its vote: it rotates when that is over")
@@ -300,6 +302,13 @@ def _rotate(state: MembersState, rotate: Rotate, author: bytes, context: Context
     renewed = replace(member, admitted=context.height, nonce=0, rotations=member.rotations + 1)
     retired = replace(member, roles=(), successor=rotate.new_key)
     return replace(_without(state, {author}), members={**state.members, author: retired, rotate.new_key: renewed})
+
+
+def _may_rotate(state: MembersState, author: bytes) -> bool:
+    """Old keys of others leave room for those of voters: whoever must replace its key to vote again can."""
+    retired = sum(member.successor is not None for member in state.members.values())
+    has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or retired < RETIRED_MAX)
+    return has_room and state.members[author].rotations < ROTATIONS_MAX
 
 
 def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
@@ -322,15 +331,17 @@ def _with_member(state: MembersState, key: bytes, member: Member) -> MembersStat
 def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context: Context) -> MembersState:
     if author in state.members:
         raise Refused(f"{short_id(author)} is a member already")
-    if len(state.members) >= MEMBERS_MAX:
-        raise Refused(f"the network has {MEMBERS_MAX} members, the most it can hold")
+    present = [member for member in state.members.values() if member.successor is None]
+    if len(present) >= PRESENT_MAX:
+        raise Refused(f"the network has {PRESENT_MAX} members, the most it can hold")
     check_roles(admit.roles)
     invitation = open_signed(admit.invitation, context.chain_id, context.verifier, (Invitation,))
     if admit.invitation.signer not in state.voters or not state.speaks(admit.invitation.signer):
         raise Refused(f"the invitation is signed by {short_id(admit.invitation.signer)}, who does not vote")
-    invited = sum(member.invited_by == admit.invitation.signer for member in state.members.values())
-    if invited >= MEMBERS_MAX // len(state.voters):
-        raise Refused(f"{short_id(admit.invitation.signer)} has invited {invited} members, its share of all there can be")
+    inviter = state.current(admit.invitation.signer)
+    invited = sum(member.invited_by is not None and state.current(member.invited_by) == inviter for member in present)
+    if invited >= PRESENT_MAX // len(state.voters):
+        raise Refused(f"{short_id(inviter)} has invited {invited} members, its share of all there can be")
     if invitation.expires < context.height or invitation.token in state.tokens:
         what_to_do = "ask whoever invited you for a new one, stop this peer and `peer join` the new one with the same --data-dir"
         raise Refused(f"the invitation has expired or was used: {what_to_do}")

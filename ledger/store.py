@@ -34,7 +34,7 @@ from protocol.messages import Certificate, Link
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 EXPLANATION_CHARACTERS_MAX = 120  # of what SQLite says, which may quote the damaged bytes
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 

@@ -284,7 +284,8 @@ class Transfer:
             self._finish_key(source, key, part.data)
         elif part.index == len(pending.pieces):
             pending.pieces.append(part.data)
-            self._last_part = self._now
+            if self._is_backed:  # nobody can tell what a piece is worth before the last one is here
+                self._last_part = self._now
             self._take_piece(source, key, pending, is_last=len(part.data) < PART_BYTES_MAX)
 
     def _take_piece(self, source: _Source, key: Key, pending: _Pending, is_last: bool) -> None:
@@ -374,6 +375,13 @@ class Transfer:
         """Who offers what is being fetched."""
         assert self._assembly is not None
         return [source for source in self._sources.values() if source.tip and source.tip[-1].digest == self._assembly.id]
+
+    @property
+    def _is_backed(self) -> bool:
+        """Whether more than f voters offer what is being fetched."""
+        assert self._assembly is not None
+        holders = (peer for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == self._assembly.id)
+        return sum(peer in self._voters for peer in holders) > self._voters.faults_tolerated
 
     @property
     def _leaves(self) -> float:

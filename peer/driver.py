@@ -278,8 +278,8 @@ class Driver:
                 link = link_of(decided, VoterSet(state.members.voters))
                 await trio.to_thread.run_sync(self.store.save_state, state.height, state.root, encoded, rounds, link)
                 for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
-                    if not before.jobs.jobs[key].accepted:  # a model that was trained is not ours to delete
-                        await trio.to_thread.run_sync(self.host.discard, key)
+                    if not self.rules.jobs.has_trained(before.jobs.jobs[key]):  # else it is not ours to delete
+                        self.host.discard(key)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 

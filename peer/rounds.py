@@ -28,7 +28,7 @@ CHECK_SECONDS = (
 )
 MEASURED_MAX = 16  # of the last such times
 REPLAYS_SECONDS_MIN = 1.0  # shortest T2 − T1: an idle machine re-executes a small model in no time, a busy one does not
-RETURN_ROUNDS_MAX = 256  # an idle trainer costs everybody T1 once in so many rounds at most
+RETURN_ROUNDS_MAX = 256  # idle trainers cost everybody T1 once in so many rounds
 NOBODY: Mapping[bytes, float] = MappingProxyType({})
 SEEK_SECONDS = 3.0  # a round that cannot be closed asks some others for what they hold, this often
 
@@ -53,8 +53,8 @@ class Outcome:
 class _Return:
     """Of a trainer that is not awaited: waiting for it in each round would cost T1 each time if it has nothing to say."""
 
+    alive: int = 0  # at how many openings it was
     waits: int = 0  # for how many rounds it was waited for
-    pause: int = 1  # rounds in which it is alive and not waited for
 
 
 class Rounds:
@@ -146,7 +146,9 @@ class Rounds:
         return outcome
 
     def _returning(self, key: bytes, terms: RoundTerms, heard: Mapping[bytes, float]) -> frozenset[bytes]:
-        """The trainers that are alive although not awaited, each after twice as many rounds as the time before.
+        """The trainers that are alive although not awaited, each half as often after every time in vain.
+
+        In rounds that every voter counts alike, so that all wait at once, and for all that are idle at once.
 
         Whoever came back, or is slower than the others, would else have to be faster than all of them to be accepted again.
         A voter that said nothing since the last round was opened has stopped; other trainers have nothing to say meanwhile.
@@ -158,12 +160,10 @@ class Rounds:
             since = self._begun.get(key, math.inf) if trainer in terms.voters else -math.inf
             if trainer != self._signer.public and heard.get(trainer, -math.inf) <= since:
                 continue
-            if entry.pause:
-                entry.pause -= 1
-            else:
+            entry.alive += 1
+            if entry.alive > 1 and terms.round % min(RETURN_ROUNDS_MAX, 2 << entry.waits) == 0:
                 returning.add(trainer)
                 entry.waits += 1
-                entry.pause = min(RETURN_ROUNDS_MAX, 2**entry.waits)
         return frozenset(returning)
 
     def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, outcome: Outcome) -> None:

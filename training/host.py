@@ -43,6 +43,7 @@ class ModelHost:
         self._models: dict[bytes, ReplicatedModel] = {}
         self._served: ReplicatedModel | None = None  # whose parts somebody asked for last
         self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # models of snapshots that others may ask for
+        self._discarded: set[bytes] = set()  # jobs
 
     def terms(self, spec: bytes) -> JobTerms:
         job = JobSpec.decode(spec)
@@ -165,12 +166,15 @@ class ModelHost:
 
     def pin(self, models: frozenset[tuple[bytes, int]]) -> None:
         self._pinned = models
+        pinned = {job for job, _ in models}
+        for job in self._discarded - pinned:
+            shutil.rmtree(self.directory(job, 0).parent, ignore_errors=True)
+        self._discarded &= pinned
 
     def discard(self, job: bytes) -> None:
-        """Deletes what belongs to a job that the ledger has forgotten, unless it is still part of a snapshot."""
-        if not any(job == name for name, _ in self._pinned):
-            self._forget(job)
-            shutil.rmtree(self.directory(job, 0).parent, ignore_errors=True)
+        """What belongs to a job that the ledger has forgotten goes as soon as it is part of no snapshot any more."""
+        self._forget(job)
+        self._discarded.add(job)
 
     def _save(self, model: ReplicatedModel) -> bytes:
         directory = self.directory(model.job, model.round)

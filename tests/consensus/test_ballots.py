@@ -465,7 +465,9 @@ def test_a_light_voter_accepts_only_what_more_than_half_of_all_re_executors_acce
     assert light([accept, accept]).verdict(KEYS[0]) is ACCEPT
     assert light([accept, reject]).verdict(KEYS[0]) is None
     assert light([reject, reject]).verdict(KEYS[0]) is REPLAY
-    assert light([unnamed, reject]).verdict(KEYS[0]) is UNJUDGED
+    assert light([unnamed, reject]).verdict(KEYS[0]) is REPLAY
+    assert light([{0: NORM}, reject]).verdict(KEYS[0]) is NORM, "one of them may be a liar's, but it was judged"
+    assert light([{0: NORM}, {0: UNJUDGED}]).verdict(KEYS[0]) is UNJUDGED
     assert light([unnamed, unnamed]).verdict(KEYS[0]) is UNJUDGED
 
 

@@ -102,11 +102,25 @@ def test_an_invitation_admits_one_member_who_trains_and_votes_only_when_it_says_
 
 def test_nobody_invites_more_than_its_share_of_all_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One voter alone could else leave no room for anybody, nor for a new key of a member."""
-    monkeypatch.setattr(members, "MEMBERS_MAX", 11)
+    monkeypatch.setattr(members, "PRESENT_MAX", 11)
     for person, token in ((PEOPLE[8], PEOPLE[10]), (PEOPLE[9], PEOPLE[11])):
         world.decide(world.admission(person, token=token))
     assert "has invited 2 members, its share" in (world.problem(world.admission(PEOPLE[7])) or "")
     assert world.problem(world.admission(PEOPLE[7], by=PEOPLE[1])) is None
+    world.decide(world.rotation(PEOPLE[8], PEOPLE[6]))
+    world.decide(world.rotation(PEOPLE[0], PEOPLE[5]))
+    while PEOPLE[5].public not in world.state.members.voters:
+        world.decide()
+    assert "has invited 2 members, its share" in (world.problem(world.admission(PEOPLE[7], by=PEOPLE[5])) or "")
+
+
+def test_there_is_always_room_for_voters_new_keys(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was invited can have new keys as well, and must not take the last places with them."""
+    monkeypatch.setattr(members, "RETIRED_MAX", 1)
+    world.decide(world.admission(PEOPLE[8]))
+    world.decide(world.rotation(PEOPLE[8], PEOPLE[9]))
+    assert "cannot rotate its key any more" in (world.problem(world.rotation(PEOPLE[9], PEOPLE[10])) or "")
+    assert world.problem(world.rotation(PEOPLE[0], PEOPLE[11])) is None
 
 
 def test_an_invitation_is_used_once(world: World) -> None:

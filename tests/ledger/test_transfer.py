@@ -550,6 +550,23 @@ def test_pieces_of_a_large_module_are_progress(monkeypatch: pytest.MonkeyPatch) 
     assert fetch.now > 2 * STARVED_SECONDS
 
 
+def test_pieces_that_one_voter_alone_sends_are_no_progress() -> None:
+    """It may have made them up, and only the last one would show it."""
+    chain = lived(90)
+
+    def drips(request: Request, answer: Any) -> Any:
+        if isinstance(request, GetSnapshot):
+            return chain.shelf().answer(replace(request, wanted=88), 0.0)
+        if request.content is Content.MODULE:
+            piece = Part(request.height, request.content, request.name, request.index, bytes(PART_BYTES_MAX))
+            fetch.at(fetch.now + 9.0, lambda: fetch.transfer.received(VOTERS[3], piece, fetch.now))
+        return None
+
+    servers = {voter: Server(chain.shelf(until=75), delay=0.4) for voter in VOTERS[:3]}
+    fetch = Fetch(chain, servers | {VOTERS[3]: Server(chain.shelf(), drips, delay=0.01)})
+    assert_restored(fetch.run(seconds=30.0), chain)
+
+
 def test_whoever_sends_a_part_before_it_refuses_is_waited_for_longer_each_time(chain: Chain) -> None:
     """Else a liar with the highest snapshot, held by nobody else, would be chosen again and again."""
     asked: list[float] = []

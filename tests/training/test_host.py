@@ -68,15 +68,14 @@ def test_pruning_keeps_what_a_late_re_execution_may_read(tmp_path: Path) -> None
     assert rounds_on_disk(host) == [0, *range(4 - ROUNDS_KEPT + 1, 5)]  # from the first the others can be computed anew
 
 
-def test_what_belongs_to_a_forgotten_job_is_deleted_unless_a_snapshot_names_it(tmp_path: Path) -> None:
+def test_what_belongs_to_a_forgotten_job_is_deleted_once_no_snapshot_names_it(tmp_path: Path) -> None:
     host, other = ModelHost(tmp_path), bytes(32)
     for job in (JOB, other):
         host.create(job, SPEC)
+    host.discard(JOB)
     host.pin(frozenset({(JOB, 0)}))
-    host.discard(JOB)
     assert host.model(JOB, 0).round == 0
-    host.pin(frozenset())
-    host.discard(JOB)
+    host.pin(frozenset({(other, 0)}))
     assert not host.directory(JOB, 0).parent.exists() and ModelHost(tmp_path).model(other, 0).round == 0
 
 
