@@ -115,8 +115,10 @@ class Auditing:
         try:
             with self._running[key]:
                 past = await self._past_round(due)
-                # With a round left to say so: the last one may be closed by the next block.
-                until = due.since + max(1, past.spec.audit_window - 1)
+                job = self._driver.state.jobs.jobs.get(due.job)
+                if job is None:
+                    return  # nobody awaits it any more
+                until = patience(due, past.spec.audit_window, job.round)
                 replayed = await self._replayed(due, past, partial(self._opened, due.job, until))
                 if not due.is_dispute and _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
@@ -183,7 +185,7 @@ class Auditing:
             waiting.cancel()
         return None
 
-    async def _opened(self, key: bytes, until: int) -> None:
+    async def _opened(self, key: bytes, until: float) -> None:
         """Returns when that round of the job has opened, or a while after the job's end."""
         started = trio.current_time()
         await trio.sleep(WITHHELD_SECONDS_MIN)
@@ -323,6 +325,17 @@ class Auditing:
         self._suspended = suspended
 
 
+def patience(due: Due, window: int, now: int) -> float:
+    """The round by whose opening what did not come is withheld, if this peer begins in the round `now`.
+
+    That leaves a round to say so: the last one may be closed by the next block. Who begins as late as that, back from a restart or
+    drawn for a round that its ballot had missed, has not had that time: what does not come lapses, unless the job ends meanwhile.
+    """
+    until = due.since + max(1, window - 1)
+    is_late = now >= max(until, due.since + 2)  # whoever is there sees it by the round after `since`
+    return math.inf if is_late else until
+
+
 def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
     return spec.replay_tolerance < replayed.relative_error <= CHALLENGE_MARGIN * spec.replay_tolerance
 
@@ -350,6 +363,8 @@ def describe(entry: Entry, state: State) -> str:
             return f"{trainer} is suspended: most re-executors confirm what {auditor} found at {where}{found}"
         case Result.REFUTED:
             return f"most re-executors find nothing wrong at {where}, which {auditor} challenged{found}"
+        case Result.SHUNNED:
+            return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong at {where}"
         case Result.DROPPED:
             return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
 
@@ -366,6 +381,8 @@ def suspension(person: bytes, state: State) -> str:
     """Until when and why this member does not train; empty if it may."""
     for job, until in _suspensions(person, state):
         cause = state.audits.jobs[job].causes[person]
+        if cause.result is Result.SHUNNED:
+            return f"suspended until round {until}: too many could not get what it commits to"
         found = cause.finding.label if cause.finding is not None else "failed"
         return f"suspended until round {until}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,10 +17,11 @@ import pytest
 import trio
 import trio.testing
 
-from ledger.audits import Due, Result, Standing, due_for
+from ledger.audits import FALSE_CHALLENGES_MAX, Due, Result, Standing, due_for
 from ledger.blobs import Blobs
 from ledger.genesis import TRAINER
 from ledger.jobs import Phase, Start, job_id
+from ledger.state import State
 from peer import auditing
 from peer.config import Config
 from peer.driver import Driver
@@ -31,6 +33,8 @@ from peer.service import Service
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.reasons import Finding
+from tests.ledger.test_audits import Court, withheld
+from tests.ledger.world import PEOPLE
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll
 from training import data, proposals, tasks
 from training.inner_state import InnerState
@@ -237,6 +241,38 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
         assert f"replay {entry.finding.label if entry.finding else ''} found by" in told
         assert auditing.suspension(made.seats[3].public, made.seats[0].driver.state) in told
         assert made.seats[0].driver.state.audits.suspended(job)
+
+
+@pytest.mark.parametrize(
+    ("window", "patience"),
+    [(1, [1]), (2, [1, math.inf]), (3, [2, math.inf, math.inf]), (4, [3, 3, math.inf, math.inf])],
+)
+def test_who_begins_an_audit_when_others_would_say_that_it_is_withheld_does_not_say_so(
+    window: int, patience: list[float]
+) -> None:
+    """By the rounds of its window, in which it may begin: drawn later than others, or after a restart."""
+    due = Due(b"", 7, b"", 0, None, False, 7)  # type: ignore[arg-type]
+    assert [auditing.patience(due, window, 7 + begun) - 7 for begun in range(1, window + 1)] == patience
+
+
+@pytest.mark.parametrize("attack", ["withhold-states", "wrong-steps"])
+async def test_an_audit_that_is_due_late_finds_what_is_false_and_calls_nothing_withheld(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    """As is one that was drawn for the rounds that a ballot had missed: honest states would have two seconds to come."""
+
+    def late(me: bytes, state: State) -> list[Due]:
+        return [due if due.is_dispute else replace(due, since=due.since - SPEC.audit_window) for due in due_for(me, state)]
+
+    monkeypatch.setattr(auditing, "due_for", late)
+    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
+    async with trainers(tmp_path, attack) as made:
+        job = await made.train(replace(SPEC, rounds=60, auditors=2))
+        if attack == "wrong-steps":
+            await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
+            return
+        await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 12)
+        assert set(results(made.seats[0])) == {Result.PASSED}
 
 
 async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) -> None:
@@ -615,3 +651,16 @@ async def test_one_proposal_is_re_executed_at_a_time_and_only_by_who_has_a_worke
         made.seats[0].driver.workshop.role = Voter()
         with pytest.raises(UserError, match="no worker"):
             await made.seats[0].auditing.challenge(due)
+
+
+def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_found_false() -> None:
+    court = Court(auditors=6, window=20, suspension_rounds=100)
+    for auditor in PEOPLE[1:3]:
+        for _ in range(FALSE_CHALLENGES_MAX):
+            withheld(court, auditor, PEOPLE[0].public)
+    *_, entry = court.state.audits.log
+    told = auditing.describe(entry, court.state)
+    assert told.startswith(f"{short_id(entry.trainer)} is suspended: too many") and f"step {entry.step}" in told
+    assert auditing.suspension(entry.trainer, court.state) == (
+        f"suspended until round {court.audits.suspended[entry.trainer]}: too many could not get what it commits to"
+    )
