@@ -67,6 +67,8 @@ class Auditing:
         self._me = driver.signer.public
         self._running: dict[Key, trio.CancelScope] = {}
         self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
+        self._is_behind = True  # of what is decided: how long rounds have been open already is not known
+        self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
         self._replaying = trio.Lock()
         self._challenged: tuple[bytes, int] | None = None  # job and round of what is re-executed whole
         self._wake = trio.Event()
@@ -104,7 +106,11 @@ class Auditing:
         now = trio.current_time()
         waiting = {key: rest for key, rest in self._rests.items() if key in due and rest[0] > now}
         if state.height + 1 < self._driver.replica.height:
+            self._is_behind |= state.height + 2 < self._driver.replica.height  # one is decided while a closing is applied
             return  # of blocks that are decided already: what is due now may have been settled in them
+        if self._is_behind:
+            self._entered = {key: job.round for key, job in state.jobs.running().items()}
+            self._is_behind = False
         for key, item in due.items():
             if len(self._running) < AT_ONCE_MAX and key not in self._running and key not in waiting:
                 self._running[key] = trio.CancelScope()
@@ -118,7 +124,8 @@ class Auditing:
                 job = self._driver.state.jobs.jobs.get(due.job)
                 if job is None:
                     return  # nobody awaits it any more
-                until = patience(due, past.spec.audit_window, job.round)
+                begun = job.round + (self._entered.get(due.job) == job.round)
+                until = patience(due, past.spec.audit_window, begun)
                 replayed = await self._replayed(due, past, partial(self._opened, due.job, until))
                 if not due.is_dispute and _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
@@ -185,7 +192,7 @@ class Auditing:
             waiting.cancel()
         return None
 
-    async def _opened(self, key: bytes, until: float) -> None:
+    async def _opened(self, key: bytes, until: int) -> None:
         """Returns when that round of the job has opened, or a while after the job's end."""
         started = trio.current_time()
         await trio.sleep(WITHHELD_SECONDS_MIN)
@@ -325,15 +332,14 @@ class Auditing:
         self._suspended = suspended
 
 
-def patience(due: Due, window: int, now: int) -> float:
-    """The round by whose opening what did not come is withheld, if this peer begins in the round `now`.
+def patience(due: Due, window: int, now: int) -> int:
+    """The round by whose opening what did not come is withheld, if it is fetched from the opening of the round `now` on.
 
-    That leaves a round to say so: the last one may be closed by the next block. Who begins as late as that, back from a restart or
-    drawn for a round that its ballot had missed, has not had that time: what does not come lapses, unless the job ends meanwhile.
+    That leaves a round to say so: the last one may be closed by the next block. Who begins late, drawn for a round that its
+    ballot had missed or back from a restart, waits a whole round all the same, or lets it lapse, where the window is over by
+    then. A window of a single round leaves no such time.
     """
-    until = due.since + max(1, window - 1)
-    is_late = now >= max(until, due.since + 2)  # whoever is there sees it by the round after `since`
-    return math.inf if is_late else until
+    return due.since + 1 if window == 1 else max(due.since + window - 1, now + 1)
 
 
 def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -244,35 +243,62 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
 
 
 @pytest.mark.parametrize(
-    ("window", "patience"),
-    [(1, [1]), (2, [1, math.inf]), (3, [2, math.inf, math.inf]), (4, [3, 3, math.inf, math.inf])],
+    ("window", "patience"), [(2, [2, 3, 4]), (3, [2, 3, 4, 5]), (4, [3, 3, 4, 5, 6]), (5, [4, 4, 4, 5, 6, 7])]
 )
-def test_who_begins_an_audit_when_others_would_say_that_it_is_withheld_does_not_say_so(
-    window: int, patience: list[float]
-) -> None:
-    """By the rounds of its window, in which it may begin: drawn later than others, or after a restart."""
+def test_whoever_begins_an_audit_waits_for_a_round_or_until_it_lapses(window: int, patience: list[int]) -> None:
+    """Drawn later than others, or after a restart, it may begin in each round of the window, and after the last one."""
     due = Due(b"", 7, b"", 0, None, False, 7)  # type: ignore[arg-type]
-    assert [auditing.patience(due, window, 7 + begun) - 7 for begun in range(1, window + 1)] == patience
+    assert [auditing.patience(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
 
 
-@pytest.mark.parametrize("attack", ["withhold-states", "wrong-steps"])
-async def test_an_audit_that_is_due_late_finds_what_is_false_and_calls_nothing_withheld(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
-) -> None:
-    """As is one that was drawn for the rounds that a ballot had missed: honest states would have two seconds to come."""
+def test_a_window_of_one_round_leaves_no_such_time() -> None:
+    assert auditing.patience(Due(b"", 7, b"", 0, None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
 
+
+async def test_an_audit_that_is_due_late_finds_what_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(me: bytes, state: State) -> list[Due]:
         return [due if due.is_dispute else replace(due, since=due.since - SPEC.audit_window) for due in due_for(me, state)]
 
     monkeypatch.setattr(auditing, "due_for", late)
-    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
-    async with trainers(tmp_path, attack) as made:
+    async with trainers(tmp_path, "wrong-steps") as made:
         job = await made.train(replace(SPEC, rounds=60, auditors=2))
-        if attack == "wrong-steps":
-            await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
-            return
-        await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 12)
-        assert set(results(made.seats[0])) == {Result.PASSED}
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
+
+
+async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is one that was drawn for the rounds that a ballot had missed: honest states would have two seconds to come."""
+    window = 6
+
+    def late(me: bytes, state: State) -> list[Due]:
+        return [due for due in due_for(me, state) if state.jobs.jobs[due.job].round > due.since + window - 1]
+
+    monkeypatch.setattr(auditing, "due_for", late)
+    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
+    async with trainers(tmp_path, "withhold-states") as made:
+        job = await made.train(replace(SPEC, rounds=60, auditors=2, audit_window=window))
+        await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 24)
+        assert Result.LAPSED in results(made.seats[0]) and Result.CHALLENGED not in results(made.seats[0])
+
+
+async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be closed at once."""
+    begun: list[int] = []
+
+    def noted(due: Due, window: int, now: int) -> int:
+        begun.append(now)
+        return 10_000
+
+    async with trainers(tmp_path) as made:
+        away = made.seats[2]
+        made.workers[away.public].failures = 10_000  # it has something left to report
+        job = await made.train(replace(SPEC, rounds=200))
+        await away.until(lambda driver: driver.state.jobs.jobs[job].round >= 2)
+        for seat in made.seats:
+            await seat.stop()
+        monkeypatch.setattr(auditing, "patience", noted)
+        await made.start(away, made.role(away))
+        await poll(lambda: bool(begun))
+        assert set(begun) == {away.driver.state.jobs.jobs[job].round + 1}
 
 
 async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) -> None:
