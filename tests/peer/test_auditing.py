@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from ledger.audits import FALSE_CHALLENGES_MAX, Due, Result, Standing, due_for
+from ledger.audits import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for
 from ledger.blobs import Blobs
 from ledger.genesis import TRAINER
 from ledger.jobs import Phase, Start, job_id
@@ -292,7 +292,7 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
         away = made.seats[2]
         made.workers[away.public].failures = 10_000  # it has something left to report
         job = await made.train(replace(SPEC, rounds=200))
-        await away.until(lambda driver: driver.state.jobs.jobs[job].round >= 2)
+        await away.until(lambda driver: len(driver.state.audits.jobs.get(job, JobAudits()).rounds) >= 2)
         for seat in made.seats:
             await seat.stop()
         monkeypatch.setattr(auditing, "patience", noted)
