@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # the oldest go, first what nobody awaits.
 DRAWN_MAX = 4_096
 CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
+# Then the challenger is neither drawn nor heard for as long as a first suspension takes; after so many because of `withheld`
+# within as long it is not drawn for that trainer.
+FALSE_CHALLENGES_MAX = 3
 DISPUTES_MAX = VOTERS_MAX * CHALLENGES_OPEN_MAX
 LOG_MAX = 64  # the last results, for people
 
@@ -40,6 +43,7 @@ Place = tuple[int, bytes, int]  # round, trainer as in the round, step
 Keys = Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
 Rounds = Annotated[tuple[Count, ...], Length(1, DRAWN_MAX)]
 Persons = Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)]
+Claims = Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, FALSE_CHALLENGES_MAX)]], Length(0, MEMBERS_MAX)]
 
 
 # State ---------------------------------------------------------------------------------------------------------------
@@ -99,8 +103,8 @@ class JobAudits:
     unheard: Persons = field(default_factory=dict)  # challenger -> the first round in which it may be drawn again
     # Trainer -> the rounds whose reward is not its own yet.
     unvested: Annotated[dict[Key, Rounds], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    # Trainer -> re-executor -> how often most others could replay what it said was withheld.
-    withheld: Annotated[dict[Key, Persons], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    # Trainer -> re-executor -> the last rounds in which most others could replay what it had said was withheld.
+    withheld: Annotated[dict[Key, Claims], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # of those in `suspended`
 
 
@@ -123,6 +127,7 @@ class Result(enum.StrEnum):
     LAPSED = "lapsed"  # an auditor did not report in time
     SUSPENDED = "suspended"  # most re-executors confirm a challenge
     REFUTED = "refuted"  # most re-executors find nothing wrong
+    SHUNNED = "shunned"  # so they do, but more than can lie could not get what this trainer commits to: it is suspended
     DROPPED = "dropped"  # neither, in time
 
 

@@ -14,9 +14,11 @@ from ledger import draws
 from ledger.audits import (
     CHALLENGES_OPEN_MAX,
     DRAWN_MAX,
+    FALSE_CHALLENGES_MAX,
     KINDS,
     LOG_MAX,
     AuditsState,
+    Claims,
     Dispute,
     Drawn,
     Due,
@@ -42,9 +44,6 @@ from protocol.reasons import Finding
 if TYPE_CHECKING:
     from ledger.state import State
 
-# Then the challenger is neither drawn nor heard for as long as a first suspension takes; after `withheld` it is not drawn for
-# that trainer any more.
-FALSE_CHALLENGES_MAX = 3
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 AFTERMATH_HEIGHTS = 1_000  # in which a job that ended can still be audited; as long as a transaction may wait
 NO_ROUND = 2**53 - 1  # later than any
@@ -254,14 +253,17 @@ class Docket:
         return [key for key in self._rounds[number].reexecutors if self._members.current(key) != accused]
 
     def _suspend(self, dispute: Dispute) -> None:
+        for challenger in dispute.challenges:
+            self._count(self._members.current(challenger), upheld=1)
+        self._sit_out(dispute, Result.SUSPENDED)
+
+    def _sit_out(self, dispute: Dispute, result: Result) -> None:
         trainer = self._members.current(dispute.trainer)
         times = min(self._standing(trainer).suspensions, DOUBLINGS_MAX)
         self._suspended[trainer] = self._job.round + 1 + (self._terms.suspension_rounds << times)
         lost = self._unvested.pop(trainer, ())
         self._count(trainer, suspensions=1, lost=len(lost))
-        for challenger in dispute.challenges:
-            self._count(self._members.current(challenger), upheld=1)
-        self._end(dispute, Result.SUSPENDED)
+        self._end(dispute, result)
         self._causes[trainer] = self._log[-1]
         self._drop_audits_of(trainer)
 
@@ -275,24 +277,30 @@ class Docket:
 
     def _refute(self, dispute: Dispute) -> None:
         """Of who says that something is withheld, and a trainer that served most others, one lies, and nobody can tell which. So
-        they are kept apart; a trainer that is to be kept apart from more than can lie is the liar.
+        they are kept apart; a trainer that is to be kept apart from more than can lie is the liar. Nobody is credited with that:
+        most found nothing wrong at this step.
         """
         trainer = self._members.current(dispute.trainer)
         for challenger, finding in dispute.challenges.items():
             person = self._members.current(challenger)
             if finding is Finding.WITHHELD:
                 known = self._withheld.get(trainer, {})
-                self._withheld[trainer] = {**known, person: known.get(person, 0) + 1}
+                last = (*known.get(person, ()), self._job.round)[-FALSE_CHALLENGES_MAX:]
+                self._withheld[trainer] = {**known, person: last}
             else:
                 self._hold_against(person)
-        if len(self._kept_from(trainer)) > self._rounds[dispute.round].faults:
-            self._suspend(dispute)
+        of = self._rounds[dispute.round]
+        # As many as f of this round's voters may lie. Who is not among its re-executors may be a liar of other voters, and gone.
+        apart = self._kept_from(trainer) & {self._members.current(key) for key in of.reexecutors}
+        is_shunned = Finding.WITHHELD in dispute.challenges.values() and len(apart) > of.faults
+        if is_shunned:
+            self._sit_out(dispute, Result.SHUNNED)
         else:
             self._end(dispute, Result.REFUTED)
 
     def _kept_from(self, trainer: bytes) -> set[bytes]:
-        """Who is not drawn for this trainer any more."""
-        return {key for key, times in self._withheld.get(trainer, {}).items() if times >= FALSE_CHALLENGES_MAX}
+        """Who is not drawn for this trainer for now."""
+        return {key for key, rounds in self._withheld.get(trainer, {}).items() if len(rounds) == FALSE_CHALLENGES_MAX}
 
     def _hold_against(self, challenger: bytes) -> None:
         self._count(challenger, refuted=1)
@@ -319,6 +327,14 @@ class Docket:
         self._suspended = {key: until for key, until in self._suspended.items() if until > closed + 1}
         self._causes = {key: self._causes[key] for key in self._suspended}
         self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
+        remembered = {trainer: self._remembered(claims, closed) for trainer, claims in self._withheld.items()}
+        self._withheld = {trainer: claims for trainer, claims in remembered.items() if claims}
+
+    def _remembered(self, claims: Claims, closed: int) -> Claims:
+        """Those of the last rounds: bad days of years do not add up, and a liar has so many in as long as a suspension takes."""
+        first = closed + 1 - self._terms.suspension_rounds
+        recent = {key: tuple(number for number in rounds if number >= first) for key, rounds in claims.items()}
+        return {key: rounds for key, rounds in recent.items() if rounds}
 
     def _is_open(self, number: int) -> bool:
         """Whether the window of a closed round is."""
@@ -480,7 +496,7 @@ def follow(state: AuditsState, members: MembersState) -> AuditsState:
             unheard=rekeyed(audits.unheard),
             unvested=rekeyed(audits.unvested),
             causes=rekeyed(audits.causes),
-            withheld=rekeyed({key: rekeyed(times) for key, times in audits.withheld.items()}),
+            withheld=rekeyed({key: rekeyed(claims) for key, claims in audits.withheld.items()}),
         )
         for key, audits in state.jobs.items()
     }
@@ -494,4 +510,4 @@ def _persons(state: AuditsState) -> Iterator[bytes]:
         yield from audits.unheard
         yield from audits.unvested
         yield from audits.withheld
-        yield from (person for times in audits.withheld.values() for person in times)
+        yield from (person for claims in audits.withheld.values() for person in claims)

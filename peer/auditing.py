@@ -67,6 +67,8 @@ class Auditing:
         self._me = driver.signer.public
         self._running: dict[Key, trio.CancelScope] = {}
         self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
+        self._is_behind = True  # of what is decided: how long rounds have been open already is not known
+        self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
         self._replaying = trio.Lock()
         self._challenged: tuple[bytes, int] | None = None  # job and round of what is re-executed whole
         self._wake = trio.Event()
@@ -104,7 +106,11 @@ class Auditing:
         now = trio.current_time()
         waiting = {key: rest for key, rest in self._rests.items() if key in due and rest[0] > now}
         if state.height + 1 < self._driver.replica.height:
+            self._is_behind |= state.height + 2 < self._driver.replica.height  # one is decided while a closing is applied
             return  # of blocks that are decided already: what is due now may have been settled in them
+        if self._is_behind:
+            self._entered = {key: job.round for key, job in state.jobs.running().items()}
+            self._is_behind = False
         for key, item in due.items():
             if len(self._running) < AT_ONCE_MAX and key not in self._running and key not in waiting:
                 self._running[key] = trio.CancelScope()
@@ -115,8 +121,11 @@ class Auditing:
         try:
             with self._running[key]:
                 past = await self._past_round(due)
-                # With a round left to say so: the last one may be closed by the next block.
-                until = due.since + max(1, past.spec.audit_window - 1)
+                job = self._driver.state.jobs.jobs.get(due.job)
+                if job is None:
+                    return  # nobody awaits it any more
+                begun = job.round + (self._entered.get(due.job) == job.round)
+                until = patience(due, past.spec.audit_window, begun)
                 replayed = await self._replayed(due, past, partial(self._opened, due.job, until))
                 if not due.is_dispute and _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
@@ -323,6 +332,16 @@ class Auditing:
         self._suspended = suspended
 
 
+def patience(due: Due, window: int, now: int) -> int:
+    """The round by whose opening what did not come is withheld, if it is fetched from the opening of the round `now` on.
+
+    That leaves a round to say so: the last one may be closed by the next block. Who begins late, drawn for a round that its
+    ballot had missed or back from a restart, waits a whole round all the same, or lets it lapse, where the window is over by
+    then. A window of a single round leaves no such time.
+    """
+    return due.since + 1 if window == 1 else max(due.since + window - 1, now + 1)
+
+
 def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
     return spec.replay_tolerance < replayed.relative_error <= CHALLENGE_MARGIN * spec.replay_tolerance
 
@@ -350,6 +369,8 @@ def describe(entry: Entry, state: State) -> str:
             return f"{trainer} is suspended: most re-executors confirm what {auditor} found at {where}{found}"
         case Result.REFUTED:
             return f"most re-executors find nothing wrong at {where}, which {auditor} challenged{found}"
+        case Result.SHUNNED:
+            return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong at {where}"
         case Result.DROPPED:
             return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
 
@@ -366,6 +387,8 @@ def suspension(person: bytes, state: State) -> str:
     """Until when and why this member does not train; empty if it may."""
     for job, until in _suspensions(person, state):
         cause = state.audits.jobs[job].causes[person]
+        if cause.result is Result.SHUNNED:
+            return f"suspended until round {until}: too many could not get what it commits to"
         found = cause.finding.label if cause.finding is not None else "failed"
         return f"suspended until round {until}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
     return ""

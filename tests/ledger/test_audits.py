@@ -12,6 +12,7 @@ from consensus.ballots import Closing
 from ledger import docket
 from ledger.audits import (
     CHALLENGES_OPEN_MAX,
+    FALSE_CHALLENGES_MAX,
     LOG_MAX,
     AuditsState,
     Due,
@@ -22,10 +23,10 @@ from ledger.audits import (
     asked_of,
     due_for,
 )
-from ledger.docket import AFTERMATH_HEIGHTS, FALSE_CHALLENGES_MAX
+from ledger.docket import AFTERMATH_HEIGHTS
 from ledger.draws import commitment_to, ticket
 from ledger.jobs import Phase, Stop
-from ledger.members import Register
+from ledger.members import Leave, Register
 from ledger.state import Body, decode_body
 from ledger.transactions import Refused
 from protocol import codec
@@ -573,6 +574,10 @@ def withheld(court: Court, auditor: FastSigner, trainer: bytes) -> None:
         court.judge(MATCH, 1)
 
 
+def apart(court: Court, trainer: bytes) -> set[bytes]:
+    return {key for key, rounds in court.audits.withheld.get(trainer, {}).items() if len(rounds) == FALSE_CHALLENGES_MAX}
+
+
 def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
     """In the last round."""
     return set(court.audits.rounds[court.job(court.key).round - 1].drawn[trainer].steps)
@@ -580,10 +585,10 @@ def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
 
 def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_drawn_for_it_any_more() -> None:
     """And nothing is held against either: one of the two lies, and nobody can tell which."""
-    court = Court(auditors=2, window=20)
+    court = Court(auditors=2, window=20, suspension_rounds=100)
     for _ in range(FALSE_CHALLENGES_MAX):
         withheld(court, PEOPLE[3], A)
-    assert court.audits.withheld == {A: {D: FALSE_CHALLENGES_MAX}} and not court.audits.unheard
+    assert apart(court, A) == {D} and not court.audits.unheard
     assert not court.suspended(A) and not court.standing(D).refuted
     court.round()
     assert drawn_for(court, A) == {B, C}, "both are drawn for sure now: as many audits as before"
@@ -597,24 +602,106 @@ def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_dra
 
 @pytest.mark.parametrize(("n", "faults"), [(4, 1), (7, 2)])
 def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int) -> None:
-    court = Court(n, auditors=6, window=20)
+    court = Court(n, auditors=6, window=20, suspension_rounds=100)
     for auditor in PEOPLE[1 : 1 + faults]:
         for _ in range(FALSE_CHALLENGES_MAX):
             withheld(court, auditor, A)
-    assert not court.suspended(A) and set(court.audits.withheld[A]) == {person.public for person in PEOPLE[1 : 1 + faults]}
+    assert not court.suspended(A) and apart(court, A) == {person.public for person in PEOPLE[1 : 1 + faults]}
     for said in range(FALSE_CHALLENGES_MAX):
         assert not court.suspended(A), said
         withheld(court, PEOPLE[1 + faults], A)
     assert court.suspended(A) and not court.audits.withheld, "it begins anew"
-    assert court.log[-1][:2] == (Result.SUSPENDED, A) and court.standing(PEOPLE[1 + faults].public).upheld == 1
+    assert court.log[-1][:2] == (Result.SHUNNED, A) and court.audits.causes[A].result is Result.SHUNNED
+    assert not any(court.standing(person.public).upheld for person in PEOPLE[:n]), "most others could get it"
+
+
+def others_leave(court: Court, *leaving: FastSigner) -> None:
+    """And those who stay vote and train in the rounds that follow, which the windows of those before do not reach."""
+    court.decide(*(court.tx(person, "member/leave", Leave()) for person in leaving))
+    for person in leaving:
+        court.people.pop(person.public)
+    while any(person.public in court.state.members.voters for person in leaving):
+        court.decide()
+    while any(person.public in of.reexecutors for of in court.audits.rounds.values() for person in leaving):
+        court.round()
+
+
+def test_who_is_gone_does_not_count_among_those_that_could_not_get_what_a_trainer_commits_to() -> None:
+    """As many as could lie before are more than can, once the voters are fewer."""
+    court = Court(7, auditors=6, window=3, suspension_rounds=100)
+    for liar in PEOPLE[5:7]:
+        for _ in range(FALSE_CHALLENGES_MAX):
+            withheld(court, liar, A)
+    others_leave(court, *PEOPLE[5:7])
+    assert court.audits.rounds[court.job(court.key).round - 1].faults == 1 and len(apart(court, A)) == 2
+    for _ in range(FALSE_CHALLENGES_MAX):
+        withheld(court, PEOPLE[1], A)
+    assert apart(court, A) == {B, PEOPLE[5].public, PEOPLE[6].public} and not court.suspended(A)
+    for _ in range(FALSE_CHALLENGES_MAX):
+        assert not court.suspended(A)
+        withheld(court, PEOPLE[2], A)
+    assert court.suspended(A), "of those who are here, two of five"
+
+
+def test_only_who_could_not_get_something_has_it_counted_how_many_could_not() -> None:
+    """Where the voters became fewer, a false challenge of another kind would suspend who was accused."""
+    court = Court(7, auditors=6, window=3, suspension_rounds=100)
+    for liar in PEOPLE[1:3]:
+        for _ in range(FALSE_CHALLENGES_MAX):
+            withheld(court, liar, A)
+    others_leave(court, *PEOPLE[5:7])
+    assert court.audits.rounds[court.job(court.key).round - 1].faults == 1 and apart(court, A) == {B, C}
+    auditor, due = next(item for item in court.due(A) if item[0] is PEOPLE[3])
+    court.say(auditor, due, MISMATCH)
+    while court.audits.disputes:
+        court.judge(MATCH, 1)
+    assert court.log[-1] == (Result.REFUTED, A, D) and not court.suspended(A)
+
+
+def test_that_something_could_not_be_got_is_forgotten_after_as_many_rounds_as_a_first_suspension_takes() -> None:
+    """Or bad days of years would add up, and who lied three times would never be drawn again."""
+    court = Court(auditors=3, window=3, suspension_rounds=10)
+    withheld(court, PEOPLE[3], A)
+    first = court.job(court.key).round
+    assert court.audits.withheld == {A: {D: (first,)}}
+    court.round(9)
+    withheld(court, PEOPLE[3], A)
+    assert court.audits.withheld == {A: {D: (first, first + 9)}}
+    court.round()
+    assert court.audits.withheld == {A: {D: (first, first + 9)}}
+    court.round()
+    assert court.audits.withheld == {A: {D: (first + 9,)}}
+    for _ in range(FALSE_CHALLENGES_MAX - 1):
+        withheld(court, PEOPLE[3], A)
+    assert apart(court, A) == {D}
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.audits == court.state.audits
+    while apart(court, A):
+        court.round()
+        assert court.job(court.key).round <= first + 21
+    court.round()
+    assert D in drawn_for(court, A)
+    court.round(4)
+    assert not court.audits.withheld
+
+
+def test_of_what_was_said_to_be_withheld_the_last_claims_are_kept() -> None:
+    """Audits that were drawn before the third may add some."""
+    court = Court(auditors=3, window=6, suspension_rounds=50)
+    court.round(FALSE_CHALLENGES_MAX + 2)
+    for _ in range(FALSE_CHALLENGES_MAX + 1):
+        withheld(court, PEOPLE[3], A)
+        court.round()
+    last = court.job(court.key).round - 1
+    assert court.audits.withheld == {A: {D: tuple(range(last + 1 - FALSE_CHALLENGES_MAX, last + 1))}}
 
 
 def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -> None:
-    court = Court(auditors=3, window=20)
+    court = Court(auditors=3, window=20, suspension_rounds=100)
     for _ in range(FALSE_CHALLENGES_MAX):
         withheld(court, PEOPLE[3], A)
     rotated(court, PEOPLE[3])
-    assert court.audits.withheld == {A: {NEW.public: FALSE_CHALLENGES_MAX}}
+    assert apart(court, A) == {NEW.public} and len(court.audits.withheld[A]) == 1
     court.round(4)
     assert drawn_for(court, A) == {B, C} and NEW.public in drawn_for(court, B)
     again = court.rules.decode_state(court.rules.encode_state(court.state))

@@ -16,10 +16,11 @@ import pytest
 import trio
 import trio.testing
 
-from ledger.audits import Due, Result, Standing, due_for
+from ledger.audits import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for
 from ledger.blobs import Blobs
 from ledger.genesis import TRAINER
 from ledger.jobs import Phase, Start, job_id
+from ledger.state import State
 from peer import auditing
 from peer.config import Config
 from peer.driver import Driver
@@ -31,6 +32,8 @@ from peer.service import Service
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.reasons import Finding
+from tests.ledger.test_audits import Court, withheld
+from tests.ledger.world import PEOPLE
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll
 from training import data, proposals, tasks
 from training.inner_state import InnerState
@@ -237,6 +240,65 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
         assert f"replay {entry.finding.label if entry.finding else ''} found by" in told
         assert auditing.suspension(made.seats[3].public, made.seats[0].driver.state) in told
         assert made.seats[0].driver.state.audits.suspended(job)
+
+
+@pytest.mark.parametrize(
+    ("window", "patience"), [(2, [2, 3, 4]), (3, [2, 3, 4, 5]), (4, [3, 3, 4, 5, 6]), (5, [4, 4, 4, 5, 6, 7])]
+)
+def test_whoever_begins_an_audit_waits_for_a_round_or_until_it_lapses(window: int, patience: list[int]) -> None:
+    """Drawn later than others, or after a restart, it may begin in each round of the window, and after the last one."""
+    due = Due(b"", 7, b"", 0, None, False, 7)  # type: ignore[arg-type]
+    assert [auditing.patience(due, window, 7 + begun) - 7 for begun in range(1, window + 2)] == patience
+
+
+def test_a_window_of_one_round_leaves_no_such_time() -> None:
+    assert auditing.patience(Due(b"", 7, b"", 0, None, False, 7), 1, 8) == 8  # type: ignore[arg-type]
+
+
+async def test_an_audit_that_is_due_late_finds_what_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(me: bytes, state: State) -> list[Due]:
+        return [due if due.is_dispute else replace(due, since=due.since - SPEC.audit_window) for due in due_for(me, state)]
+
+    monkeypatch.setattr(auditing, "due_for", late)
+    async with trainers(tmp_path, "wrong-steps") as made:
+        job = await made.train(replace(SPEC, rounds=60, auditors=2))
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
+
+
+async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is one that was drawn for the rounds that a ballot had missed: honest states would have two seconds to come."""
+    window = 6
+
+    def late(me: bytes, state: State) -> list[Due]:
+        return [due for due in due_for(me, state) if state.jobs.jobs[due.job].round > due.since + window - 1]
+
+    monkeypatch.setattr(auditing, "due_for", late)
+    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
+    async with trainers(tmp_path, "withhold-states") as made:
+        job = await made.train(replace(SPEC, rounds=60, auditors=2, audit_window=window))
+        await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 24)
+        assert Result.LAPSED in results(made.seats[0]) and Result.CHALLENGED not in results(made.seats[0])
+
+
+async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be closed at once."""
+    begun: list[int] = []
+
+    def noted(due: Due, window: int, now: int) -> int:
+        begun.append(now)
+        return 10_000
+
+    async with trainers(tmp_path) as made:
+        away = made.seats[2]
+        made.workers[away.public].failures = 10_000  # it has something left to report
+        job = await made.train(replace(SPEC, rounds=200))
+        await away.until(lambda driver: len(driver.state.audits.jobs.get(job, JobAudits()).rounds) >= 2)
+        for seat in made.seats:
+            await seat.stop()
+        monkeypatch.setattr(auditing, "patience", noted)
+        await made.start(away, made.role(away))
+        await poll(lambda: bool(begun))
+        assert set(begun) == {away.driver.state.jobs.jobs[job].round + 1}
 
 
 async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) -> None:
@@ -615,3 +677,16 @@ async def test_one_proposal_is_re_executed_at_a_time_and_only_by_who_has_a_worke
         made.seats[0].driver.workshop.role = Voter()
         with pytest.raises(UserError, match="no worker"):
             await made.seats[0].auditing.challenge(due)
+
+
+def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_found_false() -> None:
+    court = Court(auditors=6, window=20, suspension_rounds=100)
+    for auditor in PEOPLE[1:3]:
+        for _ in range(FALSE_CHALLENGES_MAX):
+            withheld(court, auditor, PEOPLE[0].public)
+    *_, entry = court.state.audits.log
+    told = auditing.describe(entry, court.state)
+    assert told.startswith(f"{short_id(entry.trainer)} is suspended: too many") and f"step {entry.step}" in told
+    assert auditing.suspension(entry.trainer, court.state) == (
+        f"suspended until round {court.audits.suspended[entry.trainer]}: too many could not get what it commits to"
+    )
