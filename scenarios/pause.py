@@ -16,9 +16,10 @@ import trio
 from consensus.pacemaker import VIEW_SECONDS_MIN
 from scenarios import network
 from scenarios.network import Network, Watch
-from scenarios.pace import STALL_SECONDS_MAX, comes_back, in_order
+from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order
 from scenarios.trials import COUNT, Trial, arguments, conduct, duration
 
+MEASURED_ROUNDS = 8  # before: who was hurt last has begun anew, and waits 90 s for auditors until it has seen how long they take
 HURT_ROUNDS = 2
 HURT_SECONDS_MAX = 30.0  # T1 of a minority: 10 s at least; then re-executions, whose time doubles with each such round; T3; T4
 
@@ -49,6 +50,7 @@ async def pause_with_worker(random: Random, peers: Network, trial: Trial) -> Non
     with trio.fail_after(STALL_SECONDS_MAX):
         await in_order(peers)
     watched = peers.demo.watched
+    await goes_on(watched, MEASURED_ROUNDS)
     victim, other = random.sample([peer for peer in peers.honest if peer.trains and peer is not watched], 2)
     assert other.process is not None
     workers = network.children(other.process.pid)
