@@ -361,7 +361,7 @@ class Transfer:
     def _leave_starved(self) -> None:
         if self._assembly is None or self._leaves > self._now:
             return
-        for source in self._holders:
+        for source in self._holders.values():
             self._rest(source)
         self._assembly.abandon()
         for source in self._sources.values():
@@ -371,17 +371,16 @@ class Transfer:
         self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
 
     @property
-    def _holders(self) -> list[_Source]:
+    def _holders(self) -> dict[bytes, _Source]:
         """Who offers what is being fetched."""
         assert self._assembly is not None
-        return [source for source in self._sources.values() if source.tip and source.tip[-1].digest == self._assembly.id]
+        offered = self._assembly.id
+        return {peer: source for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == offered}
 
     @property
     def _is_backed(self) -> bool:
         """Whether more than f voters offer what is being fetched."""
-        assert self._assembly is not None
-        holders = (peer for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == self._assembly.id)
-        return sum(peer in self._voters for peer in holders) > self._voters.faults_tolerated
+        return sum(peer in self._voters for peer in self._holders) > self._voters.faults_tolerated
 
     @property
     def _leaves(self) -> float:

@@ -290,11 +290,11 @@ def test_where_too_many_can_train_voters_come_first_and_then_whoever_came_first(
         world.decide(world.admission(person, token=token))
         world.decide(world.tx(person, "member/register", Register((TRAINER,))))
     world.decide(world.tx(PEOPLE[3], "member/register", Register((TRAINER,))))
-    world.decide(world.rotation(PEOPLE[1], PEOPLE[7]))
-    while PEOPLE[7].public not in world.state.members.voters:
-        key = world.start()
-        assert early.public not in world.job(key).trainers, "nor does whoever changes its key lose its place meanwhile"
-        world.decide(world.tx(PEOPLE[0], "job/stop", Stop(key)))
+    start = world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    world.decide(world.rotation(PEOPLE[1], PEOPLE[7]), start)
+    key = job_id(start.signer, world.rules.open_transaction(start))
+    assert PEOPLE[7].public not in world.state.members.voters and early.public not in world.job(key).trainers
+    world.decide(world.tx(PEOPLE[0], "job/stop", Stop(key)))
     for expected in ([PEOPLE[0], PEOPLE[7], *PEOPLE[2:4]], [PEOPLE[0], PEOPLE[7], PEOPLE[2], early]):
         key = world.start()
         assert world.job(key).trainers == tuple(sorted(person.public for person in expected))
