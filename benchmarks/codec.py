@@ -1,9 +1,10 @@
 """Bytes and loss of every way to say an update: `python -m benchmarks.codec --json FILE`.
 
 One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
-same for all, and every rate below is the best of a grid, on a seed that is not reported. Rivals: fp32 DiLoCo (arXiv:2311.08105),
-the format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one process that sees every
-batch: fp32 with H=1. Bytes are those of one payload, header included for ours, per parameter and round.
+same for all, and every rate below is the best of a grid, on a seed that is not reported; a grid goes on where its best lies at an
+edge, and what is left at an edge is named. Rivals: fp32 DiLoCo (arXiv:2311.08105), the format of SparseLoCo (arXiv:2508.15706:
+top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one process that sees every batch: fp32 with H=1. Bytes are those of
+one payload, header included for ours, per parameter and round.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import grid
 from benchmarks.provenance import write
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.tuning import with_settings
@@ -41,6 +43,7 @@ STEPS_MULTIPLE = 30  # every H divides it
 INNER_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
 OUTER_RATES = (0.5, 0.7, 1.0)
 OUTER_MOMENTA = (0.0, 0.5, 0.8, 0.9)
+RATES = ("inner_rate", "outer_rate")  # their grids go on beyond an edge; a momentum of one and more has no meaning
 KEEP = (0.0, 1.0)  # whether the moments of the inner AdamW outlive a round; without, they average over less
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
@@ -59,6 +62,7 @@ class Row:
     by_seed: list[float]
     settings: dict[str, float]
     grid: dict[str, float]  # "rate=… momentum=…" -> held-out nats on the tuning seed
+    edges: list[str] = field(default_factory=list)  # settings whose best is the last of its grid
 
 
 @dataclass(frozen=True)
@@ -239,30 +243,46 @@ METHODS = (
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-def tune(method: Method, budget: Budget) -> tuple[dict[str, float], dict[str, float]]:
+@dataclass(frozen=True)
+class Tuning:
     """The best of the grid on the tuning seed, one setting after another: first the inner rate, then each outer one."""
-    best = {name: values[len(values) // 2] for name, values in method.grid.items()}
-    seen: dict[str, float] = {}
+
+    best: dict[str, float]
+    tried: dict[str, float] = field(default_factory=dict)
+    edges: list[str] = field(default_factory=list)
+
+
+def tune(method: Method, budget: Budget) -> Tuning:
+    tuning = untuned(method)
     for name, values in method.grid.items():
-        results = {}
-        for value in values:
-            tried = {**best, name: value}
-            label = " ".join(f"{key}={number:g}" for key, number in tried.items())
-            if label not in seen:
-                seen[label] = method.run(budget, TUNING_SEED, tried)[0]
-                print(f"  {method.name} H={method.local_steps}, {label}: {seen[label]:.3f} nats", file=sys.stderr, flush=True)
-            results[value] = seen[label]
-        best[name] = min(results, key=lambda value: results[value])
-    return best, seen
+
+        def nats(value: float, name: str = name) -> float:
+            settings = {**tuning.best, name: value}
+            label = " ".join(f"{key}={number:g}" for key, number in settings.items())
+            if label not in tuning.tried:
+                tuning.tried[label] = method.run(budget, TUNING_SEED, settings)[0]
+                said = f"{method.name} H={method.local_steps}, {label}: {tuning.tried[label]:.3f} nats"
+                print(f"  {said}", file=sys.stderr, flush=True)
+            return tuning.tried[label]
+
+        losses = grid.search(values, nats, beyond=grid.BEYOND_MAX if name in RATES else 0)
+        tuning.best[name] = best = grid.best_of(losses)
+        whole = name == "keep" or best == 0  # nothing lies beyond
+        if grid.at_edge(losses) and not whole:
+            tuning.edges.append(name)
+    return tuning
+
+
+def untuned(method: Method) -> Tuning:
+    return Tuning({name: values[len(values) // 2] for name, values in method.grid.items()})
 
 
 def measure(method: Method, budget: Budget, seeds: Iterable[int], tuned: bool) -> Row:
-    middle = {name: values[len(values) // 2] for name, values in method.grid.items()}
-    settings, grid = tune(method, budget) if tuned else (middle, {})
-    runs = [method.run(budget, seed, settings) for seed in seeds]
+    tuning = tune(method, budget) if tuned else untuned(method)
+    runs = [method.run(budget, seed, tuning.best) for seed in seeds]
     losses = [nats for nats, _ in runs]
     each = statistics.mean(size for _, size in runs)
-    return Row(method.name, method.local_steps, each, statistics.mean(losses), losses, settings, grid)
+    return Row(method.name, method.local_steps, each, statistics.mean(losses), losses, tuning.best, tuning.tried, tuning.edges)
 
 
 def show(rows: list[Row], budget: Budget, parameters: int) -> None:
@@ -276,6 +296,9 @@ def show(rows: list[Row], budget: Budget, parameters: int) -> None:
         numbers = [f"{value:.4f}" for value in sizes] + [f"{value:.3f}" for value in losses]
         table.add_row(row.name, str(row.local_steps), *numbers, rates)
     Console(width=130).print(table)
+    for row in rows:
+        for name in row.edges:
+            print(f"{row.name} H={row.local_steps}: the best {name}, {row.settings[name]:g}, is the last of its grid", flush=True)
 
 
 def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import grid
 from benchmarks.provenance import write
 from protocol.messages import Proposal
 from training.compute.baseline import train_baseline
@@ -95,13 +96,23 @@ def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
 
 
 def train_rival(spec: JobSpec, text: Path, rates: list[float]) -> dict[str, Any]:
+    """The best of these rates, and of those beyond while the best lies at an edge."""
     steps, batch = spec.rounds * spec.local_steps, ACCEPTED * spec.batch
     runs = dict[float, list[float]]()
-    for rate in rates:
+
+    def last(rate: float) -> float:
         runs[rate] = train_baseline(spec, text, steps, batch, rate, evaluations=EVALUATIONS)
         print(f"one process, {rate:g}: {runs[rate][-1]:.3f} bits per byte", file=sys.stderr, flush=True)
-    best = min(runs, key=lambda rate: runs[rate][-1])
-    return {"rates": {str(rate): run[-1] for rate, run in runs.items()}, "rate": best, "heldout_bits_per_byte": runs[best]}
+        return runs[rate][-1]
+
+    losses = grid.search(rates, last)
+    best = grid.best_of(losses)
+    return {
+        "rates": {str(rate): bits for rate, bits in losses.items()},
+        "rate": best,
+        "at_edge": grid.at_edge(losses),
+        "heldout_bits_per_byte": runs[best],
+    }
 
 
 def with_settings(spec: JobSpec, settings: list[str]) -> JobSpec:
@@ -127,6 +138,8 @@ def table(spec: JobSpec, network: dict[str, Any], rival: dict[str, Any] | None) 
         theirs = rival["heldout_bits_per_byte"]
         lines.append(f"one process, {rival['rate']:g}:  " + row(theirs))
         lines.append("  at the end, by rate: " + ", ".join(f"{rate} {bits:.3f}" for rate, bits in rival["rates"].items()))
+        if rival["at_edge"]:
+            lines.append("  a better rate may lie beyond those tried")
         lines.append(f"ratio at the end: {ours[-1] / theirs[-1]:.3f}")
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from benchmarks import (
     decoding,
     demo,
     digits,
+    grid,
     provenance,
     replay,
     round,
@@ -279,6 +281,29 @@ def test_only_a_step_a_round_is_held_to_one_process_alone() -> None:
 
 
 # Bytes and loss ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "tried"),
+    [
+        ((1.0, 2.0, 4.0), 2.0, [1.0, 2.0, 4.0]),
+        ((1.0, 2.0, 4.0), 15.0, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]),
+        ((1.0, 2.0, 4.0), 0.3, [0.125, 0.25, 0.5, 1.0, 2.0, 4.0]),
+        ((1.0, 2.0), 1e9, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]),
+        ((3.0,), 1.0, [3.0]),
+    ],
+)
+def test_a_grid_goes_on_where_its_best_lies_at_an_edge(values: tuple[float, ...], best: float, tried: list[float]) -> None:
+    losses = grid.search(values, lambda value: abs(math.log(value / best)))
+    assert list(losses) == tried
+    assert grid.at_edge(losses) == (best == 1e9)
+
+
+def test_a_rate_that_diverges_ends_a_grid() -> None:
+    losses = grid.search((1.0, 2.0, 4.0), lambda value: 1 / value if value < 5 else math.nan)
+    assert list(losses) == [1.0, 2.0, 4.0, 8.0]
+    assert grid.best_of(losses) == 4.0
+    assert not grid.at_edge(losses)
 
 
 @pytest.mark.parametrize("method", codec.METHODS, ids=lambda method: f"{method.name} {method.local_steps}")
