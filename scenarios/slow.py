@@ -23,7 +23,7 @@ from scenarios.trials import COUNT, arguments, report
 RUNS_SECONDS, STOPS_SECONDS = 0.10, 0.15  # its worker
 SLOW_ROUNDS = 4  # in which it is accepted although it is slow, in most of them: T1 may be short for it by chance
 MISSED_ROUNDS = 3
-BACK_ROUNDS_MAX = 12  # it is waited for in the second round that it is there for, and in the fifth, and the tenth
+BACK_ROUNDS_MAX = 12  # it is waited for in an even round, then in multiples of four and of eight
 
 
 @dataclass
