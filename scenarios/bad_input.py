@@ -7,7 +7,6 @@ line that names the value and the way out; when the thing is mended the peer mus
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -30,7 +29,7 @@ from peer.control import ControlClient
 from peer.datadir import DataDirectory
 from peer.demo_report import Disk
 from protocol.errors import UserError
-from scenarios.trials import Parser
+from scenarios.trials import Parser, write
 
 SECONDS_MAX = 30.0  # for a peer to start or to refuse
 SMALL_DISK_BYTES = 4 << 20
@@ -298,8 +297,7 @@ def report(options: argparse.Namespace, cases: list[Case]) -> int:
     for case in cases:
         table.add_row(case.name, case.line, case.problem or "yes")
     Console(width=None if sys.stdout.isatty() else 160).print(table)
-    if options.json:
-        Path(options.json).write_text(json.dumps([asdict(case) for case in cases], indent=1) + "\n")
+    write(options, {"cases": [asdict(case) for case in cases]})
     return 1 if any(case.problem for case in cases) else 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import shutil
 import sys
 import time
@@ -25,7 +24,7 @@ from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network, children, journal
-from scenarios.trials import COUNT, Parser
+from scenarios.trials import COUNT, Parser, write
 
 # About this many parameters, and as little arithmetic as that allows: rounds are to be many, so that joins meet them.
 MILLION = {
@@ -193,9 +192,7 @@ def report(options: argparse.Namespace, joins: list[Join], size: int) -> int:
     console.print(table)
     for failure in failures:
         console.print(failure, style="red")
-    if options.json:
-        result = {"peers": options.peers, "parameters": size, "joins": [asdict(join) for join in joins], "failures": failures}
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    write(options, {"peers": options.peers, "parameters": size, "joins": [asdict(join) for join in joins], "failures": failures})
     return 1 if failures else 0
 
 

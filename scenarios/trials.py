@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,12 +15,14 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import provenance
 from peer.arguments import whole_number
 from peer.demo import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 
+STARTED = time.time()  # a scenario is a program of its own
 WIDTH = 160  # of a table that no terminal shows
 COLUMNS_MAX = 10  # of figures, so that the table fits
 
@@ -167,6 +169,10 @@ def report(
     for failure in failures:
         console.print(failure, style="red", markup=False)
     console.print("all held" if not failures else f"{len(failures)} failures")
-    if options.json:
-        Path(options.json).write_text(json.dumps({**result, "failures": list(failures)}, indent=1) + "\n")
+    write(options, {**result, "failures": list(failures)})
     return 1 if failures else 0
+
+
+def write(options: argparse.Namespace, result: Mapping[str, Any]) -> None:
+    """As JSON, with commit, command and machine, if a file was asked for."""
+    provenance.write(Path(options.json) if options.json else None, STARTED, result)
