@@ -7,7 +7,7 @@ that (commitments, re-execution) is for who calls: see `benchmarks.attacks`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -145,9 +145,7 @@ def forged_exponent(said: Said) -> bytes:
 
 def stale_base(said: Said) -> bytes:
     """Computed on another model, and it says so."""
-    header = codec.read(said.payload, said.layout).header
-    at = said.payload.index(header.base)
-    return said.payload[:at] + bytes(len(header.base)) + said.payload[at + len(header.base) :]
+    return replace(codec.read(said.payload, said.layout), origin=bytes(32)).encode()
 
 
 def replayed(said: Said) -> bytes:

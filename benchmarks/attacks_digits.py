@@ -118,7 +118,7 @@ class Federation:
 
         def everybody_says(vector: Float32Array) -> list[codec.Update]:
             update = self._encoded(liars[0], vector)
-            return [replace(update, header=replace(update.header, trainer=KEYS[liar])) for liar in liars]
+            return [replace(update, origin=KEYS[liar]) for liar in liars]
 
         def damage(vector: Float32Array) -> float:
             moved = aggregate([*honest, *everybody_says(vector)], LAYOUT, self.rule, self.column.liars)

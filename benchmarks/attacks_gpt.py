@@ -194,7 +194,7 @@ class Run:
             update = self.rounds.decode(liar, self.rounds.encode(liar, vector))
             if update.norm_squared() > self.rounds.model.norm_squared_max:
                 return 0.0
-            lies = [replace(update, header=replace(update.header, trainer=other)) for other in present]
+            lies = [replace(update, origin=other) for other in present]
             return float(np.linalg.norm(aggregate.aggregate([*updates, *lies], layout, spec.rule, spec.liars) - target))
 
         def own() -> Float32Array:

@@ -68,7 +68,7 @@ def test_what_the_page_says_of_the_rice_parameter_holds() -> None:
 
 def test_every_number_in_the_table_of_the_header_is_the_code_s() -> None:
     rows = re.findall(r"^\| (\d+) \| (\d+|chunks) \| ", PAGE.read_text(), re.MULTILINE)
-    header = [(int(at), int(size)) for at, size in rows if size.isdigit()][:11]
+    header = [(int(at), int(size)) for at, size in rows if size.isdigit()][:5]
     assert [at for at, _ in header] == [sum(size for _, size in header[:i]) for i in range(len(header))]
     assert sum(size for _, size in header) == HEADER_BYTES
 

@@ -43,7 +43,7 @@ def updates(count: int, *seed: object, common: float = 0.0, mode: codec.Mode = D
 
 def ordered(items: list[codec.Update]) -> Matrix:
     """(updates, elements), as the rules order them."""
-    return dense(sorted(items, key=lambda item: item.header.trainer))
+    return dense(sorted(items, key=lambda item: item.origin))
 
 
 def dense(items: list[codec.Update]) -> Matrix:

@@ -27,8 +27,8 @@ __all__ = ["Plan", "aggregate", "gram", "plan", "tolerated"]
 
 def plan(updates: Sequence[Update], rule: Rule, liars: int) -> Plan:
     """How to aggregate `updates` (at least one, one per trainer) of which at most `liars` lie."""
-    ordered = tuple(sorted(updates, key=lambda update: update.header.trainer))
-    if not ordered or len({update.header.trainer for update in ordered}) < len(ordered):
+    ordered = tuple(sorted(updates, key=lambda update: update.origin))
+    if not ordered or len({update.origin for update in ordered}) < len(ordered):
         raise LocalProtocolError(f"{len(ordered)} updates: need at least one, and one per trainer")
     return onto_grid(ordered, combination(ordered, rule, liars))
 

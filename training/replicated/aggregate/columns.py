@@ -55,7 +55,7 @@ class Columns:
 
 def level_max(update: Update) -> int:
     """The largest level that its mode has."""
-    return TOP[update.header.mode.bits]
+    return TOP[update.mode.bits]
 
 
 def columns_of(updates: Sequence[Update], block: Block) -> Columns:

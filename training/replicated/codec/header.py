@@ -1,22 +1,25 @@
-"""What a payload begins with: what it says (its mode), and what it says it of (job, round, trainer, model)."""
+"""What a payload begins with: its mode, and the digest of what it is said of (job, round, trainer, model)."""
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from protocol.errors import RemoteProtocolError
 from training.replicated.layout import CHUNK
 from training.spec import BITS, KEEP_MAX, KEEP_MIN, Compression, JobSpec
 
-VERSION: Final = 1
+_DOMAIN: Final = b"folkmoot/payload\0"
 _CODES: Final = {Compression.DENSE: 1, Compression.SPARSE: 2}
 _COMPRESSIONS: Final = {code: compression for compression, code in _CODES.items()}
-_STRUCT: Final = struct.Struct("<BBBH32sQ32s32sIIb")
+_ORIGIN: Final = struct.Struct("<32sQ32s32sII")
+_STRUCT: Final = struct.Struct("<BBH32sb")
 HEADER_BYTES: Final = _STRUCT.size
 
-assert HEADER_BYTES == 118 and KEEP_MAX == CHUNK
+assert HEADER_BYTES == 37 and KEEP_MAX == CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,10 @@ class Mode:
         return self.compression is Compression.SPARSE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Header:
+    """All that a payload is bound to. Who judges it knows all of that, so only a digest of it is sent."""
+
     job: bytes
     round: int
     trainer: bytes
@@ -48,19 +53,22 @@ class Header:
     def of(cls, spec: JobSpec, job: bytes, round: int, trainer: bytes, base: bytes) -> Header:
         return cls(job, round, trainer, base, spec.local_steps, spec.batch, Mode.of(spec))
 
-    def pack(self, exponent: int) -> bytes:
-        mode = (_CODES[self.mode.compression], self.mode.bits, self.mode.keep)
-        return _STRUCT.pack(VERSION, *mode, self.job, self.round, self.trainer, self.base, self.local_steps, self.batch, exponent)
+    @cached_property
+    def origin(self) -> bytes:
+        fields = (self.job, self.round, self.trainer, self.base, self.local_steps, self.batch)
+        return hashlib.sha256(_DOMAIN + _ORIGIN.pack(*fields)).digest()
 
 
-def unpack(payload: bytes) -> tuple[Header, int]:
-    """The header and the exponent that `payload` begins with."""
+def pack(mode: Mode, origin: bytes, exponent: int) -> bytes:
+    return _STRUCT.pack(_CODES[mode.compression], mode.bits, mode.keep, origin, exponent)
+
+
+def unpack(payload: bytes) -> tuple[Mode, bytes, int]:
+    """Mode, origin and exponent that `payload` begins with."""
     if len(payload) < HEADER_BYTES:
         raise malformed(f"{len(payload)} bytes are less than a header")
-    version, compression, bits, keep, *fields, exponent = _STRUCT.unpack_from(payload)
-    if version != VERSION:
-        raise malformed(f"version {version}")
-    return Header(*(*fields, _mode(compression, bits, keep))), exponent
+    compression, bits, keep, origin, exponent = _STRUCT.unpack_from(payload)
+    return _mode(compression, bits, keep), origin, exponent
 
 
 def _mode(compression: int, bits: int, keep: int) -> Mode:

@@ -22,24 +22,24 @@ def encode(header: Header, m: Float32Array, layout: Layout) -> bytes:
     if m.shape != (layout.size,) or m.dtype != np.float32:
         raise LocalProtocolError(f"a buffer of {m.shape} {m.dtype} does not fit a layout of {layout.size} elements")
     coded = sparse.coded(m, layout, header.mode) if header.mode.sparse else dense.coded(m, layout, header.mode)
-    return Update(header, layout, *coded).encode()
+    return Update(header.mode, header.origin, layout, *coded).encode()
 
 
 def decode(payload: bytes, expected: Header, layout: Layout) -> Update:
     """The update in `payload`; `RemoteProtocolError("malformed", …)` unless it is canonical and has the expected header."""
-    if unpack(payload)[0] != expected:
+    if unpack(payload)[:2] != (expected.mode, expected.origin):
         raise malformed("the header names another mode, job, round, trainer, root or batch")
     return read(payload, layout)
 
 
 def read(payload: bytes, layout: Layout) -> Update:
-    """As `decode`, with whatever header the payload has."""
-    header, exponent = unpack(payload)
+    """As `decode`, whatever the payload is said of, in whatever mode."""
+    mode, origin, exponent = unpack(payload)
     chunks = len(layout.chunk_lengths)
-    if not HEADER_BYTES + chunks <= len(payload) <= payload_bytes_max(layout, header.mode):
-        raise malformed(f"{len(payload)} bytes where at most {payload_bytes_max(layout, header.mode)} are right")
+    if not HEADER_BYTES + chunks <= len(payload) <= payload_bytes_max(layout, mode):
+        raise malformed(f"{len(payload)} bytes where at most {payload_bytes_max(layout, mode)} are right")
     codes, packed = np.split(np.frombuffer(payload, np.uint8, offset=HEADER_BYTES), [chunks])
     scales.require_normalised(codes, exponent)
-    update = Update(header, layout, exponent, codes, packed)
+    update = Update(mode, origin, layout, exponent, codes, packed)
     update.body.require_canonical()
     return update

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from training.replicated.codec import levels, scales
 from training.replicated.codec.dense import Dense
 from training.replicated.codec.entries import Entries
-from training.replicated.codec.header import Header
+from training.replicated.codec.header import Mode, pack
 from training.replicated.codec.sparse import Sparse
 from training.replicated.layout import Block, Float32Array, Layout
 
@@ -24,14 +24,15 @@ Number = TypeVar("Number", np.int32, np.int64, np.float32)
 class Update:
     """Element = level · scale of its chunk · 2^exponent, exactly."""
 
-    header: Header
+    mode: Mode
+    origin: bytes  # digest of what it is said of: another one for each trainer of a round
     layout: Layout
     exponent: int
     codes: scales.Codes  # (chunks,), of the scales
     packed: levels.Bytes  # the body, see `dense` and `sparse`
 
     def encode(self) -> bytes:
-        return self.header.pack(self.exponent) + self.codes.tobytes() + self.packed.tobytes()
+        return pack(self.mode, self.origin, self.exponent) + self.codes.tobytes() + self.packed.tobytes()
 
     @cached_property
     def scales(self) -> scales.Integers:
@@ -40,8 +41,8 @@ class Update:
 
     @cached_property
     def body(self) -> Dense | Sparse:
-        kind = Sparse if self.header.mode.sparse else Dense
-        return kind(self.layout, self.header.mode, self.scales, self.packed)
+        kind = Sparse if self.mode.sparse else Dense
+        return kind(self.layout, self.mode, self.scales, self.packed)
 
     def entries(self, block: Block) -> Entries:
         return self.body.entries(block)

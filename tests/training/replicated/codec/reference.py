@@ -6,13 +6,15 @@ gives the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 CHUNK = 4096
-HEADER = struct.Struct("<BBBH32sQ32s32sIIb")
+ORIGIN = struct.Struct("<32sQ32s32sII")
+HEADER = struct.Struct("<BBH32sb")
 TOP = {1: 1, 2: 3, 4: 15, 8: 127}
 RANGE = {2: 2, 4: 4}
 LEAST, MOST = -84, 12
@@ -28,7 +30,7 @@ class Said:
     """All that a payload says."""
 
     lengths: Sequence[int]  # of the chunks, which the layout knows
-    fields: tuple[int, int, int, bytes, int, bytes, bytes, int, int]  # compression, bits, keep, job, round, …
+    fields: tuple[int, int, int, bytes]  # compression, bits, keep, origin
     exponent: int
     codes: list[int]
     supports: list[list[int]]  # of each chunk; empty where its scale is zero, and not written in a dense payload
@@ -42,6 +44,11 @@ class Said:
                 chunk[position] = level * scale_of(code) * Fraction(2) ** self.exponent
             values += chunk
         return values
+
+
+def origin_of(job: bytes, round: int, trainer: bytes, base: bytes, local_steps: int, batch: int) -> bytes:
+    fields = ORIGIN.pack(job, round, trainer, base, local_steps, batch)
+    return hashlib.sha256(b"folkmoot/payload\0" + fields).digest()
 
 
 def scale_of(code: int) -> int:
@@ -62,7 +69,7 @@ def rice(keep: int) -> int:
 def write(said: Said) -> bytes:
     compression, bits, keep, *_ = said.fields
     body = _dense(said, bits) if compression == DENSE else _sparse(said, bits, rice(keep))
-    return HEADER.pack(1, *said.fields, said.exponent) + bytes(said.codes) + body
+    return HEADER.pack(*said.fields, said.exponent) + bytes(said.codes) + body
 
 
 def _dense(said: Said, bits: int) -> bytes:
@@ -112,10 +119,10 @@ def read(payload: bytes, lengths: Sequence[int]) -> Said:
 
 
 def _read(payload: bytes, lengths: Sequence[int]) -> Said:
-    version, *fields, exponent = HEADER.unpack_from(payload)
+    *fields, exponent = HEADER.unpack_from(payload)
     compression, bits, keep, *_ = fields
-    if version != 1 or compression not in (DENSE, SPARSE) or bits not in TOP:
-        raise Malformed("version or mode")
+    if compression not in (DENSE, SPARSE) or bits not in TOP:
+        raise Malformed("mode")
     if not (4 if compression == SPARSE else CHUNK) <= keep <= CHUNK:
         raise Malformed("keep")
     codes = list(payload[HEADER.size : HEADER.size + len(lengths)])
@@ -180,7 +187,7 @@ def _require_canonical(said: Said) -> None:
 # Choosing what to say ------------------------------------------------------------------------------------------------
 
 
-def said_of(fields: tuple[int, int, int, bytes, int, bytes, bytes, int, int], m: Sequence[float], lengths: Sequence[int]) -> Said:
+def said_of(fields: tuple[int, int, int, bytes], m: Sequence[float], lengths: Sequence[int]) -> Said:
     """What a payload is to say of the elements `m`."""
     compression, bits, keep, *_ = fields
     chunks, start = [], 0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.training.replicated.codec.reference import origin_of
 from tests.training.replicated.support import RAGGED
 from training.replicated import codec
 from training.replicated.codec import Mode
@@ -38,8 +39,8 @@ def fields_of(header: codec.Header) -> Any:
     """As tests/training/replicated/codec/reference.py has them."""
     mode = header.mode
     compression = {Compression.DENSE: 1, Compression.SPARSE: 2}[mode.compression]
-    rest = header.job, header.round, header.trainer, header.base, header.local_steps, header.batch
-    return compression, mode.bits, mode.keep, *rest
+    about = header.job, header.round, header.trainer, header.base, header.local_steps, header.batch
+    return compression, mode.bits, mode.keep, origin_of(*about)
 
 
 def chunks_of(m: Float32Array, layout: Layout) -> list[Float32Array]:

@@ -20,7 +20,7 @@ from training.replicated import codec
 from training.replicated.codec import Mode, levels, payload_bytes_max
 from training.replicated.layout import Float32Array, Layout, of_shapes
 
-HEADER_BYTES = 118
+HEADER_BYTES = 37
 modes = st.sampled_from(MODES)
 each_mode = pytest.mark.parametrize("mode", MODES, ids=name_of)
 
@@ -97,7 +97,7 @@ def test_levels_next_to_an_edge_are_those_of_exact_quotients(bits: int, power: i
 def test_an_update_encodes_to_the_payload_it_was_decoded_from(m: Float32Array, mode: Mode) -> None:
     payload = codec.encode(header(0, mode), m, TOY)
     update = read_both(payload, TOY)
-    assert update is not None and update.encode() == payload and update.header == header(0, mode)
+    assert update is not None and update.encode() == payload and (update.mode, update.origin) == (mode, header(0, mode).origin)
 
 
 @settings(deadline=None)
@@ -230,11 +230,11 @@ def test_an_update_of_zeros_has_one_form(mode: Mode) -> None:
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(0, 2), (1, 0), (1, 3), (2, 0), (2, 3), (2, 16), (HEADER_BYTES - 1, 13), (HEADER_BYTES - 1, 256 - 85)],
+    [(0, 0), (0, 3), (1, 0), (1, 3), (1, 16), (HEADER_BYTES - 1, 13), (HEADER_BYTES - 1, 256 - 85)],
 )
 @each_mode
-def test_another_version_mode_or_exponent_out_of_range_is_refused(mode: Mode, at: int, value: int) -> None:
-    payload = codec.encode(header(0, mode), buffer(TOY, "version"), TOY)
+def test_another_mode_or_exponent_out_of_range_is_refused(mode: Mode, at: int, value: int) -> None:
+    payload = codec.encode(header(0, mode), buffer(TOY, "range"), TOY)
     assert refused(changed(payload, at, bytes([value])), mode, TOY)
 
 
@@ -242,7 +242,7 @@ def test_another_version_mode_or_exponent_out_of_range_is_refused(mode: Mode, at
 def test_a_dense_payload_keeps_all_and_a_sparse_one_at_least_four_of_a_chunk(keep: int) -> None:
     for mode in (MODES[0], MODES[4]):
         payload = codec.encode(header(0, mode), buffer(TOY, "keep"), TOY)
-        assert (mode.sparse and keep == 4095) or refused(changed(payload, 3, keep.to_bytes(2, "little")), mode, TOY)
+        assert (mode.sparse and keep == 4095) or refused(changed(payload, 2, keep.to_bytes(2, "little")), mode, TOY)
 
 
 @pytest.mark.parametrize(
@@ -315,23 +315,23 @@ def test_a_buffer_of_another_shape_or_type_is_our_own_mistake() -> None:
 # Golden hashes -------------------------------------------------------------------------------------------------------
 
 GOLDEN = {
-    "dense-1-4096": "b1c888d8c9c5049c8ba6c46231e26204be1869982d06ceb7702081b47a0294a7",
-    "dense-2-4096": "37478c7ea40ea2d9c842b6b0f21b2856405a00c2c1d240e7eed2dfe2f561bb1f",
-    "dense-4-4096": "572ea296d80d266f1bc9c92a22a9c2934a85c0b3bc5255ab323dbf470f15d89b",
-    "dense-8-4096": "69789ee34fa00648978ebd87bbc8af58867a6b78629ca576bd0eaa4fe1d3254e",
-    "sparse-1-64": "1b556db6e8d1e292adc8efc90ee64402701f5f3022b3214966c0929642d6dc33",
-    "sparse-1-2048": "f1f686e13ac2552d08ba79597759e6fe5798242e6b3dcfeb9b01419cfae8a18f",
-    "sparse-2-64": "27a71dbbb38fe0aed4c2b139dfda7ab4f401134fcb16fd538f8dfd92da5aa734",
-    "sparse-2-2048": "60e66cacceac1d044b90fe73ccb837359209975bb231c1fb00e3de7a9cfadad5",
-    "sparse-4-64": "4007382aa20d960fe40a04934967fb90fd61429130dc064086f971d3f9df5742",
-    "sparse-4-2048": "6e85365b5b6142ad0848cd669b3a0d1f00603b3360a31b5e55844b298d30af3e",
-    "sparse-8-64": "51a460a62981c1bef8fe99874e5657a9c91df871bcaf654d415a3e7ca9399b51",
-    "sparse-8-2048": "d910220a25a0f7ce3d8293eb03e9a632eedbccb1199278ca239893dca884b361",
-    "sparse-1-4": "d2a0e313ab5c90260c784f8723692a98afe4e803afdfa72d67576104397bdafd",
-    "sparse-1-5": "8881d464afbe1c686015cfaa4f641a3bb4238bf8dd8c199863a12105f26f37bd",
-    "sparse-1-1000": "6e9f6b63ef527c13484471279bd469ea3b702743d7acb7bee8aaa6f3c1c19651",
-    "sparse-1-3000": "06dbae600c30cc22ba7a505372f973916b26c1e19b4b47dd8e39f54daf006a7b",
-    "sparse-1-4096": "b5695c5bbfc649c5b6e1272abd15381efa5017b1a77abdda6ab36dcb2f1b3909",
+    "dense-1-4096": "3d1cce761c7ffe878a54f2bc36593ab357debe29951917a901f1329b45a12521",
+    "dense-2-4096": "0424eedf15aacddfe680c65bd1f42a8a4442db16451c78c2e14076d3cf73984f",
+    "dense-4-4096": "6eab0d3715fdb75d6bbcb4692cb7086423984d1cfcf7cb67ec5d3cbad8d37db1",
+    "dense-8-4096": "66f650565a3a7d7cbdf78bdf5044712051e6b56b9b1f9cd54033e5ff8d66821f",
+    "sparse-1-64": "dbc79154ee885b3771d9e5cb02fe2222670aa85a70d0d120ce8bc402f7eb8c65",
+    "sparse-1-2048": "1999debc4c6d677ac7fcd55df39980f08363007e2cdea7643477efe37cdaf6df",
+    "sparse-2-64": "c2cbe9709d08bf46d0033e503313e06ff6991023a67d5dec262931be7114f9ab",
+    "sparse-2-2048": "fdd34cd47afde42cc53e33b10b81f8e86e624cb0e1f1cc1be915446883c41562",
+    "sparse-4-64": "9d1aeced3620aaa3e715c1bd1cf47a7e16a5819d4d30970e58163839f5bd0397",
+    "sparse-4-2048": "f85d8b43930585fd340c2aba038f2e0e413a37d4f714e674bae64d5f26ec8839",
+    "sparse-8-64": "eac254a664bbe59ae0e62420560514e6490eed5eb4bdcb909afb9347ebc5ac2b",
+    "sparse-8-2048": "5e2ae7ef8b4a97bd370449fe29d4615a33f97aacb4af3785c800cacc70733831",
+    "sparse-1-4": "5d6c93974618129cd3d0ce030ff4d3b6f53e2d69d7a53fa03bab513144bf8039",
+    "sparse-1-5": "625ff4fe4dd90caf9844397fa648190bce894569878f87b163606c32d8ed7417",
+    "sparse-1-1000": "ec51ae06dc47159050bf2f7ccf547ab40898c335be15745e6898b1c4961d2847",
+    "sparse-1-3000": "017a00ec73b767ceff76c8350ac68382eafbf3f54ee9dcfabab7824420366c57",
+    "sparse-1-4096": "4f4e86d05ec75af6c8c74768f725210a9e95d1ce777030115aa0cee144490be0",
 }
 
 
