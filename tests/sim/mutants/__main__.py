@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import provenance
 from tests.sim.mutants import MUTANTS
 from tests.sim.mutants.hunts import work
 
@@ -16,7 +17,7 @@ SEEDS_MAX = 2_000  # a bug that stays unnoticed for so many histories counts as 
 
 
 def main() -> int:
-    options = _options()
+    options, started = _options(), time.time()
     chosen = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
     if options.list:
         for mutant in chosen:
@@ -43,9 +44,8 @@ def main() -> int:
         print(f"FAILS UNHARMED: {failure['scenario']} seed {failure['seed']}: {failure['problem']}")
     missed = sum(found["rule"] is None for found in hunts)
     print(f"{len(hunts) - missed} caught, {missed} missed; unharmed: {len(seeds) - len(failures)} passed, {len(failures)} failed")
-    if options.json is not None:
-        figures = {"seeds_max": options.seeds_max, "hunts": hunts, "unharmed": len(seeds), "failures": failures}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    figures = {"seeds_max": options.seeds_max, "hunts": hunts, "unharmed": len(seeds), "failures": failures}
+    provenance.write(options.json, started, figures)
     return 1 if missed or failures else 0
 
 
