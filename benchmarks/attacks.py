@@ -13,8 +13,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,6 +28,7 @@ from benchmarks import attacks_digits as on_digits
 from benchmarks import attacks_gpt as on_gpt
 from benchmarks.attack_suite import ATTACKS
 from benchmarks.attacks_detection import Detection
+from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import write
 from benchmarks.simulated import text_file
 from benchmarks.tuning import with_settings
@@ -41,6 +44,7 @@ ROUNDS = 30
 AUDIT_RATE = 0.2  # with two auditors: .4 replayed steps for each accepted proposal
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
 ACCURACY_MIN, ACCURACY_AIM, BITS_MAX = 93.0, 96.0, 0.3
+COLUMNS = {column.name: column for column in on_digits.COLUMNS}
 COLLAPSED = 50.0  # per cent: the plain mean must not be better under its worst attack
 
 
@@ -73,33 +77,39 @@ class Gpt:
     found: dict[str, float]  # with sampled audits: share of the accepted lies in which that kind of liar is found
 
 
+Run = tuple[on_gpt.Outcome, float]  # and the held-out loss of the clean run
+
+
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-def digits_row(column: on_digits.Column, rule: Rule, seeds: Sequence[int], rounds: int) -> Digits:
+def digits_row(seeds: Sequence[int], rounds: int, place: tuple[Rule, str]) -> Digits:
+    rule, column = place[0], COLUMNS[place[1]]
+    if rule is not Rule.ARC_NNM_TRIM:
+        seeds = seeds[:1]
     runs = {name: [on_digits.run(column, rule, name, seed, rounds) for seed in seeds] for name in on_digits.ATTACKS}
     by_seed = {name: [outcome.accuracy for outcome in found] for name, found in runs.items()}
     bits = max(outcome.bits_per_parameter for found in runs.values() for outcome in found)
+    print(f"digits {rule.value} {column.name}", file=sys.stderr, flush=True)
     return Digits(column.name, rule.value, bits, {name: statistics.mean(found) for name, found in by_seed.items()}, by_seed)
 
 
-def gpt_rows(spec: JobSpec, text: Path, peers: int, attacks: Sequence[str], seeds: Sequence[int]) -> Iterator[list[Gpt]]:
-    """The rows of `peers`, again after every seed: what is slow is not lost if a later seed is not waited for."""
+def gpt_runs(base: JobSpec, text: Path, attacks: Sequence[str], place: tuple[int, int]) -> list[Run]:
+    """Of so many peers and this seed: every attack under every kind of audit."""
+    peers, seed = place
     liars = faults_tolerated(peers)
-    runs: dict[tuple[str, Audit], list[tuple[on_gpt.Outcome, float]]] = {}
-    for seed in seeds:
-        world = on_gpt.World(with_settings(spec, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
-        clean = on_gpt.attacked(world, on_gpt.CLEAN, Audit.OFF).heldout_nats
-        for attack in attacks:
-            for audit in Audit:
-                outcome = on_gpt.attacked(world, attack, audit)
-                runs.setdefault((attack, audit), []).append((outcome, clean))
-                said = f"gpt n={peers} seed {seed} {attack}, audits {audit}: {outcome.heldout_nats / clean:.3f} of clean"
-                print(said, file=sys.stderr, flush=True)
-        yield [gpt_row(spec, found) for found in runs.values()]
+    world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
+    clean = on_gpt.attacked(world, on_gpt.CLEAN, Audit.OFF).heldout_nats
+    runs = []
+    for attack in attacks:
+        for audit in Audit:
+            runs.append((outcome := on_gpt.attacked(world, attack, audit), clean))
+            said = f"gpt n={peers} seed {seed} {attack}, audits {audit}: {outcome.heldout_nats / clean:.3f} of clean"
+            print(said, file=sys.stderr, flush=True)
+    return runs
 
 
-def gpt_row(spec: JobSpec, found: list[tuple[on_gpt.Outcome, float]]) -> Gpt:
+def gpt_row(spec: JobSpec, found: list[Run]) -> Gpt:
     outcomes = [outcome for outcome, _ in found]
     ratios = [outcome.heldout_nats / clean for outcome, clean in found]
     rejected: dict[str, int] = {}
@@ -220,19 +230,19 @@ def _detected(row: Detection) -> str:
 
 
 def main() -> int:
-    columns = {column.name: column for column in on_digits.COLUMNS}
     parser = Parser("attacks", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--only", choices=TABLES, help="just this table")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of data, models and chance")
     parser.add_argument("--rules", nargs="+", choices=tuple(Rule), default=tuple(Rule), type=Rule, metavar="RULE", help="digits")
-    parser.add_argument("--columns", nargs="+", choices=columns, default=tuple(columns), metavar="NAME", help="digits")
+    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=tuple(COLUMNS), metavar="NAME", help="digits")
     parser.add_argument("--digits-rounds", type=COUNT, default=on_digits.ROUNDS, metavar="N", help="digits: steps")
     parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="not digits: trainers, of whom f lie")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, metavar="NAME", help="GPT")
     parser.add_argument("--rounds", type=COUNT, default=ROUNDS, metavar="N", help="GPT: of the default job")
     parser.add_argument("--audit-rate", type=duration, default=AUDIT_RATE, help="GPT: times two auditors")
     parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
+    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="GPT: fields of the job or of its model")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -248,21 +258,21 @@ def main() -> int:
         detection += on_detection.detections(options.peers, LIARS_DRAWN)
         keep()
     if "digits" in tables:
-        for rule in options.rules:
-            for name in options.columns:
-                seeds = options.seeds if rule is Rule.ARC_NNM_TRIM else options.seeds[:1]
-                digits.append(row := digits_row(columns[name], rule, seeds, options.digits_rounds))
-                print(f"digits {row.rule} {row.column}: worst {row.worst:.1f}", file=sys.stderr, flush=True)
-                keep()
+        places = [(rule, name) for rule in options.rules for name in options.columns]
+        for row in side_by_side(partial(digits_row, options.seeds, options.digits_rounds), places, options.jobs):
+            digits.append(row)
+            keep()
     if "gpt" in tables:
         base = JobSpec(name="attacks", data=bytes(32), rounds=options.rounds, audit_rate=options.audit_rate)
+        base = with_settings(base, options.set)
         with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
-            text = text_file(options.text, Path(folder))
-            for peers in options.peers:
-                others = list(gpt)
-                for found in gpt_rows(with_settings(base, options.set), text, peers, options.attacks, options.seeds):
-                    gpt[:] = [*others, *found]
-                    keep()
+            runs: dict[tuple[int, str, str], list[Run]] = {}
+            work = partial(gpt_runs, base, text_file(options.text, Path(folder)), options.attacks)
+            for found in side_by_side(work, list(product(options.peers, options.seeds)), options.jobs):
+                for run in found:
+                    runs.setdefault((run[0].peers, run[0].attack, run[0].audit), []).append(run)
+                gpt[:] = [gpt_row(base, each) for each in runs.values()]
+                keep()
     console = Console(width=130)
     shown = ((digits_table, digits), (gpt_table, gpt), (detection_table, detection))
     for table, rows in shown:

@@ -13,8 +13,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import grid
+from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import write
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.tuning import with_settings
@@ -277,6 +279,13 @@ def untuned(method: Method) -> Tuning:
     return Tuning({name: values[len(values) // 2] for name, values in method.grid.items()})
 
 
+def numbered(budget: Budget, seeds: Sequence[int], tuned: bool, number: int) -> Row:
+    """The row of one of `METHODS`, which no other process could be given."""
+    row = measure(METHODS[number], budget, seeds, tuned)
+    print(f"{row.name} H={row.local_steps}: {row.heldout_nats:.3f} nats", file=sys.stderr, flush=True)
+    return row
+
+
 def measure(method: Method, budget: Budget, seeds: Iterable[int], tuned: bool) -> Row:
     tuning = tune(method, budget) if tuned else untuned(method)
     runs = [method.run(budget, seed, tuning.best) for seed in seeds]
@@ -323,11 +332,12 @@ def main() -> int:
     parser.add_argument("--no-tuning", dest="tuned", action="store_false", help="the middle of each grid, untried")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="methods whose name holds one of these")
     parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
+    parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
     options = parser.parse_args()
     if options.steps % STEPS_MULTIPLE:
         parser.error(f"--steps {options.steps} is not a multiple of {STEPS_MULTIPLE}")
-    methods = [m for m in METHODS if not options.only or any(word in m.name for word in options.only)]
+    methods = [i for i, m in enumerate(METHODS) if not options.only or any(word in m.name for word in options.only)]
     if not methods:
         parser.error(f"--only {' '.join(options.only)} is in no name: {', '.join(m.name for m in METHODS)}")
     torch.set_num_threads(1)
@@ -338,9 +348,9 @@ def main() -> int:
         rows = []
         about = {"parameters": parameters, "seeds": list(options.seeds), "steps": options.steps}
         about |= {"trainers": options.trainers, "tuned": options.tuned, "set": options.set}
-        for method in methods:
-            rows.append(row := measure(method, budget, options.seeds, options.tuned))
-            print(f"{row.name} H={row.local_steps}: {row.heldout_nats:.3f} nats", file=sys.stderr, flush=True)
+        work = partial(numbered, budget, options.seeds, options.tuned)
+        for row in side_by_side(work, methods, options.jobs):
+            rows.append(row)
             write(options.json, started, {**about, "rows": [asdict(row) for row in rows]})
     show(rows, budget, parameters)
     return conclude(verdicts(rows, options.tuned))
