@@ -29,8 +29,8 @@ from ledger.store import Store, StoredRound
 from peer.eventlog import EventLog
 from peer.node import AppliedBlock, Do, Item, Node, RoundChange, RoundClosed
 from peer.roles.base import Role
+from peer.rounds import Measured, Rounds
 from peer.rounds import Outcome as Said
-from peer.rounds import Rounds
 from peer.transfer import Snapshots, first_disproved, is_about_snapshots
 from peer.witness import Witness, why_disputed
 from peer.workshop import Workshop
@@ -110,12 +110,12 @@ class Driver:
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _Restores | None = None
 
-    def _restored_node(self) -> Node:
+    def _restored_node(self, measured: Measured | None = None) -> Node:
         """As the store says that this peer stopped."""
         ledger = self._restored_ledger()
         spoken = partial(self.store.round_votes, self.signer.public)
         restart = restart_of(self.store, ledger.state.height)
-        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, self._anchor_height)
+        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, self._anchor_height, measured)
 
     def _restored_ledger(self) -> Ledger:
         encoded = self.store.state()
@@ -314,12 +314,12 @@ class Driver:
         await restores.done.wait()
 
     async def _take_over(self, restores: _Restores) -> None:
-        """Installs a snapshot, and begins anew from the disk, as after a restart of the process."""
+        """Installs a snapshot, and begins anew from the disk, as after a restart, but knowing how long rounds take."""
         self._restores = None
         self._applying.cancel()
         await self._applying_ended.wait()
         await trio.to_thread.run_sync(self._install, restores.restored, restores.links)
-        self.node = self._restored_node()
+        self.node = self._restored_node(self.node.rounds.measured)
         self.workshop.follow(self.rounds)
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._apply_decided)

@@ -24,8 +24,8 @@ from ledger.state import Rules, State, Transition
 from ledger.transactions import Refused
 from peer.early import RoundKey, RoundMessage
 from peer.recall import Recall
+from peer.rounds import Measured, Rounds
 from peer.rounds import Outcome as Said
-from peer.rounds import Rounds
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, short_id, sign
@@ -120,7 +120,8 @@ class Node:
     `ledger` holds the last applied state, `restart` what the journal had. Decided heights in the journal above the applied one
     must be applied first thing, each with an `AppliedBlock`. `spoken(job, round)` reads from disk what this key signed in a
     round: {message tag: signed}; it is called when a round opens. `verifier` is asked about every signature outside the
-    transition rules; give the one that `rules` has, and a caching one. `anchor_height` is as for `Replica`.
+    transition rules; give the one that `rules` has, and a caching one. `anchor_height` is as for `Replica`,
+    `measured` what the node knew whose state this one's replaces.
 
     The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
     passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.turn.persist`, then `deliver`.
@@ -137,11 +138,12 @@ class Node:
         verifier: Verifier,
         spoken: Callable[[bytes, int], Mapping[str, Signed]],
         anchor_height: int = 0,
+        measured: Measured | None = None,
     ) -> None:
         self.me = signer.public
         self.chain_id = rules.chain_id
         self.rules, self.ledger = rules, ledger
-        self.rounds = Rounds(signer, self.chain_id, ledger.books)
+        self.rounds = Rounds(signer, self.chain_id, ledger.books, measured)
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
         self.heard: tuple[tuple[bytes, RoundMessage], ...] = ()  # round messages that began to count in the last turn, by signer
         self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
@@ -57,22 +57,40 @@ class _Return:
     waits: int = 0  # for how many rounds it was waited for
 
 
+@dataclass(slots=True)
+class Measured:
+    """What this peer knows from former rounds about how long what takes. No state that replaces another makes it untrue."""
+
+    replays: list[float] = field(default_factory=list)  # seconds of recent re-executions
+    audits: list[float] = field(default_factory=list)  # seconds that the re-executors' ballots took in recent rounds
+    # By job, of recent rounds: what a majority of the awaited trainers took, and who they all were.
+    paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = field(default_factory=dict)
+    returns: dict[bytes, dict[bytes, _Return]] = field(default_factory=dict)  # by job, of the trainers that are not awaited
+    begun: dict[bytes, float] = field(default_factory=dict)  # by job: when its last round was opened here
+
+    def follow(self, running: Container[bytes]) -> None:
+        self.paces = {key: paces for key, paces in self.paces.items() if key in running}
+        self.returns = {key: returns for key, returns in self.returns.items() if key in running}
+        self.begun = {key: begun for key, begun in self.begun.items() if key in running}
+
+    def learn(self, key: bytes, closed: RoundBook) -> None:
+        # Zero: the ballots were there before the round opened here. Where an awaited trainer was absent, they waited for that.
+        if closed.audited and closed.delivered >= closed.awaited:
+            self.audits = [*self.audits, closed.audited][-MEASURED_MAX:]
+        if closed.pace:  # zero, too: they were there before
+            self.paces[key] = [*self.paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
+
+
 class Rounds:
     """Keeps `books` (shared with the ledger, which closes rounds from them) in step with the applied state."""
 
-    def __init__(self, signer: Signer, chain_id: bytes, books: dict[bytes, RoundBook]) -> None:
+    def __init__(self, signer: Signer, chain_id: bytes, books: dict[bytes, RoundBook], measured: Measured | None = None) -> None:
         self._signer, self._chain_id = signer, chain_id
-        self.books = books
+        self.books, self.measured = books, measured or Measured()
         self._finished: Set[bytes] = frozenset()  # jobs for which nothing can come any more
         self._opened: dict[bytes, int] = {}  # of each book: the height that gave the round to its voters
         self._replaced: dict[bytes, RoundBook] = {}  # of rounds that are given to others, until they are opened again
         self._early = Early(signer.public)
-        self._replays: list[float] = []  # seconds of recent re-executions
-        self._audits: list[float] = []  # seconds that the re-executors' ballots took in recent rounds
-        # By job, of recent rounds: what a majority of the awaited trainers took, and who they all were.
-        self._paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = {}
-        self._returns: dict[bytes, dict[bytes, _Return]] = {}  # by job, of the trainers that are not awaited
-        self._begun: dict[bytes, float] = {}  # by job: when its last round was opened here
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
         self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
@@ -88,27 +106,18 @@ class Rounds:
         now = {(key, job.round) for key, job in running.items()}
         renewed = {(key, number) for key, number in before & now if running[key].opened != self._opened[key]}
         for key, _ in before - now:
-            self._learn(key, self.books.pop(key))
+            self.measured.learn(key, self.books.pop(key))
         for key, _ in renewed:
             self._replaced[key] = self.books.pop(key)
         for key, _ in before - now | renewed:
             self._sought.pop(key, None)
         self._finished = state.jobs.jobs.keys() - running.keys()
         self._nonces.follow(state)
-        self._paces = {key: paces for key, paces in self._paces.items() if key in running}
-        self._returns = {key: returns for key, returns in self._returns.items() if key in running}
-        self._begun = {key: begun for key, begun in self._begun.items() if key in running}
+        self.measured.follow(running)
         self._early.follow(state)
         self.muted &= now
         self._to_publish = {key: proposal for key, proposal in self._to_publish.items() if key in now}
         return sorted(now - before | renewed), sorted(before - now | renewed)
-
-    def _learn(self, key: bytes, closed: RoundBook) -> None:
-        # Zero: the ballots were there before the round opened here. Where an awaited trainer was absent, they waited for that.
-        if closed.audited and closed.delivered >= closed.awaited:
-            self._audits = [*self._audits, closed.audited][-MEASURED_MAX:]
-        if closed.pace:  # zero, too: they were there before
-            self._paces[key] = [*self._paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
 
     def open(
         self,
@@ -125,11 +134,9 @@ class Rounds:
         """
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
-        paces = self._paces.get(key, [])
-        usual = _usual([pace for pace, _ in paces]) if paces else None
-        trainers = frozenset[bytes]().union(*(who for _, who in paces))
+        usual, trainers = self._usual_pace(key, job, terms)
         returning = self._returning(key, terms, heard)
-        self._begun[key] = now
+        self.measured.begun[key] = now
         timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual, trainers, returning)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
@@ -145,6 +152,17 @@ class Rounds:
                 continue  # it came before we could know that it does not belong
         return outcome
 
+    def _usual_pace(self, key: bytes, job: Job, terms: RoundTerms) -> tuple[float | None, frozenset[bytes]]:
+        """What a majority of the trainers took in former rounds, and who they were: None where nobody can know.
+
+        Who has just come back has measured nothing, but if the job accepts updates then the others have: who waited longer than
+        they do would be what their rounds wait for.
+        """
+        paces = self.measured.paces.get(key, [])
+        if not paces:
+            return (0.0 if job.accepted else None), terms.trainers
+        return _usual([pace for pace, _ in paces]), frozenset[bytes]().union(*(who for _, who in paces))
+
     def _returning(self, key: bytes, terms: RoundTerms, heard: Mapping[bytes, float]) -> frozenset[bytes]:
         """The trainers that are alive although not awaited, each half as often after every time in vain.
 
@@ -153,11 +171,13 @@ class Rounds:
         Whoever came back, or is slower than the others, would else have to be faster than all of them to be accepted again.
         A voter that said nothing since the last round was opened has stopped; other trainers have nothing to say meanwhile.
         """
-        before = self._returns.get(key, {})
-        returns = self._returns[key] = {trainer: before.get(trainer) or _Return() for trainer in terms.trainers - terms.awaited}
+        before = self.measured.returns.get(key, {})
+        returns = self.measured.returns[key] = {
+            trainer: before.get(trainer) or _Return() for trainer in terms.trainers - terms.awaited
+        }
         returning = set()
         for trainer, entry in returns.items():
-            since = self._begun.get(key, math.inf) if trainer in terms.voters else -math.inf
+            since = self.measured.begun.get(key, math.inf) if trainer in terms.voters else -math.inf
             if trainer != self._signer.public and heard.get(trainer, -math.inf) <= since:
                 continue
             entry.alive += 1
@@ -181,9 +201,9 @@ class Rounds:
         """How long judging every proposal takes. Who re-executes nothing knows it from the ballots of those who do."""
         if not terms.audited:
             return len(terms.trainers) * CHECK_SECONDS
-        if self._audits and self._signer.public not in terms.auditors:
-            return _usual(self._audits)
-        return len(terms.trainers) * (median(self._replays) if self._replays else REPLAY_SECONDS_START)
+        if self.measured.audits and self._signer.public not in terms.auditors:
+            return _usual(self.measured.audits)
+        return len(terms.trainers) * (median(self.measured.replays) if self.measured.replays else REPLAY_SECONDS_START)
 
     # Messages in
 
@@ -250,7 +270,7 @@ class Rounds:
     def judge(self, key: RoundKey, trainer: bytes, verdict: Verdict, seconds: float | None, now: float) -> None:
         book = self.books.get(key[0])
         if seconds is not None:
-            self._replays = [*self._replays, seconds][-MEASURED_MAX:]
+            self.measured.replays = [*self.measured.replays, seconds][-MEASURED_MAX:]
         if book is not None and book.terms.round == key[1]:
             book.judge(trainer, verdict, now)
 

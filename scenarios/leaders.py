@@ -50,7 +50,8 @@ async def kill_leader(peers: Network, trial: Trial) -> None:
         "second views": str(len(views)),
     }
     _judge(trial, normal, following)
-    trial.require(set(views) <= {last + 1, last + 2}, f"it was waited for again: views {views}, killed after height {last}")
+    # Killed right after its block was out, it is missed when it would lead the next time; then not any more.
+    trial.require(len(views) <= 1, f"it was waited for again: views {views}, killed after height {last}")
     await peers.restart(leader)
     await comes_back(peers, leader, watch.peer, trial)
 

@@ -23,13 +23,21 @@ STALL_SECONDS_MAX = 120.0  # nothing here takes that long: whatever is being wai
 
 
 async def in_order(peers: Network) -> int:
-    """Returns the first round from which on everybody takes part: each honest trainer accepted, two rounds in a row."""
+    """Returns the first round from which on everybody takes part: each honest trainer accepted, two rounds in a row.
+
+    All honest peers must know of that: the last round of one that is behind is of before it was hurt.
+    """
     trainers = {peer_id(peer.identity.public) for peer in peers.honest if peer.trains}
     while True:
-        last = await peers.demo.watched.client.rounds(2)
-        if len(last) == 2 and all(view.verdicts.get(key) == "accept" for view in last for key in trainers):
-            return last[-1].round + 1
+        seen = [await peer.client.rounds(2) for peer in peers.honest]
+        newest = max((last[-1].round for last in seen if last), default=0)
+        if all(len(last) == 2 and last[-1].round >= newest - 1 and _all_accepted(last, trainers) for last in seen):
+            return newest + 1
         await trio.sleep(0.1)
+
+
+def _all_accepted(views: list[RoundView], trainers: set[str]) -> bool:
+    return all(view.verdicts.get(key) == "accept" for view in views for key in trainers)
 
 
 async def usual(peers: Network, first: int) -> float:

@@ -513,14 +513,37 @@ def test_what_one_job_learned_is_not_said_of_another_nor_kept_when_it_ends(chain
         in_minority(rounds, chain, key, NOW)
         closes_at_pace(rounds, chain, key, NOW, 4.0)
     assert in_minority(rounds, chain, chain.start(replace(LANGUAGE, name="next")), NOW) == LANGUAGE.proposal_seconds
-    assert rounds._paces == {}
+    assert rounds.measured.paces == {}
 
 
 def test_a_round_without_a_majority_teaches_nothing(chain: Chain) -> None:
     rounds, key = rounds_of(chain), chain.start(replace(LANGUAGE, rounds=3))
     in_minority(rounds, chain, key, NOW)
     chain.play(key)
-    assert in_minority(rounds, chain, key, NOW) == LANGUAGE.proposal_seconds
+    in_minority(rounds, chain, key, NOW)
+    assert rounds.measured.paces == {}
+
+
+def test_who_has_learned_nothing_waits_as_the_others_do_once_a_job_accepts_updates(chain: Chain) -> None:
+    """Else one peer that has just come back, and the loss of another, make each round as long as the job allows."""
+    key = chain.start(replace(LANGUAGE, rounds=3))
+    chain.play(key)
+    back = rounds_of(chain)
+    assert in_minority(back, chain, key, NOW) == ballots.MINORITY_SECONDS_MIN
+    assert back.books[key].timers.usual_trainers == {person.public for person in chain.people}, "who was usual is not known"
+    late = rounds_of(chain)
+    open_all(late, chain)
+    late.deliver((key, 1), chain.people[0].public, NOW + 19)
+    assert late.books[key].proposals_seconds == ballots.PROPOSALS_FACTOR * 19
+
+
+def test_what_was_measured_outlives_a_state_that_a_snapshot_replaced(chain: Chain) -> None:
+    before, key = rounds_of(chain), chain.start(replace(LANGUAGE, rounds=3))
+    in_minority(before, chain, key, NOW)
+    closes_at_pace(before, chain, key, NOW, 4.0)
+    before.follow(chain.ledger.state)
+    after = Rounds(chain.people[0], chain.id, {}, before.measured)
+    assert in_minority(after, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0
 
 
 @pytest.mark.parametrize(("here", "expected"), [(4, 11.0), (3, 2.0)])

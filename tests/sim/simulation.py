@@ -32,6 +32,7 @@ from ledger.state import Rules, State
 from ledger.transactions import Refused
 from peer.early import RoundKey
 from peer.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
+from peer.rounds import Measured
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Signed, Signer
@@ -187,9 +188,9 @@ class Peer:
         self._apply_next()
         self.after(0.05, self.submit)
 
-    def _new_node(self, ledger: Ledger, restart: Restart) -> Node:
+    def _new_node(self, ledger: Ledger, restart: Restart, measured: Measured | None = None) -> Node:
         anchor_height = self.anchor.height if self.anchor else 0
-        return Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken, anchor_height)
+        return Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken, anchor_height, measured)
 
     def _applied_state(self) -> tuple[State, bytes]:
         if not self.disk.applied:
@@ -228,7 +229,7 @@ class Peer:
         self.is_wrong = False
         state, root = self._applied_state()
         ledger = Ledger(self.rules, state, root)
-        self.node = self._new_node(ledger, restart_of(self.disk, state.height))
+        self.node = self._new_node(ledger, restart_of(self.disk, state.height), self.node.rounds.measured)
         self.author.auditor.started(self.node)
         self.judging, self.applying, self.waking, self.deadline = set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
