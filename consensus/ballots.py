@@ -66,7 +66,8 @@ class RoundTimers:
 
     proposals_max: float  # T1 at most
     replays: float  # T2 − T1: re-executing every trainer's proposal
-    proposals_usual: float | None = None  # by then a majority of the awaited was here in the last rounds; None: first round
+    # By then a majority of the awaited was here in the last rounds; 0: not measured by this peer, None: by nobody yet.
+    proposals_usual: float | None = None
     usual_trainers: frozenset[bytes] = frozenset()  # that were awaited in them
     returning: frozenset[bytes] = frozenset()  # not awaited by the ledger, but alive: T1 is for them too, this time
 
@@ -268,15 +269,20 @@ class RoundBook:
         """T1. The first of a minority counts too: where everybody is slower than before, it must not be accepted alone.
 
         A minority is also who was usual before: where the last round could accept only a few, only those few are awaited.
+        Who has measured nothing and trains itself is no quicker than its own worker, which may only be starting.
         """
         usual, pace = self.timers.proposals_usual, self.pace
         if pace is not None:
             seconds = max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
-        elif self.latest is not None and usual is not None:
+        elif self.latest is not None and usual is not None and (usual or not self._is_behind):
             seconds = max(MINORITY_SECONDS_MIN, MINORITY_FACTOR * usual, PROPOSALS_FACTOR * self.latest)
         else:
             seconds = self.timers.proposals_max
         return min(self.timers.proposals_max, seconds)
+
+    @property
+    def _is_behind(self) -> bool:
+        return self.me in self.terms.trainers and self.me not in self.delivered
 
     @property
     def _times(self) -> tuple[float, float, float, float]:

@@ -422,6 +422,19 @@ def test_quick_rounds_do_not_make_a_minority_hasty_and_the_job_has_the_last_word
         assert mine.proposals_seconds == expected
 
 
+def test_who_measured_nothing_and_has_no_update_of_its_own_yet_waits_for_its_worker() -> None:
+    """After a restart of all, workers start: whoever needs none, and lies, must not be accepted alone."""
+    back = RoundTimers(60.0, 30.0, proposals_usual=0.0)
+    trains, votes = book(1, terms(trainers=3), back), book(3, terms(trainers=3), back)
+    for mine in (trains, votes):
+        hear_proposal(mine, 0, now=OPENED + 1)
+    assert (trains.proposals_seconds, votes.proposals_seconds) == (60.0, ballots.MINORITY_SECONDS_MIN)
+    late = book(1, terms(trainers=4), back)
+    for trainer in (0, 1):
+        hear_proposal(late, trainer, now=OPENED + 8)
+    assert late.proposals_seconds == ballots.PROPOSALS_FACTOR * 8
+
+
 def test_the_pace_has_a_floor_a_ceiling_and_does_not_hear_trainers_that_nobody_awaits() -> None:
     fast, slow, strange = (book(3, terms(trainers=3, awaited=1)) for _ in range(3))
     hear_proposal(fast, 0, now=OPENED + 0.01)
