@@ -78,10 +78,11 @@ async def takes_part(peer: DemoPeer, asked: DemoPeer) -> bool:
 
 
 async def goes_on(asked: DemoPeer, rounds: int) -> None:
-    """Returns when that many more rounds are closed. Raises `trio.TooSlowError`."""
+    """Returns when that many more rounds are closed, from round 0 on if none is yet. Raises `trio.TooSlowError`."""
     watch = Watch(asked)
     with trio.fail_after(STALL_SECONDS_MAX):
-        await watch.until_round((await asked.client.rounds(1))[-1].round + rounds)
+        last = await asked.client.rounds(1)
+        await watch.until_round((last[-1].round if last else -1) + rounds)
 
 
 async def comes_back(peers: Network, peer: DemoPeer, asked: DemoPeer, trial: Trial) -> None:
