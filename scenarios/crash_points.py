@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from random import Random
 
 import trio
@@ -237,7 +238,9 @@ async def run(options: argparse.Namespace) -> int:
     for side in ("before", "after"):  # a liar is found out once
         point = f"{side}-append-evidence"
         if point in chosen(options.only):
-            one = argparse.Namespace(**{**vars(options), "json": options.json and f"{options.json}.{side}-evidence"})
+            one = argparse.Namespace(**vars(options))
+            if options.json:
+                one.json = str(Path(options.json).with_stem(f"{Path(options.json).stem}-{side}-evidence"))
             if options.keep:
                 one.keep = options.keep / f"{side}-evidence"
             attempt, dress = (point, partial(crash_with_proof, point)), partial(arm, point)
