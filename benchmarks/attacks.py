@@ -1,10 +1,11 @@
 """What liars can do: `python -m benchmarks.attacks --json FILE`.
 
 Three tables. Digits: a small network on handwritten digits, 13 trainers, the accuracy under the worst of the attacks that no
-check can see, for every aggregation rule (the plain mean as the negative control), without any audit; rules that are there only
-for comparison get the first seed alone. GPT: every attack of the suite on a language model, with audits full, sampled and off,
-against a clean run of the honest trainers alone. Detection: how soon sampled audits, at the rate of each preset, suspend who
-cheats in two of five steps, or in one of a round, and what they replay; nothing is trained for it.
+check can see, for every aggregation rule (the plain mean as the negative control), without any audit; the worst is over means of
+the seeds, and rules that are there only for comparison get the first seed alone, as their rows say. GPT: every attack of the
+suite on a language model, with audits full, sampled and off, against a clean run of the honest trainers alone. Detection: how
+soon sampled audits, at the rate of each preset, suspend who cheats in two of five steps, or in one of a round, and what they
+replay; nothing is trained for it. `--resume` goes on where an ended run of the same commit and settings has left its file.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -29,11 +31,13 @@ from benchmarks import attacks_gpt as on_gpt
 from benchmarks.attack_suite import ATTACKS
 from benchmarks.attacks_detection import Detection
 from benchmarks.parallel import JOBS, side_by_side
-from benchmarks.provenance import write
+from benchmarks.provenance import earlier, write
 from benchmarks.simulated import text_file
 from benchmarks.tuning import with_settings
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
+from peer.demo import end_like_ctrl_c
+from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training.spec import Audit, JobSpec, Rule
 
@@ -45,6 +49,7 @@ AUDIT_RATE = 0.2  # with two auditors: .4 replayed steps for each accepted propo
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
 ACCURACY_MIN, ACCURACY_AIM, BITS_MAX = 93.0, 96.0, 0.3
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
+SMALL = "IID top 1/28"
 COLLAPSED = 50.0  # per cent: the plain mean must not be better under its worst attack
 
 
@@ -52,13 +57,18 @@ COLLAPSED = 50.0  # per cent: the plain mean must not be better under its worst 
 class Digits:
     column: str
     rule: str
-    bits_per_parameter: float
+    bits_per_parameter: float  # without the header of a payload
+    bits_with_header: float
     accuracy: dict[str, float]  # by attack, per cent, mean over the seeds
     by_seed: dict[str, list[float]]
 
     @property
     def worst(self) -> float:
         return min(self.accuracy.values())
+
+    @property
+    def seeds(self) -> int:
+        return len(self.by_seed[on_digits.ATTACKS[0]])
 
 
 @dataclass
@@ -77,7 +87,17 @@ class Gpt:
     found: dict[str, float]  # with sampled audits: share of the accepted lies in which that kind of liar is found
 
 
-Run = tuple[on_gpt.Outcome, float]  # and the held-out loss of the clean run
+@dataclass
+class Run:
+    """Of one attack under one kind of audit, with one seed."""
+
+    seed: int
+    clean_nats: float  # held-out loss of the clean run
+    outcome: on_gpt.Outcome
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        return (self.outcome.peers, self.seed, self.outcome.attack)
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -89,29 +109,43 @@ def digits_row(seeds: Sequence[int], rounds: int, place: tuple[Rule, str]) -> Di
         seeds = seeds[:1]
     runs = {name: [on_digits.run(column, rule, name, seed, rounds) for seed in seeds] for name in on_digits.ATTACKS}
     by_seed = {name: [outcome.accuracy for outcome in found] for name, found in runs.items()}
-    bits = max(outcome.bits_per_parameter for found in runs.values() for outcome in found)
+    outcomes = [outcome for found in runs.values() for outcome in found]
+    bits = max(outcome.bits_per_parameter for outcome in outcomes), max(outcome.bits_with_header for outcome in outcomes)
     print(f"digits {rule.value} {column.name}", file=sys.stderr, flush=True)
-    return Digits(column.name, rule.value, bits, {name: statistics.mean(found) for name, found in by_seed.items()}, by_seed)
+    return Digits(column.name, rule.value, *bits, {name: statistics.mean(found) for name, found in by_seed.items()}, by_seed)
 
 
-def gpt_runs(base: JobSpec, text: Path, attacks: Sequence[str], place: tuple[int, int]) -> list[Run]:
-    """Of so many peers and this seed: every attack under every kind of audit."""
-    peers, seed = place
+@lru_cache(maxsize=1)  # tasks of one world follow each other
+def clean_world(base: JobSpec, text: Path, peers: int, seed: int) -> tuple[on_gpt.World, float]:
+    """What all attacks of so many peers with this seed share, and the held-out loss of the clean run."""
     liars = faults_tolerated(peers)
     world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
-    clean = on_gpt.attacked(world, on_gpt.CLEAN, Audit.OFF).heldout_nats
+    return world, on_gpt.attacked(world, on_gpt.CLEAN, Audit.OFF).heldout_nats
+
+
+def gpt_runs(base: JobSpec, text: Path, place: tuple[int, int, str]) -> list[Run]:
+    """One attack of so many peers with this seed, under every kind of audit."""
+    peers, seed, attack = place
+    world, clean = clean_world(base, text, peers, seed)
     runs = []
-    for attack in attacks:
-        for audit in Audit:
-            runs.append((outcome := on_gpt.attacked(world, attack, audit), clean))
-            said = f"gpt n={peers} seed {seed} {attack}, audits {audit}: {outcome.heldout_nats / clean:.3f} of clean"
-            print(said, file=sys.stderr, flush=True)
+    for audit in Audit:
+        runs.append(Run(seed, clean, outcome := on_gpt.attacked(world, attack, audit)))
+        said = f"gpt n={peers} seed {seed} {attack}, audits {audit}: {outcome.heldout_nats / clean:.3f} of clean"
+        print(said, file=sys.stderr, flush=True)
     return runs
 
 
-def gpt_row(spec: JobSpec, found: list[Run]) -> Gpt:
-    outcomes = [outcome for outcome, _ in found]
-    ratios = [outcome.heldout_nats / clean for outcome, clean in found]
+def gpt_rows(spec: JobSpec, runs: Sequence[Run]) -> list[Gpt]:
+    """By peers, attack and kind of audit."""
+    places: dict[tuple[int, int, str], list[Run]] = {}
+    for run in runs:
+        places.setdefault((run.outcome.peers, ATTACKS.index(run.outcome.attack), run.outcome.audit), []).append(run)
+    return [_gpt_row(spec, places[place]) for place in sorted(places)]
+
+
+def _gpt_row(spec: JobSpec, found: list[Run]) -> Gpt:
+    outcomes = [run.outcome for run in found]
+    ratios = [run.outcome.heldout_nats / run.clean_nats for run in found]
     rejected: dict[str, int] = {}
     for outcome in outcomes:
         for reason, count in outcome.rejected.items():
@@ -147,10 +181,12 @@ def digits_table(rows: list[Digits]) -> Table:
     for rule in dict.fromkeys(row.rule for row in rows):
         found = {row.column: row for row in rows if row.rule == rule}
         cells = [f"{found[c].worst:.1f} ({found[c].accuracy['none']:.1f})" if c in found else "" for c in columns]
-        table.add_row(rule, *cells)
-    bits = {row.column: row.bits_per_parameter for row in rows}
+        seeds = min(row.seeds for row in found.values())
+        table.add_row(f"{rule}, {seeds} {'seed' if seeds == 1 else 'seeds'}", *cells)
+    largest = {row.column: row for row in rows}
     table.add_section()
-    table.add_row("bits/parameter", *(f"{bits[column]:.3f}" for column in columns))
+    table.add_row("bits/parameter", *(f"{largest[column].bits_per_parameter:.3f}" for column in columns))
+    table.add_row("header included", *(f"{largest[column].bits_with_header:.3f}" for column in columns))
     return table
 
 
@@ -201,13 +237,16 @@ def detection_table(rows: list[Detection]) -> Table:
 def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -> list[str]:
     """What must hold, and whether it did."""
     default = Rule.ARC_NNM_TRIM.value
-    small = [row for row in digits if row.rule == default and row.column.startswith("IID") and row.bits_per_parameter <= BITS_MAX]
+    small = [row for row in digits if row.rule == default and row.column == SMALL]
     means = [row for row in digits if row.rule == Rule.MEAN.value]
     full = [row for row in gpt if row.audit == Audit.FULL.value]
     found = []
     if small:
-        text = f"IID, at most {BITS_MAX} bit per parameter: worst {min(row.worst for row in small):.1f} (aim {ACCURACY_AIM})"
-        found.append(verdict(all(row.worst >= ACCURACY_MIN for row in small), text))
+        (row,) = small
+        text = f"{SMALL}: worst of all attacks ≥ {ACCURACY_MIN} (aim {ACCURACY_AIM}): {row.worst:.1f}"
+        found.append(verdict(row.worst >= ACCURACY_MIN, text))
+        text = f"{SMALL}: ≤ {BITS_MAX} bit per parameter without the header: {row.bits_per_parameter:.3f}"
+        found.append(verdict(row.bits_per_parameter <= BITS_MAX, f"{text} ({row.bits_with_header:.3f} with it)"))
     if means:
         text = f"the plain mean collapses: {max(row.worst for row in means):.1f}"
         found.append(verdict(all(row.worst < COLLAPSED for row in means), text))
@@ -243,38 +282,51 @@ def main() -> int:
     parser.add_argument("--audit-rate", type=duration, default=AUDIT_RATE, help="GPT: times two auditors")
     parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
+    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="GPT: fields of the job or of its model")
     options = parser.parse_args()
+    end_like_ctrl_c()
     torch.set_num_threads(1)
-    started, digits, gpt, detection = time.time(), list[Digits](), list[Gpt](), list[Detection]()
+    about = {"seeds": list(options.seeds), "audit_rate": options.audit_rate, "set": options.set, "rounds": options.rounds}
+    about |= {"digits_rounds": options.digits_rounds, "text": str(options.text or "built-in")}
+    try:
+        done = earlier(options.json, about) if options.resume else {}
+    except UserError as error:
+        parser.error(str(error))
+    started, detection = time.time(), list[Detection]()
+    digits = [Digits(**{name: row[name] for name in Digits.__dataclass_fields__}) for row in done.get("digits", ())]
+    runs = [Run(run["seed"], run["clean_nats"], on_gpt.Outcome(**run["outcome"])) for run in done.get("runs", ())]
+    base = with_settings(
+        JobSpec(name="attacks", data=bytes(32), rounds=options.rounds, audit_rate=options.audit_rate), options.set
+    )
     tables = (options.only,) if options.only else TABLES
 
     def keep() -> None:
-        figures = {"seeds": list(options.seeds), "audit_rate": options.audit_rate, "set": options.set}
-        figures |= {"digits": [{**asdict(row), "worst": row.worst} for row in digits], "gpt": [asdict(row) for row in gpt]}
-        write(options.json, started, {**figures, "detection": [asdict(row) for row in detection]})
+        digits.sort(key=lambda row: (list(Rule).index(Rule(row.rule)), list(COLUMNS).index(row.column)))
+        runs.sort(key=lambda run: (run.outcome.peers, ATTACKS.index(run.outcome.attack), run.seed))
+        figures: dict[str, Any] = {"digits": [{**asdict(row), "worst": row.worst} for row in digits]}
+        figures |= {"gpt": [asdict(row) for row in gpt_rows(base, runs)], "detection": [asdict(row) for row in detection]}
+        write(options.json, started, {**about, **figures, "runs": [asdict(run) for run in runs]})
 
     if "detection" in tables:
         detection += on_detection.detections(options.peers, LIARS_DRAWN)
         keep()
     if "digits" in tables:
-        places = [(rule, name) for rule in options.rules for name in options.columns]
-        for row in side_by_side(partial(digits_row, options.seeds, options.digits_rounds), places, options.jobs):
+        known = {(Rule(row.rule), row.column) for row in digits}
+        places = [place for place in product(options.rules, options.columns) if place not in known]
+        for _, row in side_by_side(partial(digits_row, options.seeds, options.digits_rounds), places, options.jobs):
             digits.append(row)
             keep()
     if "gpt" in tables:
-        base = JobSpec(name="attacks", data=bytes(32), rounds=options.rounds, audit_rate=options.audit_rate)
-        base = with_settings(base, options.set)
+        before = {run.place for run in runs}
+        tasks = [place for place in product(options.peers, options.seeds, options.attacks) if place not in before]
         with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
-            runs: dict[tuple[int, str, str], list[Run]] = {}
-            work = partial(gpt_runs, base, text_file(options.text, Path(folder)), options.attacks)
-            for found in side_by_side(work, list(product(options.peers, options.seeds)), options.jobs):
-                for run in found:
-                    runs.setdefault((run[0].peers, run[0].attack, run[0].audit), []).append(run)
-                gpt[:] = [gpt_row(base, each) for each in runs.values()]
+            work = partial(gpt_runs, base, text_file(options.text, Path(folder)))
+            for _, found in side_by_side(work, tasks, options.jobs):
+                runs += found
                 keep()
     console = Console(width=130)
-    shown = ((digits_table, digits), (gpt_table, gpt), (detection_table, detection))
+    shown = ((digits_table, digits), (gpt_table, gpt := gpt_rows(base, runs)), (detection_table, detection))
     for table, rows in shown:
         if rows:
             console.print(table(rows))

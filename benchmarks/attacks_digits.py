@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks import digits
 from benchmarks.attack_suite import VECTORS, Knowledge
+from protocol.errors import LocalProtocolError
 from training.replicated import codec
 from training.replicated.aggregate import aggregate
 from training.replicated.codec.header import HEADER_BYTES
@@ -67,7 +68,8 @@ COLUMNS = (
 @dataclass(frozen=True)
 class Outcome:
     accuracy: float  # per cent of the test images, at the end
-    bits_per_parameter: float  # the most of any update, without the header of 118 bytes
+    bits_per_parameter: float  # the most of any update, without its header, which is a few per cent only of larger models
+    bits_with_header: float  # of the same update
 
 
 class Federation:
@@ -136,8 +138,12 @@ class Federation:
 def run(column: Column, rule: Rule, attack: str, seed: int, rounds: int = ROUNDS) -> Outcome:
     federation = Federation(column, rule, attack, seed)
     for _ in range(rounds):
-        federation.round()
+        try:
+            federation.round()
+        except LocalProtocolError:
+            break  # updates have become larger than a payload can say: the model is lost
         if not np.isfinite(federation.parameters).all():
             break  # nothing can be said of it any more
     parameters = np.nan_to_num(federation.parameters)
-    return Outcome(digits.accuracy(parameters, federation.digits), 8 * federation.bytes_most / LAYOUT.size)
+    bits = [8 * size / LAYOUT.size for size in (federation.bytes_most, federation.bytes_most + HEADER_BYTES)]
+    return Outcome(digits.accuracy(parameters, federation.digits), *bits)

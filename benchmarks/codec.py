@@ -2,9 +2,11 @@
 
 One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
 same for all, and every rate below is the best of a grid, on a seed that is not reported; a grid goes on where its best lies at an
-edge, and what is left at an edge is named. Rivals: fp32 DiLoCo (arXiv:2311.08105), the format of SparseLoCo (arXiv:2508.15706:
-top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one process that sees every batch: fp32 with H=1. Bytes are those of
-one payload, header included for ours, per parameter and round.
+edge, and what is left at an edge is named. Ours are aggregated as a plain mean, like the rivals, but for the rows in which one
+may lie: those pay for the robust rule of a job with liars=1 too. Rivals: fp32 DiLoCo (arXiv:2311.08105), the format of SparseLoCo
+(arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one process that sees every batch: fp32 with H=1.
+Bytes are those of one payload, header included for ours, per parameter and round. `--resume` goes on where an ended run of the
+same commit and settings has left its file.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from rich.table import Table
 
 from benchmarks import grid
 from benchmarks.parallel import JOBS, side_by_side
-from benchmarks.provenance import write
+from benchmarks.provenance import earlier, write
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.tuning import with_settings
 from benchmarks.verdicts import conclude, verdict
+from peer.demo import end_like_ctrl_c
+from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser
 from training.compute.adamw import Settings
 from training.compute.engine import Engine
@@ -77,7 +81,7 @@ class Budget:
     def spec(self, local_steps: int, seed: int, **settings: Any) -> JobSpec:
         rounds = max(1, self.steps // local_steps)
         values = {**settings, "local_steps": local_steps, "rounds": rounds, "warmup_rounds": round(WARMUP * rounds), "seed": seed}
-        return with_settings(JobSpec(name="codec", data=bytes(32), liars=0, **values), list(self.changes))
+        return with_settings(JobSpec(name="codec", data=bytes(32), **{"liars": 0, **values}), list(self.changes))
 
 
 Tuned = Mapping[str, float]
@@ -226,14 +230,16 @@ def single(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
     return held_out_nats(engine, engine.read().copy()), 0.0
 
 
-FEDAVG_GRID = {"inner_rate": INNER_RATES, "keep": KEEP}
+FEDAVG_GRID = {"keep": KEEP, "inner_rate": INNER_RATES}
 DILOCO_GRID = {**FEDAVG_GRID, "outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
 METHODS = (
     Method(FP32_EVERY_STEP, 1, single),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
     ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),
+    ours("ours per-step 4-bit, one may lie", 1, "per-step", outer=False, bits=4, liars=1),
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
     ours(DENSE, 15, "local"),
+    ours("ours dense 1-bit, one may lie", 15, "local", liars=1),
     ours("ours sparse k=64", 15, "sparse"),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
     Method(DILOCO, 30, run_diloco(30), DILOCO_GRID),
@@ -247,7 +253,7 @@ METHODS = (
 
 @dataclass(frozen=True)
 class Tuning:
-    """The best of the grid on the tuning seed, one setting after another: first the inner rate, then each outer one."""
+    """The best of the grid on the tuning seed, one setting after another, and then the rates of the inner optimizer once more."""
 
     best: dict[str, float]
     tried: dict[str, float] = field(default_factory=dict)
@@ -256,7 +262,10 @@ class Tuning:
 
 def tune(method: Method, budget: Budget) -> Tuning:
     tuning = untuned(method)
-    for name, values in method.grid.items():
+    order = list(method.grid)
+    again = [name for name in ("keep", "inner_rate") if name in order[:-1]]  # what was chosen before any other was
+    for name in (*order, *again):
+        values = method.grid[name]
 
         def nats(value: float, name: str = name) -> float:
             settings = {**tuning.best, name: value}
@@ -270,6 +279,7 @@ def tune(method: Method, budget: Budget) -> Tuning:
         losses = grid.search(values, nats, beyond=grid.BEYOND_MAX if name in RATES else 0)
         tuning.best[name] = best = grid.best_of(losses)
         whole = name == "keep" or best == 0  # nothing lies beyond
+        tuning.edges[:] = [edge for edge in tuning.edges if edge != name]
         if grid.at_edge(losses) and not whole:
             tuning.edges.append(name)
     return tuning
@@ -333,6 +343,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="methods whose name holds one of these")
     parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
+    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
     options = parser.parse_args()
     if options.steps % STEPS_MULTIPLE:
@@ -340,17 +351,26 @@ def main() -> int:
     methods = [i for i, m in enumerate(METHODS) if not options.only or any(word in m.name for word in options.only)]
     if not methods:
         parser.error(f"--only {' '.join(options.only)} is in no name: {', '.join(m.name for m in METHODS)}")
+    end_like_ctrl_c()
     torch.set_num_threads(1)
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         budget = Budget(text_file(options.text, Path(folder)), options.steps, options.trainers, tuple(options.set))
         parameters = layout_of(budget.spec(1, 0)).size
-        rows = []
         about = {"parameters": parameters, "seeds": list(options.seeds), "steps": options.steps}
         about |= {"trainers": options.trainers, "tuned": options.tuned, "set": options.set}
+        about["text"] = str(options.text or "built-in")
+        try:
+            done = earlier(options.json, about) if options.resume else {}
+        except UserError as error:
+            parser.error(str(error))
+        names = [(method.name, method.local_steps) for method in METHODS]
+        rows = [Row(**row) for row in done.get("rows", ())]
+        known = {(row.name, row.local_steps) for row in rows}
         work = partial(numbered, budget, options.seeds, options.tuned)
-        for row in side_by_side(work, methods, options.jobs):
+        for _, row in side_by_side(work, [number for number in methods if names[number] not in known], options.jobs):
             rows.append(row)
+            rows.sort(key=lambda row: names.index((row.name, row.local_steps)))
             write(options.json, started, {**about, "rows": [asdict(row) for row in rows]})
     show(rows, budget, parameters)
     return conclude(verdicts(rows, options.tuned))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -14,11 +17,30 @@ Result = TypeVar("Result")
 JOBS = os.cpu_count() or 1
 
 
-def side_by_side(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[Result]:
-    """Results in the order of `tasks`, each computed with one thread in one of `jobs` processes; of one job, in this one."""
-    if min(jobs, len(tasks)) <= 1:
-        yield from map(work, tasks)
-        return
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when a process loads numpy
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(tasks)), torch.set_num_threads, (1,)) as pool:
-        yield from pool.imap(work, tasks)
+def side_by_side(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Result]]:
+    """(place in `tasks`, result) as they come, each computed with one thread in one of `jobs` processes; of one job, in this one.
+
+    A task that fails leaves the others: what they met is raised after the last result, as a `RuntimeError` with their traces.
+    """
+    failures, attempts = list[str](), partial(_attempt, work)
+    with ExitStack() as stack:
+        if min(jobs, len(tasks)) <= 1:
+            found = map(attempts, enumerate(tasks))
+        else:
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when a process loads numpy
+            context = multiprocessing.get_context("spawn")
+            pool = stack.enter_context(context.Pool(min(jobs, len(tasks)), torch.set_num_threads, (1,)))
+            found = pool.imap_unordered(attempts, list(enumerate(tasks)))
+        for number, results, failure in found:
+            failures += [failure] if failure else []
+            yield from ((number, result) for result in results)
+    if failures:
+        raise RuntimeError("\n".join(failures))
+
+
+def _attempt(work: Callable[[Task], Result], numbered: tuple[int, Task]) -> tuple[int, list[Result], str]:
+    number, task = numbered
+    try:
+        return number, [work(task)], ""
+    except Exception:
+        return number, [], f"{task}:\n{traceback.format_exc()}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dispatch import REPOSITORY
+from protocol.errors import UserError
 
 
 def provenance(started: float) -> dict[str, Any]:
@@ -36,6 +37,22 @@ def write(file: Path | None, started: float, figures: Mapping[str, Any]) -> None
     part = file.with_name(file.name + ".part")
     part.write_text(json.dumps({**provenance(started), **figures}, indent=1) + "\n")
     part.replace(file)
+
+
+def earlier(file: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What an ended run left in `file`, to go on with; nothing if there is none.
+
+    Raises `UserError` if it was another commit's, or not of the settings `about`.
+    """
+    if file is None or not file.exists():
+        return {}
+    found: dict[str, Any] = json.loads(file.read_text())
+    for name, value in {"commit": _commit(), **json.loads(json.dumps(about))}.items():
+        if found.get(name) != value:
+            raise UserError(
+                f"{file}: its {name} is {found.get(name)!r}, not {value!r}: name another file, or begin without --resume"
+            )
+    return found
 
 
 def _commit() -> str:
