@@ -17,6 +17,13 @@ from protocol.errors import RemoteProtocolError
 from training.replicated.layout import Float32Array, Layout, Tensor, layout_of
 from training.spec import Inner, JobSpec
 
+# Beside the root of AdamW's second moments. Not 1e-8: rounding would then turn the step of a parameter whose gradient is that
+# small, and honest replays on other processors would differ by more than a job tolerates (decision 42).
+ADAMW_EPSILON = 1e-6
+# Muon's polynomial, of its blog post: singular values of 0.7..1.2 after five steps, from 0.002 up.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+MUON_EPSILON = 1e-7  # keeps a gradient of nothing but zeros from dividing by zero
 _STEPS = struct.Struct("<Q")
 
 
@@ -74,6 +81,44 @@ def slots(spec: JobSpec) -> dict[str, slice]:
         rest = sum(tensor.size for tensor in others(layout))
         return {"momentum": slice(0, layout.size), "second": slice(layout.size, layout.size + rest)}
     return {"first": slice(0, layout.size), "second": slice(layout.size, 2 * layout.size)}
+
+
+def directions(inner: InnerState, spec: JobSpec) -> Float32Array:
+    """Where the moments alone would move each parameter, at rate 1 and without decay: shape (parameters,).
+
+    AdamW divides the first moments by the roots of the second ones, Muon makes momentum orthogonal: what is small in a moment can
+    be large here, and this is what moves the parameters. The number of steps is 1 or more.
+    """
+    layout = layout_of(spec)
+    if spec.inner is not Inner.MUON:
+        first, second = (inner.moments[part] for part in slots(spec).values())
+        return _adamw_direction(first, second, inner.steps, spec)
+    momentum, second = (inner.moments[part] for part in slots(spec).values())
+    found, start = np.empty_like(momentum), 0
+    for tensor in others(layout):
+        rest = second[start : start + tensor.size]
+        found[tensor.elements] = _adamw_direction(momentum[tensor.elements], rest, inner.steps, spec)
+        start += tensor.size
+    for tensor in hidden_matrices(layout):
+        found[tensor.elements] = _orthogonal(momentum[tensor.elements].reshape(tensor.shape)).ravel()
+    return found
+
+
+def _adamw_direction(first: Float32Array, second: Float32Array, steps: int, spec: JobSpec) -> Float32Array:
+    corrections = np.float32(1 - spec.beta1**steps), np.float32(1 - spec.beta2**steps)
+    root = np.sqrt(second / corrections[1]) + np.float32(ADAMW_EPSILON)
+    return np.asarray(first / corrections[0] / root, dtype=np.float32)
+
+
+def _orthogonal(matrix: Float32Array) -> Float32Array:
+    """As `training.compute.muon.orthogonal`, in numpy."""
+    a, b, c = map(np.float32, NEWTON_SCHULZ)
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = wide / (np.linalg.norm(wide) + np.float32(MUON_EPSILON))
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = x @ x.T
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return np.asarray(x.T if matrix.shape[0] > matrix.shape[1] else x, dtype=np.float32)
 
 
 def hidden_matrices(layout: Layout) -> list[Tensor]:

@@ -23,12 +23,13 @@ import numpy as np
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError
-from training.inner_state import InnerState, float32_bytes, inner_bytes, slots
+from training.inner_state import InnerState, directions, float32_bytes, inner_bytes, slots
 from training.replicated.layout import BLOCK, Float32Array, layout_of
 from training.spec import LOCAL_STEPS_MAX, JobSpec
 
 RELATIVE_ERROR_MAX = 1e9  # what is reported for anything larger, and for values that are not numbers
 STATE_DIGESTS_BYTES_MAX = 69  # of one state in an encoded trace
+NOTHING = np.float32(0)
 FileOf = Callable[[bytes], Path]  # where the file of a digest is
 TrainingState = tuple[Float32Array, InnerState]  # parameters, and the inner optimizer's state beside them
 
@@ -170,24 +171,37 @@ class States:
 def step_error(before: TrainingState, committed: TrainingState, replayed: TrainingState, spec: JobSpec) -> float:
     """By how much a committed state differs from the replayed one, relative to what the step changed.
 
-    The largest ‖committed − replayed‖ / ‖replayed − before‖ of the parameters and each moment; `RELATIVE_ERROR_MAX` for other
-    counts of steps and values that are not numbers.
+    The largest ‖committed − replayed‖ / ‖replayed − before‖ of the parameters, the first moments and the roots of the second
+    ones, and ‖committed − replayed‖ / ‖replayed‖ of the directions that the moments give; `RELATIVE_ERROR_MAX` for another count
+    of steps and values that are not numbers.
     """
     if committed[1].steps != replayed[1].steps:
         return RELATIVE_ERROR_MAX
-    parts = [(before[0], committed[0], replayed[0])]
-    for part in slots(spec).values():
-        parts.append((before[1].moments[part], committed[1].moments[part], replayed[1].moments[part]))
-    return max(ratio(distance(theirs, own), distance(own, start)) for start, theirs, own in parts)
+    start, theirs, own = (_moments(state[1], spec) for state in (before, committed, replayed))
+    parts = [(before[0], committed[0], replayed[0]), *zip(start, theirs, own, strict=True)]
+    moved = max(ratio(distance(theirs, own), distance(own, start)) for start, theirs, own in parts)
+    return max(moved, _turned(committed[1], replayed[1], spec))
 
 
 def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
-    """The largest ‖committed − replayed‖ / ‖replayed‖ of a moment."""
+    """The largest ‖committed − replayed‖ / ‖replayed‖ of the first moments, the roots of the second ones, and the directions."""
     if committed.steps != replayed.steps:
         return RELATIVE_ERROR_MAX
-    zero = np.float32(0)
-    moments = [(committed.moments[part], replayed.moments[part]) for part in slots(spec).values()]
-    return max(ratio(distance(theirs, own), distance(own, zero)) for theirs, own in moments)
+    moments = zip(_moments(committed, spec), _moments(replayed, spec), strict=True)
+    apart = max(ratio(distance(theirs, own), distance(own, NOTHING)) for theirs, own in moments)
+    return max(apart, _turned(committed, replayed, spec))
+
+
+def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
+    """Second ones by their roots: they are squares, of which a norm sees only the largest."""
+    with np.errstate(all="ignore"):  # a liar's may be negative: their roots are no numbers, and those are far away
+        return [np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in slots(spec).items()]
+
+
+def _turned(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
+    with np.errstate(all="ignore"):
+        theirs, own = directions(committed, spec), directions(replayed, spec)
+    return ratio(distance(theirs, own), distance(own, NOTHING))
 
 
 def bisect(own: States, theirs: States, tolerance: float) -> tuple[int | None, float]:

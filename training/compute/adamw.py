@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-EPSILON = 1e-8
+from training.inner_state import ADAMW_EPSILON
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +81,5 @@ def move(
     # Bias corrections are folded into the rate and the root, which saves two passes over the vector.
     first_correction = 1 - settings.beta1**steps
     second_correction = 1 - settings.beta2**steps
-    root = second.sqrt().div_(math.sqrt(second_correction)).add_(EPSILON)
+    root = second.sqrt().div_(math.sqrt(second_correction)).add_(ADAMW_EPSILON)
     parameters.addcdiv_(first, root, value=-rate / first_correction)

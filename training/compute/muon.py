@@ -11,13 +11,10 @@ import torch
 from torch import Tensor
 
 from training.compute.adamw import Settings, clip, move
-from training.inner_state import hidden_matrices, others
+from training.inner_state import MUON_EPSILON, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, hidden_matrices, others
 from training.replicated.layout import Layout
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of the blog post: singular values of 0.7..1.2 after five steps, from 0.002 up
-NEWTON_SCHULZ_STEPS = 5
 ADAMW_RMS = 0.2  # of an AdamW step at rate 1, as Liu et al. measured it
-EPSILON = 1e-7  # keeps a gradient of nothing but zeros from dividing by zero
 
 
 class Muon:
@@ -80,7 +77,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """The matrix with its singular values moved near 1, by an odd polynomial applied five times, in float32."""
     a, b, c = NEWTON_SCHULZ
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix  # the products are then of the smaller side
-    x = wide / (wide.norm() + EPSILON)
+    x = wide / (wide.norm() + MUON_EPSILON)
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.T
         x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)

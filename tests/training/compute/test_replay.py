@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -22,9 +23,9 @@ from training import data, proposals, tasks, trace
 from training.compute.engine import Engine
 from training.data import open_tokens
 from training.default_text import default_text
-from training.inner_state import InnerState, inner_bytes
+from training.inner_state import InnerState, hidden_matrices, inner_bytes, slots
 from training.replicated import codec, feedback
-from training.replicated.layout import Float32Array
+from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import Audit, Inner, JobSpec, ModelSpec
 from training.spec import InnerState as Kept
@@ -244,21 +245,64 @@ class Cheat:
                 after = now + (after - now) * np.float32(1.01)
             if lies and self._how == "moments":
                 moments = InnerState(moments.steps, moments.moments * np.float32(1.01))
+            if lies and self._how == "small roots":  # a twentieth of the parameters, which a norm of second moments does not see
+                moments.moments[self._smallest(moments)] = 0
+            if lies and self._how == "turned":  # within the tolerance of the first moments, where it moves parameters most
+                first = moments.moments[slots(self._world.spec)["first"]]
+                before = state.moments[slots(self._world.spec)["first"]]
+                chosen = self._smallest(moments) - len(first)
+                allowed = np.float32(0.9 * SPEC.replay_tolerance) * np.linalg.norm(first - before)
+                first[chosen] += allowed / np.float32(len(chosen) ** 0.5)
             if lies and self._how == "count":
                 moments = InnerState(moments.steps + 1, moments.moments)
             on_state(after, moments)
             now, state = after, moments
         return parameters - now, 0.0
 
+    def _smallest(self, state: InnerState) -> npt.NDArray[np.int64]:
+        """Where the least second moments lie, a twentieth of them."""
+        part = slots(self._world.spec)["second"]
+        return np.argsort(state.moments[part])[: (part.stop - part.start) // 20] + part.start
+
 
 @pytest.mark.parametrize(
     ("how", "step"),
-    [("wrong data", 0), ("wrong data", STEPS - 1), ("skipped", 2), ("scaled", 0), ("scaled", 2), ("moments", 2), ("count", 2)],
+    [
+        ("wrong data", 0),
+        ("wrong data", STEPS - 1),
+        ("skipped", 2),
+        ("scaled", 0),
+        ("scaled", 2),
+        ("moments", 2),
+        ("small roots", 2),
+        ("turned", 0),
+        ("turned", 2),
+        ("count", 2),
+    ],
 )
 def test_a_lie_in_a_step_fails_at_that_step_and_at_no_other(world: World, how: str, step: int) -> None:
     world.done = world.propose(1, Cheat(world, step, how))
     assert world.findings() == [Finding.MISMATCH if number == step else Finding.MATCH for number in range(STEPS)]
     assert world.find(step).relative_error > 5 * SPEC.replay_tolerance
+
+
+@pytest.mark.parametrize("honest", ["muon", "muon kept"], indirect=True)
+def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(honest: World) -> None:
+    """What is small in momentum is as large as all else once it is orthogonal."""
+    spec, before = honest.spec, InnerState.fresh(honest.spec)
+    parameters, made = honest.engine.inner_step(honest.model.parameters, before, JOB, 1, TRAINER, 0)
+    replayed = parameters.copy(), InnerState(made.steps, made.moments.copy())
+    lie = InnerState(made.steps, made.moments.copy())
+    for tensor in hidden_matrices(layout_of(spec)):
+        matrix = lie.moments[tensor.elements].reshape(tensor.shape)
+        left, values, right = np.linalg.svd(matrix, full_matrices=False)
+        values[-4:] *= -1  # the least of at least 16
+        matrix[:] = (left * values) @ right
+    moved = trace.distance(lie.moments, replayed[1].moments) / float(np.linalg.norm(replayed[1].moments))
+    lie.moments[:] = replayed[1].moments + np.float32(0.9 * spec.replay_tolerance / moved) * (lie.moments - replayed[1].moments)
+    start = honest.model.parameters, before
+    assert trace.step_error(start, (replayed[0], lie), replayed, spec) > spec.replay_tolerance
+    assert trace.step_error(start, replayed, replayed, spec) == 0
 
 
 def test_values_that_are_no_numbers_fail_like_any_other(world: World) -> None:
