@@ -157,15 +157,15 @@ class JobSpec:
     bits: Annotated[int, Between(1, 8)] = 1  # of each element that a payload says
     keep: Annotated[int, Between(KEEP_MIN, KEEP_MAX)] = 64  # elements of each full chunk that a sparse payload says
     outer: Outer = Outer.NESTEROV
-    outer_rate: float = 0.7  # not of AdamW, which follows `inner_rate`
+    outer_rate: float = 0.7  # not of AdamW, which follows `inner_rate`; of sign, by how much each parameter moves
     outer_momentum: float = 0.5  # of nesterov and sign
     feedback_decay: float = 0.95  # of the error-feedback buffer e
     liars: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
     rule: Rule = Rule.ARC_NNM_TRIM
     accepted_min: Positive = 1  # fewer accepted proposals: the round takes no step
     audit: Audit = Audit.FULL
-    audit_rate: float = 1.0  # sampled: probability with which each of them replays a step
-    auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2  # sampled: re-executors drawn for each accepted proposal
+    audit_rate: float = 1.0  # sampled: times `auditors` is how many replays of a step each accepted proposal gets on average
+    auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
     audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that states are kept for, and a challenge may come in
     replay_tolerance: float = 1e-3  # of ‖Δ‖: honest float32 replays differ by 5e-6, wrong data by about 1
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
@@ -220,6 +220,9 @@ class JobSpec:
         if self.decay_rounds is not None and self.warmup_rounds + self.decay_rounds > self.rounds:
             both = f"warmup_rounds {self.warmup_rounds} and decay_rounds {self.decay_rounds}"
             return f"{both} do not fit into {self.rounds} rounds: shorten one of them"
+        if self.outer is Outer.SIGN and self.outer_rate > SIGN_RATE_MAX:
+            moves = f"outer 'sign' would move every parameter by outer_rate {self.outer_rate:g} in each round"
+            return f"{moves}: take {SIGN_RATE_MAX:g} at most, {SIGN_RATE:g} is usual"
         if self.sends_gradients:
             return self._gradient_problem() or self._audit_problem()
         return self._audit_problem()
@@ -240,6 +243,8 @@ class JobSpec:
         if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
             size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"
             return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'"
+        if self.audit is Audit.SAMPLED and not self.audit_rate:
+            return "audit 'sampled' with audit_rate 0 would audit nothing: take a higher rate, or audit 'off', which says so"
         if self.audit is Audit.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
             return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"
@@ -276,6 +281,10 @@ class JobSpec:
         except RemoteProtocolError as error:
             told = re.sub(r"JobSpec: | at byte \d+", "", error.detail)  # where on the wire means nothing to a person
             raise UserError(f"job {self.name!r}: {told}") from None
+
+
+SIGN_RATE: Final = 3e-3  # of .001, .003 and .01 the best for the default job
+SIGN_RATE_MAX: Final = 0.1  # no parameter of a model is much larger
 
 
 # Settings that go together. What a person sets beside one comes after it.
@@ -327,5 +336,8 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888).
     """
-    follows = {"bits": PRESETS["per-step"]["bits"]} if fields.get("outer") is Outer.ADAMW else {}
-    return follows | dict(fields)
+    follows: dict[Any, dict[str, Any]] = {
+        Outer.ADAMW: {"bits": PRESETS["per-step"]["bits"]},
+        Outer.SIGN: {"outer_rate": SIGN_RATE},
+    }
+    return follows.get(fields.get("outer"), {}) | dict(fields)

@@ -2,7 +2,7 @@
 
 The daemon sends requests, one at a time, and gets one reply each: the one named beside the request, or `Failed`. Meanwhile the
 worker beats while it makes progress, and a `Cancel` asks it to drop the request of that number. Paths are absolute;
-files named as outputs appear whole or not at all.
+files named as outputs are nobody's before the reply: a worker that ends before it may leave a part of one.
 """
 
 from __future__ import annotations

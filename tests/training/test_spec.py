@@ -8,7 +8,7 @@ import pytest
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
 from training.inner_state import inner_bytes
-from training.spec import PRESETS, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer, completed
+from training.spec import PRESETS, SIGN_RATE, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer, completed
 
 JOB = JobSpec(name="job", data=bytes(32))
 
@@ -44,6 +44,8 @@ def test_a_specification_survives_the_wire() -> None:
         {"keep": 4097},
         {"decay_rounds": 59},
         {"audit_rate": 1.1},
+        {"audit": Audit.SAMPLED, "audit_rate": 0.0},
+        {"outer": Outer.SIGN},
         {"auditors": 0},
         {"auditors": 9},
         {"audit_window": 0},
@@ -144,6 +146,13 @@ def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, 
     """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing of them."""
     assert replace(JOB, **completed({"local_steps": 1, **fields})).checked().bits == bits
     assert completed(PRESETS["per-step"]) == PRESETS["per-step"]
+
+
+def test_sign_moves_every_parameter_by_a_rate_of_its_own_unless_a_person_says_another() -> None:
+    assert replace(JOB, **completed({"outer": Outer.SIGN})).checked().outer_rate == SIGN_RATE
+    assert replace(JOB, **completed({"outer": Outer.SIGN, "outer_rate": 0.01})).checked().outer_rate == 0.01
+    with pytest.raises(UserError, match=r"would move every parameter by outer_rate 0.7 in each round: take 0.1 at most"):
+        replace(JOB, outer=Outer.SIGN).checked()
 
 
 @pytest.mark.parametrize("name, traces, keeps", [("local", False, False), ("sparse", False, True), ("per-step", False, False)])

@@ -1,1 +1,1 @@
-"""The fast half of training: PyTorch, any hardware and precision. Only the worker process imports it."""
+"""The fast half of training: PyTorch, float32 on processors, nobody needs its exact bits. Only the worker process imports it."""
