@@ -29,6 +29,7 @@ from benchmarks.verdicts import conclude, verdict
 from protocol.messages import Proposal
 from scenarios.trials import Parser
 from training.replicated import aggregate, codec, outer
+from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted, ReplicatedModel
 from training.replicated.state import leaf_of
 from training.spec import Audit, Compression, JobSpec, ModelSpec, Outer, Rule
@@ -86,6 +87,7 @@ class Row:
     payload_bytes: int  # of one proposal
     total_seconds: float  # payloads to the new model on disk
     total_wall_seconds: float
+    encode_seconds: float  # of one update, which is no part of the total
     peak_extra_megabytes: float  # allocated at once, payloads included; the mapped files of the model are not
     seconds: dict[str, float] = field(default_factory=dict)  # of the parts
     root: str = ""
@@ -101,7 +103,7 @@ class Aim:
     def verdict(self, rows: list[Row]) -> str:
         figures = [self.figure(row) for row in rows if self.concerns(row)]
         if not figures:
-            return f"not measured  {self.text}"
+            return f"not measured  {self.text}"  # only with --only, or without --large
         return verdict(max(figures) <= self.most, f"{self.text}: {max(figures):.3g}")
 
 
@@ -113,10 +115,15 @@ AIMS = (
     Aim(
         "13 proposals on 4.2M parameters: ≤ 1 s (aim .5)",
         lambda row: _default_of(row, 13, 4e6),
-        lambda row: row.total_seconds,
+        lambda row: row.total_wall_seconds,
         1.0,
     ),
-    Aim("4 on 100M: ≤ 10 s", lambda row: _default_of(row, 4, 1e8), lambda row: row.total_seconds, 10.0),
+    Aim(
+        "4 on 100M, and encoding one's own: ≤ 10 s of the processor",
+        lambda row: _default_of(row, 4, 1e8),
+        lambda row: row.total_seconds + row.encode_seconds,
+        10.0,
+    ),
     Aim("4 on 100M: extra memory ≤ 200 MB", lambda row: _default_of(row, 4, 1e8), lambda row: row.peak_extra_megabytes, 200.0),
     Aim(
         "100 on 1M: memory beyond the payloads ≤ 25 MB",
@@ -145,12 +152,16 @@ def _proposals(model: ReplicatedModel, case: Case, seed: int) -> list[Accepted]:
 
 
 def _payload(model: ReplicatedModel, number: int, seed: int) -> bytes:
+    return codec.encode(model.header(_trainer(number)), _buffer(model, number, seed), model.layout)
+
+
+def _buffer(model: ReplicatedModel, number: int, seed: int) -> Float32Array:
     m = np.empty(model.layout.size, dtype=np.float32)
     for index, block in enumerate(model.layout.blocks):
         shared = np.random.default_rng((seed, index)).standard_normal(block.size, dtype=np.float32)
         own = np.random.default_rng((seed, index, 1 + number)).standard_normal(block.size, dtype=np.float32)
         m[block.elements] = 1e-3 * (own + SHARED * shared)
-    return codec.encode(model.header(_trainer(number)), m, model.layout)
+    return m
 
 
 def _trainer(number: int) -> bytes:
@@ -175,6 +186,8 @@ def measure(case: Case, folder: Path) -> Row:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     total, wall = _fastest(lambda: model.apply_into(folder / "next", accepted, {}))
+    own, header = _buffer(model, 0, 0), model.header(_trainer(0))
+    encode, _ = _fastest(lambda: codec.encode(header, own, model.layout))
     return Row(
         n=case.n,
         parameters=model.layout.size,
@@ -184,6 +197,7 @@ def measure(case: Case, folder: Path) -> Row:
         payload_bytes=max(map(len, payloads)),
         total_seconds=total,
         total_wall_seconds=wall,
+        encode_seconds=encode,
         peak_extra_megabytes=peak / 1e6,
         seconds=_parts(model, accepted),
         root=root.hex(),
@@ -245,11 +259,12 @@ def show(rows: list[Row]) -> None:
     console = Console(width=150)
     table = Table(title="one round, after the vote: milliseconds of one core's time, and of the clock")
     parts = tuple(rows[0].seconds)
-    for heading in ("n", "parameters", "mode", "rule", "outer", "kB each", *parts, "total", "wall", "MB more"):
+    for heading in ("n", "parameters", "mode", "rule", "outer", "kB each", "encode one", *parts, "total", "wall", "MB more"):
         table.add_column(heading, justify="right")
     for row in rows:
         about = (str(row.n), f"{row.parameters / 1e6:.2f}M", row.mode, row.rule, row.outer, f"{row.payload_bytes / 1e3:.0f}")
-        figures = (f"{1e3 * value:.0f}" for value in (*row.seconds.values(), row.total_seconds, row.total_wall_seconds))
+        times = (row.encode_seconds, *row.seconds.values(), row.total_seconds, row.total_wall_seconds)
+        figures = (f"{1e3 * value:.0f}" for value in times)
         table.add_row(*about, *figures, f"{row.peak_extra_megabytes:.1f}")
     console.print(table)
 

@@ -25,7 +25,7 @@ def side_by_side(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: in
     failures, attempts = list[str](), partial(_attempt, work)
     with ExitStack() as stack:
         if min(jobs, len(tasks)) <= 1:
-            found = map(attempts, enumerate(tasks))
+            found: Iterator[tuple[int, list[Result], str]] = map(attempts, enumerate(tasks))
         else:
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when a process loads numpy
             context = multiprocessing.get_context("spawn")

@@ -35,8 +35,9 @@ from benchmarks.rivals.processes import reports
 from benchmarks.rivals.work import Work
 from benchmarks.verdicts import conclude, verdict
 from peer.datadir import DataDirectory
-from peer.demo import DemoPeer, cast_roles
+from peer.demo import DemoPeer, cast_roles, end_like_ctrl_c
 from protocol.api import PARTS
+from protocol.errors import UserError
 from scenarios import network as scenario
 from scenarios.network import Watch
 from scenarios.trials import COUNT, Parser
@@ -111,6 +112,20 @@ async def ours(name: str, count: int, rounds: int) -> Row:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(network.stop)
         shutil.rmtree(place, ignore_errors=True)
+
+
+def attempt(name: str, peers: int, rounds: int) -> Row:
+    """A job that fails leaves the others; its row says why."""
+    try:
+        return trio.run(partial(ours, name, peers, rounds))
+    except (UserError, trio.TooSlowError, OSError) as error:
+        failure: BaseException = error
+    except BaseExceptionGroup as group:  # of peers that were waited for together
+        known, others = group.split((UserError, trio.TooSlowError, OSError))
+        if known is None or others is not None:
+            raise
+        failure = known
+    return Row(name, peers, MODEL.parameters, 0, reason=f"{type(failure).__name__}: {failure}")
 
 
 async def _measure(network: scenario.Network, settings: dict[str, str], rounds: int) -> tuple[_Look, _Look, list[float]]:
@@ -237,9 +252,11 @@ def show(rows: list[Row]) -> None:
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    own = [row.seconds for row in rows if row.seconds and JOBS.get(row.name, {"audit": "full"})["audit"] != "full"]
+    own = [row for row in rows if row.name in JOBS]
+    found = [verdict(False, f"{row.name}: not measured: {row.reason}") for row in own if row.reason]
+    seconds = [row.seconds for row in own if row.seconds and JOBS[row.name]["audit"] != "full"]
     text = f"a round, not audited in full: p50 ≤ {SECONDS_MAX:g} s (aim {SECONDS_AIM:g})"
-    return [verdict(max(own) <= SECONDS_MAX, f"{text}: {max(own):.3f}")] if own else []
+    return found + ([verdict(max(seconds) <= SECONDS_MAX, f"{text}: {max(seconds):.3f}")] if seconds else [])
 
 
 def _cell(value: float | None, factor: float, digits: int) -> str:
@@ -256,6 +273,7 @@ def main() -> int:
     options = parser.parse_args()
     if not options.jobs and not options.hivemind:
         parser.error("nothing is to be measured: --jobs needs a name")
+    end_like_ctrl_c()
     started, rows = time.time(), list[Row]()
 
     def measured(*new: Row) -> None:
@@ -265,7 +283,7 @@ def main() -> int:
         write(options.json, started, {"processor": dispatch.processor(), "rows": [asdict(row) for row in rows]})
 
     for name in options.jobs:
-        measured(trio.run(partial(ours, name, options.peers, options.rounds)))
+        measured(attempt(name, options.peers, options.rounds))
     if options.hivemind:
         measured(*hivemind(options.peers, options.rounds))
     show(rows)

@@ -5,8 +5,9 @@ signature, vote and durable write; gloo is `torch.distributed` without any safet
 synchronous updates, in an environment of its own; single is one process with the whole batch. Steps are optimizer steps of the
 global batch: H of them make one of our rounds.
 
-Bytes are what a peer sends for one update (a round of ours). All are measured by the kernel's counters of TCP sockets; ours also
-by the daemon's own, which say what is a vote, what a payload and what an audit reveal.
+Bytes are what a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets. Audit
+reveals, which our daemon counts, are taken off and stand in a column of their own. Who was stopped after `--seconds` has no loss:
+it has seen fewer samples than the others.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,9 @@ from benchmarks.rivals.work import Result, Work
 from benchmarks.simulated import engine_of, held_out_nats, text_file
 from benchmarks.verdicts import conclude, verdict
 from peer.datadir import DataDirectory
-from peer.demo import Demo, DemoPeer, cast_roles
+from peer.demo import Demo, DemoPeer, cast_roles, end_like_ctrl_c
 from peer.demo_report import Disk
-from protocol.api import PARTS, TrainRequest
+from protocol.api import TrainRequest
 from protocol.errors import UserError
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser, duration
@@ -57,9 +59,12 @@ GLOBAL_BATCH = 128  # sequences
 LOCAL_STEPS = 15  # of ours-h15
 WARMUP = 0.05  # of all steps
 WARM_UPDATES = 2  # not timed: first calls are slow everywhere
-MATCHMAKING_SECONDS = (1.0, 3.0)  # the better one counts
+# Of hivemind: seconds of matchmaking, and whether it is told to be frugal. The fastest of short trials counts.
+VARIANTS = tuple(product((1.0, 3.0), (False, True)))
+TRIAL_STEPS = 20
+LEAVE_SECONDS = 300.0  # beyond `--seconds`: imports, the average that is under way, and waiting for each other at the end
 REVEALS = "reveals"  # what only audits ask for, in a peer's own counters
-ROUND_SECONDS_MAX = 120.0
+WARM_SECONDS_MAX = 120.0  # for the first rounds of ours, in which nothing is ready
 RATIOS_MIN = {"ours-h1 / gloo": 0.5, "ours-h15 / without-network": 0.9}
 MEGABYTES_MAX = {"ours-h1": 1.5, "ours-h15": 0.1}
 WORSE_MAX = 1.02  # held-out, of 4-bit gradients against the float32 ones that gloo averages
@@ -73,16 +78,17 @@ class Row:
     name: str
     samples_per_second: float | None = None
     bytes_per_peer_per_update: float | None = None  # sent, audit reveals apart
-    heldout_nats: float | None = None  # per token
+    heldout_nats: float | None = None  # per token; None also if it did not come to its last step
     distinct_roots: int | None = None  # among the replicas at the end; the most of any seed
     audit_bytes_per_peer_per_update: float | None = None
-    kernel_bytes_per_peer_per_update: float | None = None  # of TCP sockets, everything together
+    kernel_bytes_per_peer_per_update: float | None = None  # everything together
     updates: int | None = None
     samples: int | None = None
     seconds: float | None = None  # timed
     roots: list[str] = field(default_factory=list)  # of the model's whole state; of others the SHA-256 of parameters
     settings: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    failed: list[str] = field(default_factory=list)  # seeds that were not measured, and why
 
 
 @dataclass(frozen=True)
@@ -119,11 +125,13 @@ def rival(module: str, processes: int, threads: int, task: Task, python: str = s
         spec = task.spec()
         warm = min(WARM_UPDATES, spec.rounds - 1)
         work = Work(folder, str(task.text), spec.encode().hex(), warm, PEERS, threads, seconds_max=task.seconds_max, **settings)
-        return [Result(**report) for report in reports(python, module, work, processes, task.seconds_max + ROUND_SECONDS_MAX)]
+        return [Result(**report) for report in reports(python, module, work, processes, task.seconds_max + LEAVE_SECONDS)]
 
 
-def row_of(name: str, results: list[Result], **settings: Any) -> Row:
+def row_of(name: str, task: Task, results: list[Result], **settings: Any) -> Row:
     """Speeds add up: a process that waits at the end for one that is gone holds up only its own."""
+    spec = task.spec()
+    whole = (spec.rounds - min(WARM_UPDATES, spec.rounds - 1)) * PEERS * spec.batch
     updates = statistics.median_low(result.updates for result in results)
     seconds = max(result.seconds for result in results)
     samples = sum(result.samples for result in results)
@@ -132,7 +140,7 @@ def row_of(name: str, results: list[Result], **settings: Any) -> Row:
         name,
         samples_per_second=sum(result.samples / result.seconds for result in results),
         bytes_per_peer_per_update=sent,
-        heldout_nats=statistics.mean(result.heldout_nats for result in results),
+        heldout_nats=statistics.mean(result.heldout_nats for result in results) if samples == whole else None,
         distinct_roots=len({result.root for result in results}),
         roots=sorted({result.root for result in results}),
         kernel_bytes_per_peer_per_update=sent,
@@ -145,34 +153,46 @@ def row_of(name: str, results: list[Result], **settings: Any) -> Row:
 
 def single(task: Task) -> Row:
     threads = os.cpu_count() or 1
-    return row_of("single", rival("single", 1, threads, task), threads=threads)
+    return row_of("single", task, rival("single", 1, threads, task), threads=threads)
 
 
 def alone(task: Task) -> Row:
-    return row_of("without-network", rival("alone", PEERS, 1, task))
+    return row_of("without-network", task, rival("alone", PEERS, 1, task))
 
 
 def gloo(task: Task) -> Row:
-    return row_of("gloo", rival("gloo", PEERS, 1, task))
+    return row_of("gloo", task, rival("gloo", PEERS, 1, task))
 
 
 def hivemind(task: Task) -> Row:
-    """The faster of two matchmaking times; one that fails leaves the other."""
-    python = str(environment.interpreter("hivemind", environment.HIVEMIND))
-    rows, failed = list[Row](), list[str]()
-    for seconds in MATCHMAKING_SECONDS:
+    """Its fastest variant, found by trials of a few steps once for all seeds; one that fails leaves the others."""
+    chosen, tried, failed = _variant(replace(task, steps=min(task.steps, TRIAL_STEPS), seed=0))
+    row = _hivemind(task, *chosen)
+    row.settings |= {"tried": tried, "failed": failed}
+    return row
+
+
+@lru_cache(maxsize=1)
+def _variant(task: Task) -> tuple[tuple[float, bool], list[dict[str, Any]], list[str]]:
+    speeds, failed = dict[tuple[float, bool], float](), list[str]()
+    for seconds, frugal in VARIANTS:
         try:
-            results = rival("hivemind_peer", PEERS, 1, task, python, matchmaking_seconds=seconds)
+            speeds[seconds, frugal] = _hivemind(task, seconds, frugal).samples_per_second or 0.0
         except Unavailable as error:
-            failed.append(f"{seconds:g} s to meet: {error}")
-            continue
-        rows.append(row_of("hivemind", results, matchmaking_seconds=seconds, note="small synchronous updates"))
-    if not rows:
+            failed.append(f"{seconds:g} s to meet, {'' if frugal else 'not '}frugal: {error}")
+    if not speeds:
         raise Unavailable("; ".join(failed))
-    best = max(rows, key=lambda row: row.samples_per_second or 0.0)
-    tried = [{**row.settings, "samples_per_second": row.samples_per_second} for row in rows]
-    best.settings |= {"tried": tried, "failed": failed}
-    return best
+    tried = [
+        {"matchmaking_seconds": seconds, "frugal": frugal, "samples_per_second": speed}
+        for (seconds, frugal), speed in speeds.items()
+    ]
+    return max(speeds, key=lambda variant: speeds[variant]), tried, failed
+
+
+def _hivemind(task: Task, seconds: float, frugal: bool) -> Row:
+    python = str(environment.interpreter("hivemind", environment.HIVEMIND))
+    results = rival("hivemind_peer", PEERS, 1, task, python, matchmaking_seconds=seconds, frugal=frugal)
+    return row_of("hivemind", task, results, matchmaking_seconds=seconds, frugal=frugal, note="small synchronous updates")
 
 
 # Ours -----------------------------------------------------------------------------------------------------------------
@@ -210,34 +230,37 @@ async def _ours(name: str, task: Task, spec: JobSpec, settings: dict[str, Any]) 
 
 
 async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec) -> Row:
-    """Follows the job to its end. Time and bytes count from the end of its first rounds."""
+    """Follows the job to its end, or for `seconds_max`. Time and bytes count from the end of its first rounds."""
     first = network.peers[0]
     watch, warm = scenario.Watch(first), min(WARM_UPDATES, spec.rounds - 1)
     with ExitStack() as stack:
         traffic = [stack.enter_context(closing(Traffic(peer.process.pid))) for peer in network.peers if peer.process]
         await first.client.train(TrainRequest("benchmark", str(task.text), spec.rounds, 0, overrides(spec)))
-        with trio.move_on_after(task.seconds_max + ROUND_SECONDS_MAX) as scope:
+        with trio.move_on_after(WARM_SECONDS_MAX) as scope:
             await watch.until_round(warm - 1) if warm else None
             before = await sent(network, traffic)
+        if scope.cancelled_caught:
+            raise Unavailable(f"{warm} rounds were not done after {WARM_SECONDS_MAX:.0f} s")
+        with trio.move_on_after(task.seconds_max):
             await watch.until_round(spec.rounds - 1)
             await _everybody_at(network, spec.rounds)
-            spent = await sent(network, traffic)
-            spent.subtract(before)
-    if scope.cancelled_caught:
-        raise Unavailable(f"not done after {task.seconds_max + ROUND_SECONDS_MAX:.0f} s")
-    closed = dict(watch.rounds())
-    seconds = closed[spec.rounds - 1] - (closed[warm - 1] if warm else min(closed.values()))
-    views = [view for view in await first.client.rounds(spec.rounds) if view.round >= warm]
+        closed = dict(watch.rounds())
+        spent = await sent(network, traffic)
+        spent.subtract(before)
+    last = max(closed, default=-1)
+    if last < max(warm, 1):
+        raise Unavailable(f"no round was closed in {task.seconds_max:.0f} s")
+    seconds = closed[last] - (closed[warm - 1] if warm else min(closed.values()))
+    views = [view for view in await first.client.rounds(spec.rounds) if warm <= view.round <= last]
     accepted = sum(verdict == "accept" for view in views for verdict in view.verdicts.values())
-    samples = accepted * spec.batch * spec.local_steps
-    each = PEERS * (spec.rounds - warm)
+    samples, each = accepted * spec.batch * spec.local_steps, PEERS * (last + 1 - warm)
     return Row(
         name,
-        samples_per_second=samples / seconds if seconds else None,
-        bytes_per_peer_per_update=spent["sent"] / each,
+        samples_per_second=samples / seconds,
+        bytes_per_peer_per_update=(spent["kernel"] - spent["reveals"]) / each,
         audit_bytes_per_peer_per_update=spent["reveals"] / each,
         kernel_bytes_per_peer_per_update=spent["kernel"] / each,
-        updates=spec.rounds - warm,
+        updates=last + 1 - warm,
         samples=samples,
         seconds=seconds,
     )
@@ -264,31 +287,29 @@ async def _everybody_at(network: scenario.Network, number: int) -> None:
 
 
 async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter[str]:
-    """Bytes that all peers have sent by now: by their own count, of it audit reveals apart, and by the kernel's."""
+    """Bytes that all peers have sent by now, by the kernel's count, and the audit reveals among them, by their own."""
     counts = Counter(kernel=sum(one.sent() for one in traffic))
     for peer in network.peers:
-        stats = (await peer.client.stats()).bytes_sent
-        counts["reveals"] += stats.get(REVEALS, 0)
-        counts["sent"] += sum(count for kind, count in stats.items() if kind not in PARTS) - stats.get(REVEALS, 0)
+        counts["reveals"] += (await peer.client.stats()).bytes_sent.get(REVEALS, 0)
     return counts
 
 
 def _read(row: Row, network: scenario.Network, task: Task, spec: JobSpec) -> Row:
-    """The end as the disks of the stopped peers have it."""
-    last = [last_root(peer) for peer in network.peers]
-    job, _ = last[0]
-    model = ModelHost(DataDirectory(network.peers[0].directory).models).model(bytes.fromhex(job), spec.rounds)
-    row.roots = sorted({root for _, root in last})
+    """The end as the disks of the stopped peers have it: the last round that all of them hold."""
+    held = [model_roots(peer) for peer in network.peers]
+    job, last = max(set(held[0]).intersection(*held), key=lambda place: place[1])
+    row.roots = sorted({roots[job, last] for roots in held})
     row.distinct_roots = len(row.roots)
-    row.heldout_nats = held_out_nats(engine_of(spec, task.text), np.array(model.parameters))
+    if last == spec.rounds - 1:
+        model = ModelHost(DataDirectory(network.peers[0].directory).models).model(bytes.fromhex(job), spec.rounds)
+        row.heldout_nats = held_out_nats(engine_of(spec, task.text), np.array(model.parameters))
     return row
 
 
-def last_root(peer: DemoPeer) -> tuple[str, str]:
-    """The job that a peer has on its disk, and the root of its last model."""
+def model_roots(peer: DemoPeer) -> dict[tuple[str, int], str]:
+    """Of every model that a peer has come to: (job, round) → root."""
     with closing(Disk(peer.directory)) as disk:
-        (job, _), root = max(disk.model_roots().items(), key=lambda item: item[0][1])
-        return job, root
+        return disk.model_roots()
 
 
 FIRST_NORM = {"norm_start": JobSpec(name="default").norm_start}  # of local steps, which the preset per step says otherwise
@@ -310,11 +331,11 @@ MEASURED: dict[str, Callable[[Task], Row]] = {
 
 
 def middle(name: str, rows: list[Row]) -> Row:
-    """One row of several seeds: medians, and the most distinct roots."""
+    """One row of several seeds: medians, the most distinct roots, and what kept the others from being measured."""
     measured = [row for row in rows if not row.reason]
     if not measured:
         return rows[0]
-    merged = replace(measured[0])
+    merged = replace(measured[0], failed=[row.reason for row in rows if row.reason])
     for key in Row.__dataclass_fields__:
         values = [value for row in measured if isinstance(value := getattr(row, key), (int, float))]
         if values and key != "distinct_roots":
@@ -342,25 +363,32 @@ def ratios(rows: Iterable[Row]) -> dict[str, float]:
     return {key: value for pair in pairs for key, value in over(*pair).items()}
 
 
-def verdicts(rows: Sequence[Row], compared: dict[str, float]) -> Iterator[str]:
-    """What must hold, and whether it did."""
+def verdicts(rows: Sequence[Row], compared: dict[str, float], wanted: Collection[str]) -> Iterator[str]:
+    """What must hold, and whether it did. A bound whose rows were `wanted` and are not there is missed."""
     found = {row.name: row for row in rows if not row.reason}
+    for row in rows:
+        if row.name.startswith("ours") and (reasons := row.failed + [row.reason] * bool(row.reason)):
+            yield verdict(False, f"{row.name}: not measured: {'; '.join(reasons)}")
     for name, least in RATIOS_MIN.items():
-        if name in compared:
-            yield verdict(compared[name] >= least, f"{name} ≥ {least}: {compared[name]:.3f}")
+        if set(name.split(" / ")) <= set(wanted):
+            seen = compared.get(name)
+            yield verdict(seen is not None and seen >= least, f"{name} ≥ {least}: {_said(seen)}")
     for name, most in MEGABYTES_MAX.items():
         if name in found:
-            megabytes = (found[name].bytes_per_peer_per_update or 0.0) / 1e6
+            megabytes = (found[name].bytes_per_peer_per_update or math.inf) / 1e6
             yield verdict(megabytes <= most, f"{name} sends at most {most} MB per peer and update: {megabytes:.3f}")
-    for row in rows:
-        if row.name.startswith("ours") and row.reason:
-            yield verdict(False, f"{row.name}: not measured: {row.reason}")
     for name, row in found.items():
         if name.startswith("ours"):
             yield verdict(row.distinct_roots == 1, f"{name}: one root at all peers: {row.distinct_roots}")
-    if {"ours-h1", "gloo"} <= found.keys():
-        worse = (found["ours-h1"].heldout_nats or math.inf) / (found["gloo"].heldout_nats or math.nan)
-        yield verdict(worse <= WORSE_MAX, f"ours-h1, 4 bit: held-out ≤ {WORSE_MAX} × that of gloo, float32: {worse:.3f}")
+    if {"ours-h1", "gloo"} <= set(wanted):
+        own, floats = (found[name].heldout_nats if name in found else None for name in ("ours-h1", "gloo"))
+        worse = own / floats if own and floats else None
+        text = f"ours-h1, 4 bit: held-out ≤ {WORSE_MAX} × that of gloo, float32"
+        yield verdict(worse is not None and worse <= WORSE_MAX, f"{text}: {_said(worse)}")
+
+
+def _said(ratio: float | None) -> str:
+    return "not measured" if ratio is None else f"{ratio:.3f}"
 
 
 def show(rows: list[Row], compared: dict[str, float]) -> None:
@@ -404,8 +432,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=MEASURED, default=tuple(MEASURED), metavar="NAME", help="just these rows")
     parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
     parser.add_argument("--rate", type=duration, default=3e-3, help="peak of everybody's learning rate")
-    parser.add_argument("--seconds", type=duration, default=300.0, metavar="S", help="the most that one row of one seed may take")
+    parser.add_argument("--seconds", type=duration, default=900.0, metavar="S", help="the most that one row of one seed may take")
     options = parser.parse_args()
+    end_like_ctrl_c()
     torch.set_num_threads(1)
     started, runs = time.time(), {name: list[Row]() for name in options.only}
 
@@ -429,7 +458,7 @@ def main() -> int:
                 print(f"seed {seed} {name}: {said}", file=sys.stderr, flush=True)
                 rows = summary()
     show(rows, ratios(rows))
-    return conclude(verdicts(rows, ratios(rows)))
+    return conclude(verdicts(rows, ratios(rows), options.only))
 
 
 if __name__ == "__main__":

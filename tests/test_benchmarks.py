@@ -251,11 +251,20 @@ def test_four_bits_are_compared_with_the_float32_of_gloo_and_no_row_of_ours_may_
             training.Row("ours-h1", 1.0, 1.0, heldout_nats, 1),
             training.Row("ours-h15", 1.0, 1.0, 2.0, 1, reason=reason),
         ]
-        return [line.startswith("held") for line in training.verdicts(rows, {})]
+        return [line.startswith("held") for line in training.verdicts(rows, {}, ("gloo", "ours-h1"))]
 
-    assert all(held(2.04))
-    assert held(2.05).count(False) == 1 and held(float("nan")).count(False) == 1
-    assert held(2.0, "a peer ended").count(False) == 1
+    assert held(2.04).count(False) == 1, "the ratio to gloo was asked for and is not there"
+    assert held(2.05).count(False) == 2 and held(float("nan")).count(False) == 2
+    assert held(2.0, "a peer ended").count(False) == 2
+
+
+def test_a_seed_that_failed_is_a_bound_that_was_missed() -> None:
+    rows = [training.Row("ours-h1", 1.0, 1.0, 2.0, 1), training.Row("ours-h1", reason="hung")]
+    merged = training.middle("ours-h1", rows)
+    assert merged.failed == ["hung"] and merged.samples_per_second == 1.0
+    lines = list(training.verdicts([merged], {}, ("ours-h1",)))
+    assert [line for line in lines if line.startswith("MISSED")] == ["MISSED ours-h1: not measured: hung"]
+    assert not any("gloo" in line for line in lines), "nobody asked for it"
 
 
 # The demo ------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,13 @@ from training.replicated.layout import layout_of
 
 STOP_SECONDS_MAX = 60.0
 AVERAGING_SECONDS_MAX = 60.0  # the package's own default
+# What its guides advise where bytes count, and progress looked up often enough for steps of a second.
+FRUGAL: dict[str, Any] = {
+    "grad_compression": hivemind.Float16Compression(),
+    "state_averaging_compression": hivemind.Float16Compression(),
+    "average_state_every": 10,
+    "tracker_opts": {"min_refresh_period": 0.1, "default_refresh_period": 0.3, "max_refresh_period": 1.0},
+}
 
 
 class ClippedAdamW(torch.optim.AdamW):
@@ -78,6 +85,7 @@ def _optimizer(work: Work, replica: Replica, dht: Any) -> Any:
         averaging_timeout=AVERAGING_SECONDS_MAX,
         averager_opts=patience,
         grad_averager_factory=partial(hivemind.optim.grad_averager.GradientAverager, **patience),  # gets no `averager_opts`
+        **(FRUGAL if work.frugal else {}),
     )
 
 

@@ -42,6 +42,7 @@ class Work:
     peers: int
     threads: int  # of torch, in each process
     matchmaking_seconds: float = 1.0  # hivemind only
+    frugal: bool = False  # hivemind only: float16 on the wire, rarer averages of the whole state, quicker looks at the others
     seconds_max: float = 600.0  # a rival that is slower stops there, with the steps it has made
 
     def save(self) -> Path:
