@@ -2,7 +2,9 @@
 
 Torch with 1 and 2 threads in one network, and numpy, OpenBLAS, torch, MKL and oneDNN with other instruction sets on each trainer.
 The roots are those that each peer computed itself, read from its disk after it stopped. All trainers are honest and everything is
-re-executed: no proposal may be rejected for what it says. Three of four peers train: `--rounds 334` are 1,002 proposals.
+re-executed: no proposal may be rejected for what it says; with `--audit sampled`, where two steps of each are replayed by others
+after it was accepted, nobody may be challenged. Three of four peers train: `--rounds 340 --accepted-min 1000` are a thousand
+proposals, if no more than twenty come too late.
 """
 
 from __future__ import annotations
@@ -20,18 +22,21 @@ import trio
 
 from benchmarks import dispatch
 from benchmarks.dispatch import Environment
+from ledger.audits import Result
 from peer.demo import DemoPeer
 from peer.demo_report import Disk
 from peer.views import NOT_JUDGED
 from scenarios import network
 from scenarios.network import Network
 from scenarios.trials import COUNT, arguments, report
+from training.spec import Audit
 
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; a default round takes one or two
 # Prints what a process with the environment of a peer computes with; torch, if it is imported, says so as well.
 PROBE = "import json, torch; from benchmarks import dispatch; print(json.dumps(dispatch.seen()))"
 # Less work than a default round has, so that whoever computes without AVX is in time: proposals are awaited for 2 s at least.
 WORK = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
+ACCUSED = (Result.CHALLENGED, Result.SUSPENDED, Result.SHUNNED)
 LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # as `dispatch.seen` calls their choices
 
 
@@ -66,7 +71,7 @@ def dress(peer: DemoPeer) -> None:
 async def run(options: argparse.Namespace) -> int:
     async with network.running(options.peers, seed=options.seed, folder=options.keep, dress=dress) as peers:
         seen = {peer.name: await computes_with(peer) for peer in peers.peers}
-        job = await peers.train({**WORK, "seed": str(options.seed), "audit": "full"}, rounds=options.rounds)
+        job = await peers.train({**WORK, "seed": str(options.seed), "audit": options.audit}, rounds=options.rounds)
 
         async def over() -> bool:
             """Everybody has applied the empty block behind the last round, which certifies its root."""
@@ -138,20 +143,34 @@ def conclude(options: argparse.Namespace, peers: Network, seen: dict[str, dict[s
         held = (len(roots), len(rounds), found.accepted.get(peer.identity.public, 0))
         threads = str(peer.threads) if peer.trains else "none"
         rows.append([peer.name, threads, *computes, *map(str, held), disk.state.root.hex()[:16]])
+        audits = disk.state.audits
         disk.close()
     judged = Judged.of(found.accepted, found.rejected)  # part of the state, whose roots are compared
+    results = Counter(entry.result.value for entry in audits.log)
+    reports = sum(standing.reports for standing in audits.standings.values())
     idle = [peer.name for peer in trainers if not found.accepted.get(peer.identity.public)]
+    failures += [] if judged.accepted >= options.accepted_min else [f"fewer than {options.accepted_min} proposals were accepted"]
+    if options.audit == Audit.SAMPLED:
+        failures += [] if reports else ["nothing was audited"]
+        failures += [f"{count} audits of honest work ended as {said}" for said, count in results.items() if said in ACCUSED]
+        known = ((peer.name, audits.standings.get(peer.identity.public)) for peer in trainers)
+        failures += [
+            f"{name} was suspended, or a challenge refuted" for name, it in known if it and (it.suspensions or it.refuted)
+        ]
     failures += judged.failures() + [f"nothing of {name} was accepted: nothing was shown of it" for name in idle]
     failures += [] if len(heights) == 1 else ["not all peers hold every block"]
     title = f"{options.peers} peers that compute differently, {options.rounds} rounds, seed {options.seed}: {judged}"
     blocks, rounds_held = max(heights)
     result = {"computes_with": seen, "blocks": blocks, "rounds": rounds_held, **asdict(judged)}
+    result |= {"audit": options.audit, "audit_reports": reports, "last_audit_results": dict(results)}
     return report(options, title, columns, rows, failures, result)
 
 
 def main() -> int:
     parser = arguments("determinism", __doc__)
     parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of training, whose roots are compared")
+    parser.add_argument("--audit", choices=("full", "sampled"), default="full", help="before the ballot, or afterwards by others")
+    parser.add_argument("--accepted-min", type=COUNT, default=1, metavar="N", help="honest proposals that must be accepted")
     return network.main(partial(run, parser.parse_args()))
 
 
