@@ -602,12 +602,19 @@ class Invariants:
         self._heard[sender].setdefault(slot, (body, set()))[1].add(receiver)
 
     def on_rolled_back(self, peer: bytes) -> None:
-        """What so many remember that every quorum has one of them must not be signed a second time, otherwise."""
+        """What so many voters remember that every quorum has one of them must not be signed a second time, otherwise.
+
+        Others, who may have heard it too, are not asked.
+        """
         self.excused.add(peer)
-        voters = self.sets[max(self.sets)]
-        enough = len(voters) - quorum(len(voters)) + 1
+        last = max(self.decided, default=0)
+        sets = [set(voters) for height, voters in self.sets.items() if height >= min(last + 1, max(self.sets))]
         heard = self._heard.get(peer, {})
-        self._remembered[peer] = {slot: body for slot, (body, receivers) in heard.items() if len(receivers) >= enough}
+        self._remembered[peer] = {
+            slot: body
+            for slot, (body, receivers) in heard.items()
+            if all(len(receivers & voters) > len(voters) - quorum(len(voters)) for voters in sets)
+        }
 
     # Memory ----------------------------------------------------------------------------------------------------------
 
