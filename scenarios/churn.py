@@ -2,6 +2,9 @@
 
 Every few rounds somebody honest is killed at a random moment and started again seconds later, or leaves, loses its disk and joins
 anew. For every single round, the honest peers that hold it must have the same model root, and at least two must hold it.
+
+Beside f liars every peer that is gone is one fault too many. The liars lie in their updates and ballots only, so the network goes
+on all the same: what is asked here is whether anybody ends up with another model.
 """
 
 from __future__ import annotations
