@@ -543,16 +543,17 @@ class Invariants:
 
     def _is_new(self, peer: bytes, slot: Slot, body: bytes) -> bool:
         first = self._signed.get((peer, slot))
+        if first == body:
+            return False
+        remembered = self._remembered_of(peer) if peer in self.excused else None
         if first is None:
             self._signed[peer, slot] = body
             return True
-        if first == body:
-            return False
-        if peer in self.excused:
-            if self._remembered.get(peer, {}).get(slot) not in (None, body):
-                raise Violation("rolled back", f"{short_id(peer)} signed again for {slot} what others had heard")
-            return False
-        raise Violation("one per slot", f"{short_id(peer)} signed two things for {slot}")
+        if remembered is None:
+            raise Violation("one per slot", f"{short_id(peer)} signed two things for {slot}")
+        if remembered.get(slot) not in (None, body):
+            raise Violation("rolled back", f"{short_id(peer)} signed again for {slot} what others had heard")
+        return False
 
     # A state that is wrong -------------------------------------------------------------------------------------------
 
@@ -580,7 +581,7 @@ class Invariants:
 
     def on_delivered(self, sender: bytes, receiver: bytes, message: object) -> None:
         heard = self._heard.get(sender)
-        if heard is None or sender in self._remembered or receiver not in self.honest:
+        if heard is None or sender in self.excused or receiver not in self.honest:
             return
         signed = message.vote if isinstance(message, Vote) else message.timeout if isinstance(message, TimedOut) else None
         signed = message.propose if isinstance(message, Proposed) else signed
@@ -602,19 +603,22 @@ class Invariants:
         self._heard[sender].setdefault(slot, (body, set()))[1].add(receiver)
 
     def on_rolled_back(self, peer: bytes) -> None:
-        """What so many voters remember that every quorum has one of them must not be signed a second time, otherwise.
-
-        Others, who may have heard it too, are not asked.
-        """
         self.excused.add(peer)
-        last = max(self.decided, default=0)
-        sets = [set(voters) for height, voters in self.sets.items() if height >= min(last + 1, max(self.sets))]
-        heard = self._heard.get(peer, {})
-        self._remembered[peer] = {
-            slot: body
-            for slot, (body, receivers) in heard.items()
-            if all(len(receivers & voters) > len(voters) - quorum(len(voters)) for voters in sets)
-        }
+
+    def _remembered_of(self, peer: bytes) -> dict[Slot, bytes]:
+        """What must not be signed a second time: what so many voters remember that every quorum has one of them.
+
+        They must remember it until the peer, which asks them first, signs something new; who else has heard it is not asked.
+        """
+        if peer not in self._remembered:
+            last = max(self.decided, default=0)
+            sets = [set(voters) for height, voters in self.sets.items() if height >= min(last + 1, max(self.sets))]
+            self._remembered[peer] = {
+                slot: body
+                for slot, (body, receivers) in self._heard.get(peer, {}).items()
+                if all(len(receivers & voters) > len(voters) - quorum(len(voters)) for voters in sets)
+            }
+        return self._remembered[peer]
 
     # Memory ----------------------------------------------------------------------------------------------------------
 
