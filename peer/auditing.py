@@ -27,7 +27,7 @@ from peer.author import Author
 from peer.driver import Driver
 from peer.roles.base import Round, audit_of
 from peer.roles.trainer import CHALLENGE, Trainer
-from peer.roles.voter import fetch_reveal, replay_request
+from peer.roles.voter import fetch_reveal, read_fetched, replay_request
 from protocol.errors import FolkmootError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
 from protocol.reasons import Finding
@@ -282,7 +282,7 @@ class Auditing:
             trio.from_thread.run(fetch_reveal, past, digest, size_max, due.trainer)
             return past.blobs.path(digest)
 
-        listed = Trace.decode(past.blobs.read(due.proposal.trace), past.spec)
+        listed = Trace.decode(read_fetched(past, due.proposal.trace, trace_bytes_max(past.spec)), past.spec)
         return States(listed, past.spec, revealed, past.model.parameters)
 
     async def _reexecuted(self, role: Trainer, past: Round, due: Due, folder: Path) -> States:

@@ -61,7 +61,7 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
 
 async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
     """Nothing is drawn: the cheat is suspended because somebody has its peer re-execute one of its rounds."""
-    fields = {**JOB, "seed": str(options.seed), "audit_window": str(options.window), "audit_rate": "0"}
+    fields = {**JOB, "seed": str(options.seed), "audit_window": str(options.window), "audit_rate": "1e-9"}
     job, asked = await peers.train(fields, options.rounds), peers.demo.watched
     (liar,) = [peer for peer in peers.peers if peer.lies]
     await until(asked, job, lambda view: view.accepted.get(peer_id(liar.identity.public), 0) > 0)

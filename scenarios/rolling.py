@@ -44,6 +44,7 @@ async def wipe(number: int, peers: Network, trial: Trial) -> None:
 
 
 async def _rejoin(peers: Network, peer: DemoPeer, others: Sequence[DemoPeer]) -> None:
+    keep_log(peer)
     shutil.rmtree(peer.directory)
     peer.identity = DataDirectory.create(peer.directory).create_identity()
     await peers.restart(peer, "join", await others[0].client.invite())
@@ -59,6 +60,12 @@ async def _rejoin(peers: Network, peer: DemoPeer, others: Sequence[DemoPeer]) ->
 
     if not await holds(is_voter, JOIN_SECONDS_MAX):
         raise trio.TooSlowError
+
+
+def keep_log(peer: DemoPeer) -> None:
+    """Of a life whose folder is deleted: beside it, so that what went wrong can be read with `--keep`."""
+    life = sum(1 for _ in peer.directory.parent.glob(f"{peer.number}-*.log"))
+    shutil.copy(peer.directory / "peer.log", peer.directory.parent / f"{peer.number}-{life}.log")
 
 
 async def _votes(peer: DemoPeer, wanted: bool) -> bool:

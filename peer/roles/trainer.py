@@ -15,7 +15,7 @@ import trio
 from ledger import durable
 from ledger.genesis import TRAINER
 from peer.roles.base import Judged, OpenRound, Round
-from peer.roles.voter import Voter, audit_request, propose_request, publish, replayed
+from peer.roles.voter import Voter, audit_request, propose_request, publish, read_fetched, replayed
 from peer.worker import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
 from protocol.identity import Signed
@@ -164,7 +164,7 @@ class Trainer(Voter):
     async def _shared_text(self, round: Round, digest: bytes) -> tuple[Path, data.Manifest]:
         """The file of a job's text or tokens, and what names it."""
         await _fetch(round, digest, MESSAGE_BYTES_MAX)
-        manifest = data.Manifest.decode(round.blobs.read(digest))
+        manifest = data.Manifest.decode(read_fetched(round, digest, MESSAGE_BYTES_MAX))
         path = self.texts / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
         if not path.exists():
             for shard in manifest.shards:

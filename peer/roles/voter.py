@@ -47,7 +47,10 @@ class Voter:
         if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec)):
             return Verdict.MALFORMED
         await round.fetch(proposal.payload, proposal.payload_bytes, (signed.signer,))
-        payload = round.blobs.read(proposal.payload)
+        try:
+            payload = await trio.to_thread.run_sync(read_fetched, round, proposal.payload, proposal.payload_bytes)
+        except RemoteProtocolError:
+            return Verdict.MALFORMED
         return await trio.to_thread.run_sync(round.model.check, signed.signer, proposal, payload)
 
     async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
@@ -149,7 +152,8 @@ async def replay_request(round: Round, trainer: bytes, proposal: Proposal, step:
         raise RemoteProtocolError("bad-trace", "the proposal names none")
     work, blobs = await _fetch_work(round, trainer, proposal), round.blobs
     await fetch_reveal(round, proposal.trace, trace_bytes_max(round.spec), trainer)
-    states = needed(Trace.decode(blobs.read(proposal.trace), round.spec), step, round.spec)
+    listed = read_fetched(round, proposal.trace, trace_bytes_max(round.spec))
+    states = needed(Trace.decode(listed, round.spec), step, round.spec)
     for digest, size in states.items():
         await fetch_reveal(round, digest, size, trainer)
     return Replay(
@@ -180,6 +184,14 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
         "previous_buffer": str(blobs.path(previous.buffer)) if previous else None,
         "previous_payload": str(blobs.path(previous.payload)) if previous else None,
     }
+
+
+def read_fetched(round: Round, digest: bytes, size_max: int) -> bytes:
+    """A blob that was fetched. `RemoteProtocolError` if it is larger: it may be here as something else, not to be read whole."""
+    data = round.blobs.read(digest, 0, size_max + 1)
+    if len(data) > size_max:
+        raise RemoteProtocolError("bad-blob", f"{round.blobs.size(digest)} bytes, {size_max} at most are expected")
+    return data
 
 
 async def fetch_reveal(round: Round, digest: bytes, size_max: int, trainer: bytes) -> None:

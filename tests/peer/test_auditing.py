@@ -424,7 +424,7 @@ async def test_a_trainer_that_starts_again_shows_its_states_but_for_those_that_i
 
 async def test_where_nothing_is_drawn_the_states_go_with_the_window(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
-        job = await made.train(replace(SPEC, audit_rate=0.0, audit_window=2, rounds=8))
+        job = await made.train(replace(SPEC, audit_rate=1e-9, audit_window=2, rounds=8))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 4)
         kept = [number for _, number in made.seats[0].blobs.kept_together()]
         assert {2, 3} <= set(kept), "somebody may challenge them"
@@ -437,7 +437,7 @@ async def test_where_nothing_is_drawn_the_states_go_with_the_window(tmp_path: Pa
 
 # Challenges of who was not drawn -----------------------------------------------------------------------------------------
 
-UNDRAWN = replace(SPEC, audit_rate=0.0, local_steps=8, rounds=200, audit_window=100)
+UNDRAWN = replace(SPEC, audit_rate=1e-9, local_steps=8, rounds=200, audit_window=100)
 
 
 def challengeable(seat: Seat) -> list[Due]:

@@ -15,8 +15,8 @@ from ledger.blobs import JOB_BYTES, Blobs
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer, _Job
-from peer.roles.voter import Voter, audit_request
-from protocol.errors import UserError
+from peer.roles.voter import Voter, audit_request, read_fetched
+from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
@@ -100,6 +100,27 @@ async def test_a_payload_that_is_too_large_is_not_even_fetched(world: World) -> 
     )
     assert await world.verdict(large) is Verdict.MALFORMED
     assert world.fetched == []
+
+
+async def test_of_a_payload_that_is_here_as_something_larger_no_more_is_read_than_it_may_have(world: World) -> None:
+    """Fetching ends at once where a blob is held: a liar names what everybody has just fetched to audit it."""
+    honest, blobs, read = await world.proposed(), world.round.blobs, list[int]()
+    large = blobs.add(bytes(1_000_000))
+
+    class Noting(Blobs):
+        def read(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
+            read.append(length)
+            return super().read(digest, offset, length)
+
+    async def fetch(digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
+        assert blobs.size(digest) == 1_000_000
+
+    blobs.__class__ = Noting
+    world.round = replace(world.round, fetch=fetch)
+    assert await world.verdict(replace(honest, payload=large)) is Verdict.MALFORMED
+    assert read == [honest.payload_bytes + 1]
+    with pytest.raises(RemoteProtocolError, match="1000000 bytes, 99 at most are expected"):
+        read_fetched(world.round, large, 99)
 
 
 @pytest.mark.parametrize(
