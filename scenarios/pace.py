@@ -25,13 +25,16 @@ STALL_SECONDS_MAX = 120.0  # nothing here takes that long: whatever is being wai
 async def in_order(peers: Network) -> int:
     """Returns the first round from which on everybody takes part: each honest trainer accepted, two rounds in a row.
 
-    All honest peers must know of that: the last round of one that is behind is of before it was hurt.
+    Both are closed after this was asked, and all honest peers know of them: of a peer that was just started again, the last rounds
+    before may be of before it was hurt, and its worker may only be starting.
     """
     trainers = {peer_id(peer.identity.public) for peer in peers.honest if peer.trains}
+    before: int | None = None
     while True:
         seen = [await peer.client.rounds(2) for peer in peers.honest]
-        newest = max((last[-1].round for last in seen if last), default=0)
-        if all(len(last) == 2 and last[-1].round >= newest - 1 and _all_accepted(last, trainers) for last in seen):
+        newest = max((last[-1].round for last in seen if last), default=-1)
+        before = newest if before is None else before
+        if all(len(last) == 2 and last[0].round > before and _all_accepted(last, trainers) for last in seen):
             return newest + 1
         await trio.sleep(0.1)
 
