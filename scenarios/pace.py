@@ -25,8 +25,8 @@ STALL_SECONDS_MAX = 120.0  # nothing here takes that long: whatever is being wai
 async def in_order(peers: Network) -> int:
     """Returns the first round from which on everybody takes part: each honest trainer accepted, two rounds in a row.
 
-    Both are closed after this was asked, and all honest peers know of them: of a peer that was just started again, the last rounds
-    before may be of before it was hurt, and its worker may only be starting.
+    Both are closed after this was asked, and all honest peers know of them: the last rounds of a peer that was just started again
+    are of before it was hurt, and its worker may only be starting.
     """
     trainers = {peer_id(peer.identity.public) for peer in peers.honest if peer.trains}
     before: int | None = None
