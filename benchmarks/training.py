@@ -59,7 +59,7 @@ GLOBAL_BATCH = 128  # sequences
 LOCAL_STEPS = 15  # of ours-h15
 WARMUP = 0.05  # of all steps
 WARM_UPDATES = 2  # not timed: first calls are slow everywhere
-# Of hivemind: seconds of matchmaking, and whether it is told to be frugal. The fastest of short trials counts.
+# Of hivemind: seconds of matchmaking, and whether it is told to be frugal. The one with most updates a second in short trials counts.
 VARIANTS = tuple(product((1.0, 3.0), (False, True)))
 TRIAL_STEPS = 20
 LEAVE_SECONDS = 300.0  # beyond `--seconds`: imports, the average that is under way, and waiting for each other at the end
@@ -177,13 +177,14 @@ def _variant(task: Task) -> tuple[tuple[float, bool], list[dict[str, Any]], list
     speeds, failed = dict[tuple[float, bool], float](), list[str]()
     for seconds, frugal in VARIANTS:
         try:
-            speeds[seconds, frugal] = _hivemind(task, seconds, frugal).samples_per_second or 0.0
+            row = _hivemind(task, seconds, frugal)  # by updates: samples are computed also while nobody can be averaged with
+            speeds[seconds, frugal] = (row.updates or 0) / (row.seconds or math.inf)
         except Unavailable as error:
             failed.append(f"{seconds:g} s to meet, {'' if frugal else 'not '}frugal: {error}")
     if not speeds:
         raise Unavailable("; ".join(failed))
     tried = [
-        {"matchmaking_seconds": seconds, "frugal": frugal, "samples_per_second": speed}
+        {"matchmaking_seconds": seconds, "frugal": frugal, "updates_per_second": speed}
         for (seconds, frugal), speed in speeds.items()
     ]
     return max(speeds, key=lambda variant: speeds[variant]), tried, failed

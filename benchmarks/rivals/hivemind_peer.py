@@ -14,6 +14,7 @@ from typing import Any
 
 import hivemind
 import torch
+from hivemind.compression import Float16Compression
 
 from benchmarks.rivals.hivemind_swarm import REQUEST_SHARE, START_SECONDS_MAX, join
 from benchmarks.rivals.sockets import Traffic
@@ -24,8 +25,8 @@ STOP_SECONDS_MAX = 60.0
 AVERAGING_SECONDS_MAX = 60.0  # the package's own default
 # What its guides advise where bytes count, and progress looked up often enough for steps of a second.
 FRUGAL: dict[str, Any] = {
-    "grad_compression": hivemind.Float16Compression(),
-    "state_averaging_compression": hivemind.Float16Compression(),
+    "grad_compression": Float16Compression(),
+    "state_averaging_compression": Float16Compression(),
     "average_state_every": 10,
     "tracker_opts": {"min_refresh_period": 0.1, "default_refresh_period": 0.3, "max_refresh_period": 1.0},
 }
