@@ -59,7 +59,7 @@ GLOBAL_BATCH = 128  # sequences
 LOCAL_STEPS = 15  # of ours-h15
 WARMUP = 0.05  # of all steps
 WARM_UPDATES = 2  # not timed: first calls are slow everywhere
-# Of hivemind: seconds of matchmaking, and whether it is told to be frugal. Who makes most updates a second in short trials counts.
+# Of hivemind: seconds of matchmaking, and whether it is told to be frugal. Most updates a second in short trials count.
 VARIANTS = tuple(product((1.0, 3.0), (False, True)))
 TRIAL_STEPS = 20
 LEAVE_SECONDS = 300.0  # beyond `--seconds`: imports, the average that is under way, and waiting for each other at the end
