@@ -26,6 +26,7 @@ from benchmarks import (
     demo,
     digits,
     grid,
+    parallel,
     provenance,
     replay,
     round,
@@ -41,7 +42,7 @@ from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
 from peer.cli import build_parser
 from peer.service import parse_overrides
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, UserError
 from tests.ledger.test_draws import EFFECTIVE, escape
 from training.replicated import codec as payloads
 from training.replicated import stream
@@ -412,6 +413,28 @@ def test_dirichlet_shares_give_every_image_to_one_trainer() -> None:
     owned = digits.dirichlet(data, 13, 0.1, np.random.default_rng(0))
     everything = np.concatenate([mine for mine in owned if len(mine) > 1])
     assert len(set(everything)) == len(everything) >= len(data.train) - 13
+
+
+def test_a_mean_that_liars_drive_away_is_a_result_and_no_error() -> None:
+    """Its updates become larger than a payload can say, in round 23."""
+    assert attacks_digits.run(attacks_digits.COLUMNS[0], Rule.MEAN, "foe", 0, 30).accuracy < attacks.COLLAPSED
+
+
+def test_a_task_that_fails_leaves_the_others() -> None:
+    found = []
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        for item in parallel.side_by_side(lambda task: 6 // task, [3, 0, 2], 1):
+            found.append(item)
+    assert found == [(0, 2), (2, 3)]
+
+
+def test_only_what_the_same_commit_and_settings_left_is_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    assert provenance.earlier(file, {"seeds": [0]}) == {}
+    provenance.write(file, 0.0, {"seeds": [0], "rows": [1]})
+    assert provenance.earlier(file, {"seeds": (0,)})["rows"] == [1]
+    with pytest.raises(UserError, match=r"its seeds is \[0\], not \[1\]"):
+        provenance.earlier(file, {"seeds": [1]})
 
 
 @pytest.mark.parametrize("attack", attacks_digits.ATTACKS)
