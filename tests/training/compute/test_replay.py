@@ -19,7 +19,8 @@ from peer.worker_main import Jobs
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
-from training import data, proposals, tasks, trace
+from training import data, inner_state, proposals, tasks, trace
+from training.compute import muon
 from training.compute.engine import Engine
 from training.data import open_tokens
 from training.default_text import default_text
@@ -550,3 +551,9 @@ def test_a_worker_opens_no_job_of_which_it_makes_other_tokens(text: Path) -> Non
     assert jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, named))
     with pytest.raises(UserError, match="other tokens"):
         jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, bytes(32)))
+
+
+def test_what_auditors_compare_of_muon_is_what_muon_does() -> None:
+    for shape in ((16, 48), (48, 16)):
+        matrix = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        np.testing.assert_allclose(inner_state._orthogonal(matrix), muon.orthogonal(torch.from_numpy(matrix)).numpy(), atol=1e-5)
