@@ -32,4 +32,4 @@ class Application(Protocol):
         """Whether the leader sends decided blocks to this peer though it does not vote; strangers have to ask for them."""
 
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
-        """What this peer has signed in rounds that are open here: it may have forgotten that with its disk."""
+        """What this peer has signed in rounds that are open here, or may soon be: it may have forgotten that with its disk."""

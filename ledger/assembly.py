@@ -64,6 +64,10 @@ class Restored:
     def height(self) -> int:
         return self.state.height
 
+    def is_overtaken(self, applied: int, repairs: bool) -> bool:
+        """Whether blocks one by one were quicker, up to height `applied`; what repairs a wrong state takes the place of any."""
+        return self.height <= applied and not repairs
+
     def install_models(self) -> None:
         for model in self.models:
             model.install()

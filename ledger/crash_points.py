@@ -40,6 +40,7 @@ WRITES = {
     "blob": "payloads, pieces of data and what a proposal commits to, made durable and then named",
     "blob-keep": "a blob that was to pass is kept",
     "model-write": "a model, beside its final name",
+    "model-fetched": "the model of a snapshot, beside its final name",
     "model-aside": "a model of the same name moves aside",
     "model-name": "the new model gets its name",
     "model-remove": "what was moved aside goes",

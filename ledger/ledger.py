@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from consensus.ballots import Closing, RoundBook
 from consensus.block import BODY_BYTES_MAX
@@ -32,6 +32,8 @@ class Ledger:
         self.pool = Pool(state.height)
         self.notices = Notices()
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
+        # By a signer, in rounds that are not open here yet: these have no book, and who keeps them sets this.
+        self.signed_early: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
         self._expander = Expander(self.books, self.pool)
         self._selectable: tuple[State, int, bool] | None = None
         self._certification: tuple[State, bool] | None = None
@@ -174,7 +176,7 @@ class Ledger:
 
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         tables = ((book.proposals, book.signed_ballots, book.signed_cut_offs) for book in self.books.values())
-        return tuple(table[peer] for of_book in tables for table in of_book if peer in table)
+        return (*(table[peer] for of_book in tables for table in of_book if peer in table), *self.signed_early(peer))
 
     def _certification_due(self) -> bool:
         """An empty block: it certifies the last root, or moves the voter sets on. Asked all the time, found out once a state."""

@@ -45,6 +45,11 @@ class Author:
         member = self._driver.state.members.members.get(self.signer.public)
         return member.nonce if member else 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether something of ours is not decided yet."""
+        return bool(self._waiting())
+
     async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
         """The transaction that stands in an applied block. `UserError` if it is refused, if nothing is decided in time (then it
         may still be), or if a snapshot hides whether it was."""

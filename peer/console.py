@@ -18,6 +18,7 @@ from protocol.api import EventView, PeerApi
 from protocol.errors import UserError
 
 PROMPT = "peer> "
+PATIENCE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
 TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
 WIDTH_WITHOUT_TERMINAL = 160  # columns; wide enough that no table wraps
 
@@ -69,9 +70,31 @@ async def _log(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
         show(views.event(event))
 
 
+async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
+    """The answer to what the voters have to decide first. Whoever waits long is told for what."""
+    refusal: UserError | None = None
+    answer = ""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_tell_why, api, show)
+        try:
+            answer = await call
+        except UserError as error:
+            refusal = error
+        nursery.cancel_scope.cancel()
+    if refusal is not None:
+        raise refusal
+    return answer
+
+
+async def _tell_why(api: PeerApi, show: Print) -> None:
+    await trio.sleep(PATIENCE_SECONDS)
+    status = await api.status()
+    show(f"not decided yet ({status.halted or status.waiting or 'working'}); it may still be decided after you interrupt this")
+
+
 async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     request = train_request(options)
-    job = await api.train(request)
+    job = await _decided(api, show, api.train(request))
     show(f"job {job} is decided; `rounds` shows how it goes")
     if request.data == "local":
         show("each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only")
@@ -86,7 +109,7 @@ async def _test(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     newest = await api.events(-1, 0.0)
     seen = newest[-1].number if newest else 0
     before = await _trained_roots(api)
-    job = await api.test()
+    job = await _decided(api, show, api.test())
     show(f"scratch round, job {views.short(job)}: a known update is proposed, judged, voted and applied")
     with trio.move_on_after(TEST_SECONDS_MAX):
         async with aclosing(_phases(api, job, seen)) as phases:
@@ -139,11 +162,11 @@ async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
 
 
 async def _cancel(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.cancel(options.job))
+    show(await _decided(api, show, api.cancel(options.job)))
 
 
 async def _approve(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.approve(await _find_peer(api, options.peer)))
+    show(await _decided(api, show, api.approve(await _find_peer(api, options.peer))))
 
 
 async def _find_peer(api: PeerApi, beginning: str) -> str:
@@ -156,11 +179,11 @@ async def _find_peer(api: PeerApi, beginning: str) -> str:
 
 
 async def _challenge(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.challenge(await _find_peer(api, options.peer), options.round))
+    show(await _decided(api, show, api.challenge(await _find_peer(api, options.peer), options.round)))
 
 
 async def _leave(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.leave())
+    show(await _decided(api, show, api.leave()))
 
 
 async def _sample(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

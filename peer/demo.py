@@ -123,6 +123,8 @@ def main(options: argparse.Namespace) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--report {folder} is not empty: name a new folder")
     demo = Demo(options, folder, cast_roles(options, folder))
+    if options.attack == "false-challenge" and not demo.is_sampled:
+        raise UserError("--attack false-challenge: only sampled audits have challenges; say --audit sampled")
     # What no job can have is told before anything starts, too.
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
     replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()

@@ -56,11 +56,13 @@ class Call(Do):
     done: trio.Event
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Restores:
     restored: Restored
     links: tuple[Link, ...]
+    repairs: bool  # a state that is wrong, however high
     done: trio.Event
+    is_taken: bool = False
 
 
 class Driver:
@@ -307,18 +309,19 @@ class Driver:
 
     # Snapshots
 
-    async def restore(self, restored: Restored, links: tuple[Link, ...]) -> None:
-        """Goes on from this state; returns when that is done."""
-        self._restores = restores = _Restores(restored, links, trio.Event())
+    async def restore(self, restored: Restored, links: tuple[Link, ...], repairs: bool) -> bool:
+        """Goes on from this state; returns when that is done. False: blocks were quicker, and nothing of it was installed."""
+        self._restores = restores = _Restores(restored, links, repairs, trio.Event())
         await self.call(lambda: None)  # the driver looks between two turns
         await restores.done.wait()
+        return restores.is_taken
 
     async def _take_over(self, restores: _Restores) -> None:
         """Installs a snapshot, and begins anew from the disk, as after a restart, but knowing how long rounds take."""
         self._restores = None
         self._applying.cancel()
         await self._applying_ended.wait()
-        await trio.to_thread.run_sync(self._install, restores.restored, restores.links)
+        restores.is_taken = await trio.to_thread.run_sync(self._install, restores)
         self.node = self._restored_node(self.node.rounds.measured)
         self.workshop.follow(self.rounds)
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
@@ -329,12 +332,16 @@ class Driver:
         applied.set()
         restores.done.set()
 
-    def _install(self, restored: Restored, links: tuple[Link, ...]) -> None:
+    def _install(self, restores: _Restores) -> bool:
         """The models first: until the store names them, nobody looks at them."""
+        restored = restores.restored
+        if restored.is_overtaken(self._restored_ledger().state.height, restores.repairs):
+            return False
         restored.install_models()
         state, disproved = restored.state, first_disproved(self.store, restored)
         encoded = self.rules.encode_state(state)
-        self.store.restore(restored.decisions, state.height, state.root, encoded, restored.headers, links, disproved)
+        self.store.restore(restored.decisions, state.height, state.root, encoded, restored.headers, restores.links, disproved)
+        return True
 
     # Rounds
 

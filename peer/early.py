@@ -77,6 +77,9 @@ class Early:
         others = sum(len(of_signer) for key, of_signer in self._kept.items() if key not in self._voters and key != self._me)
         return count < PER_MEMBER_MAX and others < OTHERS_MAX
 
+    def signed_by(self, signer: bytes) -> tuple[Signed, ...]:
+        return tuple(kept.signed for kept in self._kept.get(signer, ()))
+
     def take(self, key: RoundKey) -> list[Kept]:
         """What came for a round that opens, by each signer in the order in which it came."""
         taken = [kept for of_signer in self._kept.values() for kept in of_signer if kept.key == key]

@@ -9,8 +9,10 @@ payloads/<sha256>        the accepted updates
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,10 +72,24 @@ def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder
         raise UserError(
             f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"
         )
+    existed, view = folder.exists(), None
     try:
-        return _write(store, blobs, host, genesis, state, folder)
+        view = _write(store, blobs, host, genesis, state, folder)
+        return view
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
+    finally:
+        if view is None:
+            _clear(folder, existed)
+
+
+def _clear(folder: Path, existed: bool) -> None:
+    """Leaves nothing that would look like an export."""
+    with contextlib.suppress(OSError):
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        if not existed:
+            folder.rmdir()
 
 
 def _first_block(store: Store, state: State) -> int:
@@ -81,7 +97,9 @@ def _first_block(store: Store, state: State) -> int:
 
 
 def _who_holds_all(state: State) -> str:
-    founders = [f"{member.name} ({short_id(key)})" for key, member in state.members.members.items() if member.admitted == 0]
+    members = state.members
+    still = [(key, member) for key, member in members.members.items() if member.admitted == 0 and members.speaks(key)]
+    founders = [f"{member.name} ({short_id(key)})" for key, member in still]
     named = ", ".join(founders[:FOUNDERS_NAMED_MAX])
     return f"run `peer export` on a peer that has been there from the start, such as a founder: {named}"
 
@@ -93,10 +111,14 @@ def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state:
     last = b""
     for height in range(1, state.height + 1):
         decided = store.decision(height)
-        assert decided is not None, "every applied block is stored"
+        if decided is None:
+            raise UserError(f"this peer restored a snapshot and lacks the block of height {height}: {_who_holds_all(state)}")
         (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
         last = decided.decode().body
         for digest in payloads_of(last):
+            if blobs.size(digest) is None:
+                text = f"this peer restored a snapshot and lacks what the block of height {height} accepts"
+                raise UserError(f"{text}: {_who_holds_all(state)}")
             (folder / payload_path(digest)).write_bytes(blobs.read(digest))
     certified = state.certified_roots[state.height - 1]
     closings = decode_body(last).closings if certified != state.root else ()

@@ -17,6 +17,9 @@ from protocol.identity import short_id
 LOOK_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
 
 
+NOT_DECIDED = "its admission is not decided yet"
+
+
 @dataclass
 class Membership:
     driver: Driver
@@ -93,12 +96,13 @@ class Membership:
             raise UserError(f"the old key {short_id(old)} cannot be replaced: it was expelled, or has another successor")
 
     async def _join(self) -> None:
-        if (
-            self.invitation is None
-            or not self.driver.network.connected()
-            or self.invitation.invitation.signer not in self.driver.state.members.voters
-        ):
+        if self.invitation is None:
             return
+        witness = self.driver.witness
+        witness.membership_problem = witness.membership_problem or NOT_DECIDED
+        is_known = self.invitation.invitation.signer in self.driver.state.members.voters
+        if not is_known or not self.driver.network.connected() or self.author.waits:
+            return  # it waits: what this peer asked for before a restart, which others have told it
         me = self.driver.signer.public
         await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)))
         self.driver.events.add("member", f"{short_id(me)} was admitted as a member")

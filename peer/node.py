@@ -144,6 +144,7 @@ class Node:
         self.chain_id = rules.chain_id
         self.rules, self.ledger = rules, ledger
         self.rounds = Rounds(signer, self.chain_id, ledger.books, measured)
+        ledger.signed_early = self.rounds.signed_early
         self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
         self.heard: tuple[tuple[bytes, RoundMessage], ...] = ()  # round messages that began to count in the last turn, by signer
         self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise
@@ -175,15 +176,18 @@ class Node:
         What the others remember of rounds ends with the rounds: so nothing is said in one that a decided block may have closed.
         """
         is_applied = self.state.height + 1 >= self.replica.height
-        return is_applied and self.replica.may_speak and (self.replica.is_voter or not self._trains or self._is_recalled)
+        if not is_applied or not self.replica.may_speak:
+            return False
+        return self.replica.is_voter or not self._is_heard_in_rounds or self._is_recalled
 
     @property
     def _is_recalled(self) -> bool:
         return self._recall.look(self._voters, self.state.height + 1)
 
     @property
-    def _trains(self) -> bool:
-        return any(self.me in book.terms.trainers for book in self.rounds.books.values())
+    def _is_heard_in_rounds(self) -> bool:
+        """As a trainer, or with a ballot: a round stays with the voters that it was opened for, and some have left since."""
+        return any(self.me in {*book.terms.trainers, *book.terms.voters} for book in self.rounds.books.values())
 
     @property
     def _voters(self) -> VoterSet:
@@ -260,7 +264,7 @@ class Node:
             self._send((leader,), *map(Relay, awaited))
 
     def _ask_what_was_heard(self) -> None:
-        if not self.replica.is_voter and self._trains and not self._is_recalled:
+        if not self.replica.is_voter and self._is_heard_in_rounds and not self._is_recalled:
             asked = self._recall.ask(self._voters, self._links.keys(), self._now)
             if asked:
                 self._send(asked, GetHeard())

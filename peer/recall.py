@@ -1,7 +1,8 @@
-"""What a trainer that does not vote asks before it signs anything: its disk may have been rolled back to an older state.
+"""What a peer that does not vote, but is heard in rounds, asks before it signs anything: its disk may have been rolled back.
 
 Voters do the same inside the replica (`consensus.rollback`), for the votes that agreement rests on. A trainer has one thing to
-lose: a second, different proposal of one round, for which it would be expelled.
+lose: a second, different proposal of one round, for which it would be expelled. So has whoever left while a round was open that
+was opened for it: a second ballot.
 """
 
 from __future__ import annotations

@@ -223,6 +223,10 @@ class Rounds:
         self._hear(book, signed, message, now, outcome)
         return outcome
 
+    def signed_early(self, signer: bytes) -> tuple[Signed, ...]:
+        """What it signed in rounds that are not open here yet, or in which it takes no part yet."""
+        return self._early.signed_by(signer)
+
     def _hear(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
         if signed.signer != self._signer.public:
             self._put(book, signed, message, now, outcome)

@@ -45,7 +45,7 @@ DIAGNOSTICS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
 # How the messages begin: whoever reads the network tells them from votes without unpacking a megabyte.
 _PREFIXES: Final = tuple(bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOTS)
 
-Install = Callable[[Restored, tuple[Link, ...]], Awaitable[None]]
+Install = Callable[[Restored, tuple[Link, ...], bool], Awaitable[bool]]  # see `Driver.restore`
 
 
 def is_about_snapshots(data: bytes) -> bool:
@@ -261,14 +261,18 @@ class Snapshots:
         if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
             self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
             transfer.abandon()
-        elif self._repairs or restored.height > self._state().height:
-            await self._install(restored, (*self._store.links(0, transfer.known), *transfer.links))
+        elif restored.is_overtaken(self._state().height, self._repairs) or not await self._installs(transfer, restored):
+            transfer.abandon()
+        self._end()
+
+    async def _installs(self, transfer: Transfer, restored: Restored) -> bool:
+        links = (*self._store.links(0, transfer.known), *transfer.links)
+        is_taken = await self._install(restored, links, self._repairs)
+        if is_taken:
             seconds = self._now() - self._begun
             text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
             self._events.add("snapshot", text, height=restored.height, seconds=seconds)
-        else:
-            transfer.abandon()
-        self._end()
+        return is_taken
 
     def _warn_of_fork(self, what: str) -> None:
         text = f"{what}: nothing is restored; ask people you trust which history is the true one"

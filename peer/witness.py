@@ -154,7 +154,7 @@ def why_waiting(node: Node, links: Set[bytes]) -> str:
     voters = VoterSet(node.state.members.voters)
     here = len((links | {node.me}) & set(voters.keys))
     if node.replica.is_voter and here < voters.quorum:
-        return f"waiting for a quorum: {here} of {voters.quorum} voters are here"
+        return f"waiting for a quorum: {here} of {len(voters)} voters are here, {voters.quorum} are needed"
     is_working = node.state.height + 1 >= node.replica.height and not why_halted(node.replica, None)
     if is_working and not node.may_speak:
         return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"

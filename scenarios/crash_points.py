@@ -34,7 +34,8 @@ FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its 
 COUNT_MAX = 3  # which time the point is reached is drawn from 1 to this
 ROUNDS_AFTER = 2  # closed by the others while the victim is down: the round of the crash, and one more
 
-NEWCOMERS = ("identity.key", "genesis", "file-invitation", "file-toml", "store-create", "restore")  # written when a peer joins
+RESTORED = ("model-fetched", "restore")  # by who begins with a snapshot
+NEWCOMERS = ("identity.key", "genesis", "file-invitation", "file-toml", "store-create", *RESTORED)  # written when a peer joins
 RARE = ("store-count", "append-timeout", "append-cut-off", "append-evidence", "file-addresses", "file-txt", "file-tokens")
 TRAINERS = ("append-proposal", "append-cut-off", "file-tokens", "file-txt", "file-safetensors")
 IN_WORKER = ("file-tokens",)
@@ -182,7 +183,7 @@ async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
     directory = peers.demo.folder / "peers" / f"new-{number}"
     newcomer = DemoPeer(number, Identity.generate(), directory, False, False, 1, False)
     directory.mkdir()
-    if write_of(point) == "restore":
+    if write_of(point) in RESTORED:
         with trio.fail_after(STALL_SECONDS_MAX):
             await in_order(peers)
         await goes_on(peers.demo.watched, 2 * LAG_HEIGHTS)  # more than a newcomer fetches block by block

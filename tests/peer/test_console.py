@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -239,6 +239,33 @@ async def test_a_test_shows_its_own_phases_until_it_is_done(
     assert phases == ["proposal", "ballot", "decided: abcd", "round", "applied"]
     assert "somebody else" not in printed
     assert f"model root {'f' * 16} unchanged" in printed
+
+
+async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is_shown_all_the_same(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass
+    class Slow(FakeApi):
+        seconds: float = 0.0
+
+        async def cancel(self, job: str) -> str:
+            await trio.sleep(self.seconds)
+            return await super().cancel(job)
+
+        async def leave(self) -> str:
+            await trio.sleep(self.seconds)
+            return await super().leave()
+
+    waiting = "waiting for a quorum: 1 of 2 voters are here, 2 are needed"
+    monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, waiting=waiting))
+    for seconds, told in ((console.PATIENCE_SECONDS / 2, []), (2 * console.PATIENCE_SECONDS, [waiting])):
+        shown: list[object] = []
+        await console.execute(Slow(seconds=seconds), parse(f"cancel {'1' * 64}"), shown.append)  # type: ignore[arg-type]
+        assert shown[-1] == "1 of 3 voters want it to end"
+        assert [text for text in shown if "not decided yet" in str(text)] == shown[:-1]
+        assert len(shown) == 1 + len(told) and all(words in str(text) for words, text in zip(told, shown, strict=False))
+        with pytest.raises(UserError, match="the last voter cannot leave"):
+            await console.execute(Slow(seconds=seconds), parse("leave"), shown.append)  # type: ignore[arg-type]
 
 
 async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing.MockClock) -> None:

@@ -150,6 +150,24 @@ async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_
     assert "admitted" not in ben.log
 
 
+async def test_an_admission_that_waits_for_a_quorum_says_so_and_is_asked_for_once(three: list[Daemon]) -> None:
+    anna, ben, carl = three
+    _, key, _ = peer("identity", "--data-dir", str(ben.directory))
+    init(anna, key.strip())
+    voter, waits = ("--role", "voter", "--no-stand", *LOOPBACK), "not a member: its admission is not decided yet"
+    await anna.start("run", *voter).answers()
+    for_ben, for_carl = (ask(anna, "invite").strip() for _ in range(2))
+    await carl.start("join", for_carl, *voter).answers()
+    await carl.until(halted=waits)
+    carl.terminate()
+    await carl.start("run", *voter).answers()
+    await poll(lambda: says(carl, "connected to"))
+    await carl.until(halted=waits)
+    await ben.start("join", for_ben, *voter).answers()
+    await carl.until(halted="")
+    assert "WARNING membership" not in carl.log, "it was told its own request by who had heard it before"
+
+
 async def test_who_leaves_the_vote_stays_out_of_it(three: list[Daemon]) -> None:
     anna, ben, _ = three
     init(anna)

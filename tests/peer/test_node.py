@@ -11,7 +11,7 @@ from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
 from ledger import pool as pool_module
 from ledger.jobs import Job, Start, Stop, job_id
-from ledger.members import Approve, Register
+from ledger.members import Approve, Leave, Register
 from ledger.pool import SIGNED_BYTES, transaction_digest
 from peer import node as node_module
 from peer.node import AppliedBlock, Do, Item, RoundClosed, RoundOpened
@@ -564,6 +564,15 @@ def forget(shell: Shell) -> None:
     shell.journal.records = [record for record in shell.journal.records if not isinstance(record, RoundVoted)]
 
 
+def came_back_alone(pack: Pack, shell: Shell) -> None:
+    """Started again, with no link yet."""
+    for peer in sorted(shell.links):
+        pack.cut(shell.me, peer)
+    pack.settle()
+    shell.start()
+    pack.settle()
+
+
 def test_nobody_signs_before_a_quorum_has_said_what_it_heard_of_it() -> None:
     pack = Pack(count=2)
     pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
@@ -603,6 +612,50 @@ def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast
     hears(voter, pack[2], Heard(voter.node.replica.height, (record.signed,)))
     assert voter.node.may_speak
     assert [r for r in voter.journal.records[before:] if isinstance(r, RoundVoted)] == [record]
+
+
+def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts_no_other(pack: Pack) -> None:
+    """It left in the middle of the round, which stays with the voters that it was opened for."""
+    job, leaver = with_proposal(pack), pack[3]
+    assert leaver.me not in leaver.node.rounds.books[job].terms.trainers
+    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", Leave()))
+    pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
+    (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
+    forget(leaver)
+    came_back_alone(pack, leaver)
+    pack.pass_time(5.0)
+    assert leaver.node.state.height == pack[0].node.state.height and not leaver.node.may_speak, "nobody has told it anything"
+    assert cast(pack, leaver, job, Verdict.REPLAY) == []
+    pack.link_all(leaver)
+    pack.pass_time(5.0)
+    assert leaver.node.may_speak and leaver.node.rounds.muted == {(job, 0)}
+    assert leaver.node.rounds.books[job].signed_ballots[leaver.me] == record.signed
+    assert not any(shell.node.ledger.accusations for shell in pack)
+
+
+def test_a_forgotten_ballot_is_named_also_by_those_who_have_not_applied_the_block_that_opens_its_round(pack: Pack) -> None:
+    pack.pass_time(2.0)
+    slow, voter = [pack[1], pack[2]], pack[3]
+    for shell in slow:
+        shell._apply = lambda: None  # type: ignore[method-assign]
+    start = pack.world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    pack[0].say(start)
+    pack.until(lambda shell: shell.node.replica.height >= 2)
+    job = job_id(start.signer, pack.world.rules.open_transaction(start))
+    first, _ = proposals(pack, job, PEOPLE[0])
+    for shell in pack:
+        hears(shell, pack[0], Relay(first))
+    (record,) = [r for r in cast(pack, voter, job, Verdict.ACCEPT) if r.tag == "ballot"]
+    assert all(job not in shell.node.rounds.books for shell in slow)
+    forget(voter)
+    came_back_alone(pack, voter)
+    for shell in slow:
+        pack.link(voter.me, shell.me)
+    pack.pass_time(2.0)
+    assert voter.node.may_speak and voter.node.rounds.muted == {(job, 0)}, "a quorum with itself has answered"
+    hears(voter, slow[0], Relay(first))
+    assert cast(pack, voter, job, Verdict.REPLAY) == []
+    assert voter.node.rounds.books[job].signed_ballots[voter.me] == record.signed
 
 
 def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round() -> None:

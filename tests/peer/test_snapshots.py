@@ -17,6 +17,7 @@ import trio.testing
 from consensus.block import decode_header
 from consensus.catchup import CatchUp
 from consensus.chain_proof import Anchor
+from ledger.assembly import Restored
 from ledger.jobs import Start, job_id
 from ledger.members import Leave
 from ledger.snapshot import SNAPSHOT_HEIGHTS
@@ -299,12 +300,13 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
     seat.store.restore([chain.decided[1]], 1, chain.states[1].root, b"", links=[first])
     installed: list[Any] = []
 
-    async def install(restored: Any, links: Any) -> None:
+    async def install(restored: Any, links: Any, repairs: bool) -> bool:
         installed.extend(links)
+        return True
 
     snapshots._install = install
     ended = SimpleNamespace(known=decode_header(first.header).height, links=tuple(later), asked_last=b"", abandon=lambda: None)
-    await snapshots._finish(ended, SimpleNamespace(decisions=(), height=40))  # type: ignore[arg-type]
+    await snapshots._finish(ended, Restored((), chain.states[40], (), ()))  # type: ignore[arg-type]
     assert installed == [first, *later] and later
     seat.store.close()
 
@@ -318,14 +320,15 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
     seat.open(None, lambda blobs: blobs)
     snapshots, scope, deleted = seat.driver.snapshots, trio.CancelScope(), [0]
 
-    async def install(restored: Any, links: Any) -> None:
+    async def install(restored: Any, links: Any, repairs: bool) -> bool:
         scope.cancel()
         await trio.sleep_forever()
+        return True
 
     def delete() -> None:
         deleted[0] += 1
 
-    restored = SimpleNamespace(decisions=(), height=height)
+    restored = Restored((), replace(seat.driver.state, height=height), (), ())
     ended = SimpleNamespace(known=0, links=(), asked_last=b"", abandon=delete, restored=restored)
     snapshots._install, snapshots._transfer = install, ended  # type: ignore[assignment]
     with scope:
@@ -333,6 +336,18 @@ async def test_a_peer_that_is_stopped_while_it_installs_deletes_nothing_of_it(
     snapshots._end()  # as `run` does at its end
     assert deleted == [abandoned]
     seat.store.close()
+
+
+async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_installed(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        seat = made.seats[0]
+        await one_root(made.seats, await seat.scratch())
+        before = seat.driver.state
+        restored = Restored((), before, (), (SimpleNamespace(install=pytest.fail),))  # type: ignore[arg-type]
+        with trio.fail_after(SECONDS_MAX):
+            assert not await seat.driver.restore(restored, (), repairs=False)
+        assert seat.driver.state.root == before.root
+        await one_root(made.seats, await seat.scratch())
 
 
 async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Path) -> None:
@@ -347,6 +362,23 @@ async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Pa
     snapshots._notice()
     assert not snapshots._queue.askers
     seat.store.close()
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_peer_that_restored_a_snapshot_after_it_had_the_first_blocks_says_so_too_and_leaves_nothing(
+    tmp_path: Path, existed: bool
+) -> None:
+    """Blocks come one by one until a snapshot is quicker, which brings no payloads of the heights below it."""
+    chain, folder = lived(tmp_path / "whole"), tmp_path / "export"
+    payload = next(file for file in (tmp_path / "whole" / "blobs").iterdir())
+    payload.unlink()
+    if existed:
+        folder.mkdir()
+    with pytest.raises(UserError) as error:
+        export.export(chain.store, chain.blobs, chain.host, chain.genesis, folder)
+    assert "restored a snapshot" in str(error.value) and short_id(chain.people[0].public) in str(error.value)
+    assert folder.exists() == existed and not (existed and list(folder.iterdir()))
+    chain.close()
 
 
 def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -> None:

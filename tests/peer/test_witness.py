@@ -92,8 +92,8 @@ def test_the_state_that_people_see_names_the_gravest_reason() -> None:
 @pytest.mark.parametrize(
     ("links", "may_speak", "words"),
     [
-        (0, False, "waiting for a quorum: 1 of 3 voters are here"),
-        (1, True, "waiting for a quorum: 2 of 3 voters are here"),
+        (0, False, "waiting for a quorum: 1 of 4 voters are here, 3 are needed"),
+        (1, True, "waiting for a quorum: 2 of 4 voters are here, 3 are needed"),
         (2, False, "waiting for a quorum: 3 voters must first say what they heard this peer sign"),
         (2, True, ""),
     ],

@@ -31,6 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if options.seed is not None:
         return _one(options)
+    if options.keep is not None or options.shrink:
+        print("--keep and --shrink are about one history: name it with --seed", file=sys.stderr)
+        return 2
     for kind in ("seeds", "twins", "partitions"):
         span = getattr(options, kind)
         if span is not None:
@@ -55,7 +58,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=_span, metavar="FIRST:LAST", help="histories to run, the last one excluded (0:50)")
     parser.add_argument("--twins", type=_span, metavar="FIRST:LAST", help="Twins scenarios to run")
     parser.add_argument("--partitions", type=_span, metavar="FIRST:LAST", help="partition scenarios to run")
-    parser.add_argument("--n", type=whole_number(1), help="founding voters (4; of partitions 4 and 7 by turns)")
+    parser.add_argument("--n", type=whole_number(2), help="founding voters (4; of partitions 4 and 7 by turns)")
     parser.add_argument("--seed", type=int, help="run this one and say what happens in it")
     parser.add_argument("--keep", type=_numbers, metavar="N,N,…", help="with --seed: only the faults of these numbers")
     parser.add_argument("--shrink", action="store_true", help="with --seed: the fewest faults that still break the same rule")

@@ -177,6 +177,9 @@ def _fsync(draw: Draw) -> None:
     draw.add("fsync", *draw.span(0.5, 4), (draw.peer(),))
 
 
+SKEW_ACCEPTED = 0.5  # seconds: twice that at one peer, and twice to the other side at another, are just CLOCK_AHEAD_SECONDS
+
+
 def _skew(draw: Draw) -> None:
     """Within what others accept, or beyond it."""
     draw.add("skew", 0.0, draw.end, (draw.peer(),), draw.random.choice((-1.5, -0.5, 0.5, 1.5, 4.0, -10.0, 3_600.0)))
@@ -226,6 +229,7 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
                 maker(draw)
     rotates = _draw_changes(draw, joiners)
     _draw_sicknesses(draw, budget)
+    _set_clocks_right(draw)
     low = source.choice((0.001, 0.005, 0.02))
     plain = seed % ED25519_EVERY == ED25519_EVERY - 1
     plan = Plan(
@@ -281,6 +285,18 @@ def _damage(draw: Draw, peer: int) -> None:
 def _wrong_state(draw: Draw, peer: int) -> None:
     """The first state that a peer computes after `at` is wrong by one bit."""
     draw.add("wrong-state", *draw.span(0.2, 3), (peer,), detail=draw.random.choice(("counter", "model")))
+
+
+def _set_clocks_right(draw: Draw) -> None:
+    """Where one leaves, and the others tolerate none, whoever is sick is one fault too many, which they bear: it comes back, or
+    is not needed. A clock that is far off would be another, which they need not bear: there it is as far off as others accept.
+    """
+    kinds = [fault.kind for fault in draw.faults]
+    sick = sum(kind in ("rollback", "damage", "wrong-state") for kind in kinds)
+    if "leave" in kinds and sick + len(draw.liars) > faults_tolerated(draw.n - 1):
+        for at, fault in enumerate(draw.faults):
+            if fault.kind == "skew":
+                draw.faults[at] = replace(fault, amount=max(-SKEW_ACCEPTED, min(SKEW_ACCEPTED, fault.amount)))
 
 
 SICKNESSES = (_rollback, _damage, _wrong_state)  # of honest peers; whoever has one counts as one of the f, as a liar does

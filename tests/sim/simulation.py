@@ -219,7 +219,7 @@ class Peer:
     def _take_over(self, restored: Restored, links: tuple[ChainLink, ...]) -> None:
         """Begins anew from the disk, as after a restart, but the links stay."""
         self.restoring = None
-        if restored.height <= self.height and not self.is_wrong:
+        if restored.is_overtaken(self.height, self.is_wrong):
             return
         assert self.node is not None
         restored.install_models()
@@ -626,6 +626,8 @@ class Simulation:
         if not self.run_until(self.now + RECOVERY_SECONDS, lambda: self._all_at(target)):
             raise Violation("progress", f"{RECOVERY_SECONDS:.0f} s after healing, not at height {target}: {self._where()}")
         self.recovered = self.now
+        for peer in self.honest:
+            self.sample(peer)
 
     def _go_on(self) -> None:
         first = self.height + 1
@@ -1112,6 +1114,8 @@ class Simulation:
     def heal(self) -> None:
         """Everybody runs, every link is made anew, and from now on messages arrive. Liars go on lying."""
         self.healed = self.now
+        for peer in self.honest:
+            self.sample(peer)
         self.network.heal()
         self._cut = {}
         for peer in self.peers:

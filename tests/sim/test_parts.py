@@ -15,6 +15,7 @@ import pytest
 from consensus.turn import Record, RoundVoted, StoredBlock, Voted
 from protocol.errors import StorageError
 from protocol.identity import Signed
+from protocol.limits import CLOCK_AHEAD_SECONDS
 from tests.sim import campaign, invariants
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
@@ -101,6 +102,8 @@ def test_no_plan_has_more_faulty_peers_than_are_tolerated(n: int) -> None:
         sick = {fault.nodes[0] for kind in ("rollback", "damage", "wrong-state") for fault in plan.of(kind)}
         assert len(plan.liars.keys() | sick) == len(plan.liars) + len(sick) <= faults_tolerated(n)
         assert len(plan.liars) <= faults_tolerated(n - leaving)
+        if leaving and len(plan.liars) + len(sick) > faults_tolerated(n - 1):
+            assert all(abs(fault.amount) <= CLOCK_AHEAD_SECONDS / 4 for fault in plan.of("skew"))
 
 
 def test_only_the_faults_that_are_kept_remain() -> None:

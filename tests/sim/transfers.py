@@ -189,7 +189,7 @@ class Snapshots:
             return
         fetched, height = transfer.progress[0], node.state.height
         if transfer.restored is not None:
-            if transfer.restored.height > height or self._repairs:
+            if not transfer.restored.is_overtaken(height, self._repairs):
                 self._peer.restore(transfer.restored, transfer.links)
             self._end()
         elif (

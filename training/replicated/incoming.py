@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from ledger.crash_points import crash_points
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import PART_BYTES_MAX
@@ -79,11 +80,12 @@ class IncomingModel:
 
     def install(self) -> None:
         with files.explained(self._directory):
-            for file in self._files.values():
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-            files.finish(self._folder, self._saved, durable=True)
+            with crash_points("model-fetched"):
+                for file in self._files.values():
+                    file.flush()
+                    os.fsync(file.fileno())
+                    file.close()
+                files.finish(self._folder, self._saved, durable=True)
             files.finish_exchange(self._directory)
             files.exchange(self._folder, self._directory)
         self._replaced()

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 from unittest import mock
 
-from consensus import catchup, chain, handlers, rules, voters
+from consensus import catchup, chain, handlers, pacemaker, rules, voters
 from consensus.answers import Answers
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.book import Book
@@ -26,7 +26,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import open_signed, preimage, sign
 from protocol.messages import Certificate, Commit, Decision, Prepare, Timeout
 from tests.sim.mutants.planting import Mutant, Planter
-from tests.sim.mutants.scenarios import Scenario
+from tests.sim.mutants.scenarios import Scenario, Splits
 
 LOST = Scenario(seconds=6.0, lost=0.6, blocks=10, jobs=False)
 DEAF = Scenario(seconds=8.0, lost=1.0, blocks=6, jobs=False)  # nothing is decided, and half of what ends views is lost, too
@@ -427,6 +427,11 @@ def _unbounded_future(planter: Planter) -> None:
     planter.replace(handlers, "FUTURE_HEIGHTS_MAX", 10**9)
 
 
+def _impatient(planter: Planter) -> None:
+    planter.replace(pacemaker, "VIEW_SECONDS_MIN", 0.1)
+    planter.replace(pacemaker, "TAIL_FACTOR", 0.0)
+
+
 AGREEMENT = (
     Mutant("small-quorum", "a quorum is one voter too small", ("certificate",), _small_quorum),
     Mutant("two-f-plus-one", "q = 2f+1 where n is not 3f+1", ("certificate",), _two_f_plus_one, Scenario(n=6)),
@@ -611,6 +616,13 @@ AGREEMENT = (
         ("progress",),
         _no_answers,
         dataclasses.replace(LOST, crashes=3),
+    ),
+    Mutant(
+        "impatient",
+        "how long a view may take is not measured from the decisions of this network",
+        ("healed",),
+        _impatient,
+        Splits(),
     ),
     Mutant(
         "unbounded-future",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ledger.audits import Dispute, StepFinding
 from ledger.docket import Docket
 from protocol.reasons import Finding
-from tests.sim.audits import Challenges
+from tests.sim.audits import Challenges, Cheats, Distrusts
 from tests.sim.mutants.agreement import with_liar
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.simulation import Simulation
@@ -41,6 +41,24 @@ def _every_verdict_is_guilty(planter: Planter) -> None:
     planter.simulation(_challenges)
 
 
+def _every_challenge_is_false(planter: Planter) -> None:
+    """Whoever challenged is held for a liar, whatever was found."""
+    suspend = Docket._suspend
+
+    def both(self: Docket, dispute: Dispute) -> None:
+        for person in dispute.challenges:
+            self._hold_against(person)
+        suspend(self, dispute)
+
+    planter.replace(Docket, "_suspend", both)
+    planter.simulation(_false_steps)
+
+
+def _false_steps(simulation: Simulation) -> None:
+    for peer in simulation.peers:
+        peer.author.auditor = Distrusts() if peer.is_honest else Cheats()
+
+
 AUDITS = (
     Mutant("one-convicts", "a challenge is enough to suspend somebody", ("honest suspended",), _one_convicts, CHALLENGED),
     Mutant(
@@ -48,6 +66,13 @@ AUDITS = (
         "who finds a trainer innocent is counted among those who do not",
         ("honest suspended",),
         _every_verdict_is_guilty,
+        CHALLENGED,
+    ),
+    Mutant(
+        "every-challenge-false",
+        "who challenged a step that is found false is held for a liar",
+        ("honest refuted",),
+        _every_challenge_is_false,
         CHALLENGED,
     ),
 )

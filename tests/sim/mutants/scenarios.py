@@ -9,6 +9,7 @@ from typing import Any
 from consensus.turn import RoundVoted, Turn, Voted
 from protocol import codec
 from protocol.messages import Commit, Decision, Prepare, Prepared, Propose, Proposed, TimedOut, Timeout, ViewEnded, Vote
+from tests.sim import partitions
 from tests.sim.disk import Disk
 from tests.sim.invariants import Violation, faults_tolerated
 from tests.sim.network import Link
@@ -100,6 +101,14 @@ class Scenario:
             jobs=self.jobs,
             work=self.work or source.choice((0.5, 2.0)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Splits(Scenario):
+    """The ones of `tests.sim.partitions`; of the fields only n counts."""
+
+    def simulation(self, seed: int) -> Simulation:
+        return partitions.simulation(partitions.expand(seed, self.n))
 
 
 CALM = Scenario()

@@ -22,12 +22,14 @@ from consensus.evidence import Evidence
 from consensus.quorum import faults_tolerated
 from consensus.rollback import RollbackCheck
 from consensus.state import ReplicaState
-from consensus.turn import Restart
-from ledger.assembly import Assembly
+from consensus.turn import Restart, Turn, merge
+from ledger.assembly import Assembly, Restored
 from ledger.audits import AuditsState
 from ledger.docket import AuditsModule
 from ledger.ledger import Ledger
+from ledger.members import MembersState
 from ledger.state import Rules, State, Transition
+from ledger.transfer import Transfer
 from peer.node import Node
 from peer.rounds import Rounds
 from protocol import codec
@@ -360,6 +362,36 @@ def _snapshot_part_unchecked(planter: Planter) -> None:
     planter.replace(Assembly, "_take_module", take)
 
 
+def _snapshot_overtaken(planter: Planter) -> None:
+    """Blocks that were applied one by one are applied again, from the snapshot on."""
+    planter.replace(Restored, "is_overtaken", lambda self, applied, repairs: False)
+    planter.replace(Transfer, "progress", property(lambda self: (0, 0)))  # nor does anybody look on the way
+
+
+def _decision_skipped(planter: Planter) -> None:
+    """Now and then a turn does not say that it has decided a block."""
+    coins = random.Random(0)
+
+    class Silent(Turn):
+        decided = ()
+
+    def lossy(turns: Any, deadline: float | None) -> Turn:
+        turn = merge(turns, deadline)
+        return Silent(turn.records, turn.sends, deadline, turn.faults, turn.heard) if coins.random() < 0.02 else turn
+
+    planter.everywhere(merge, lossy)
+
+
+def _expels_the_finder(planter: Planter) -> None:
+    """Evidence expels another one than who signed it."""
+    expel = ledger.members.expel
+
+    def another(state: MembersState, culprit: bytes, height: int) -> MembersState:
+        return expel(state, next(key for key in state.voters if key != culprit), height)
+
+    planter.everywhere(expel, another)
+
+
 UPKEEP = (
     Mutant("sends-before-sync", "messages leave before the turn is durable", ("durable",), _sends_before_sync),
     Mutant("block-not-durable", "a block is prepared before its bytes are durable", ("durable",), _block_not_durable),
@@ -517,6 +549,21 @@ UPKEEP = (
         ("roots", "honest dropped"),
         _snapshot_root_unchecked,
         dataclasses.replace(LATE, liars=("bad-offers",)),
+    ),
+    Mutant(
+        "snapshot-overtaken",
+        "a snapshot takes the place of a state that is newer, and its blocks are applied twice",
+        ("applied once",),
+        _snapshot_overtaken,
+        LATE,
+    ),
+    Mutant("decision-skipped", "a decided block does not reach who applies it", ("contiguous",), _decision_skipped),
+    Mutant(
+        "expels-another",
+        "evidence expels another one than who signed it",
+        ("honest expelled",),
+        _expels_the_finder,
+        with_liar("two-prepares"),
     ),
     Mutant(
         "snapshot-names-unchecked",
