@@ -34,7 +34,7 @@ from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser
 
 REAL = (4, 7, 10, 16)
-VIRTUAL = (31, 64, 100)
+VIRTUAL = (*REAL, 31, 64, 100)
 ROUND_TRIPS_MS = (1, 50, 100, 200, 300)
 SILENT_ROUND_TRIPS_MS = (100, 150)
 UPLINK_BITS = 100e6
