@@ -255,7 +255,7 @@ class Handlers(Answers):
             self._ask_application = True
 
     def _on_heard(self, peer: bytes, message: Heard) -> None:
-        if self._book is None or peer not in self._book.voters:
+        if not self.reads_answers_of(peer):
             return
         statements, of_rounds = open_heard(message, self.me, self._chain_id, self._verifier)
         for statement in statements:

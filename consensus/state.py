@@ -116,6 +116,10 @@ class ReplicaState:
     def is_voter(self) -> bool:
         return self._book is not None and self.me in self._book.voters.members
 
+    def reads_answers_of(self, peer: bytes) -> bool:
+        """Whether a Heard of this peer is read now: it votes at this height, whose voters are known here."""
+        return self._book is not None and peer in self._book.voters
+
     @property
     def may_speak(self) -> bool:
         """Whether this peer may sign messages of rounds. A voter may not until it knows that it has forgotten nothing."""

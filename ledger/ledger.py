@@ -32,7 +32,7 @@ class Ledger:
         self.pool = Pool(state.height)
         self.notices = Notices()
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
-        # By a signer, in rounds that are not open here yet: these have no book, and who keeps them sets this.
+        # What a signer said in rounds that have no book here yet. `peer.node` keeps that, and puts its own function here.
         self.signed_early: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
         self._expander = Expander(self.books, self.pool)
         self._selectable: tuple[State, int, bool] | None = None

@@ -93,8 +93,9 @@ def init(options: argparse.Namespace) -> None:
     if not 1 <= len(network) <= NAME_CHARACTERS_MAX:
         raise UserError(f"--network {options.network!r}: a name has 1 to {NAME_CHARACTERS_MAX} characters")
     others = [parse_peer_id(text) for text in options.voter]
-    if len(set(others)) < len(others):
-        raise UserError(f"--voter {next(text for text in options.voter if options.voter.count(text) > 1)} is there twice")
+    for at, key in enumerate(others):
+        if key in others[:at]:
+            raise UserError(f"--voter {options.voter[at]} is there twice")
     directory = DataDirectory.create(config.data_directory)
     me = _identity(directory)
     founders = {key: Founder(short_id(key), ()) for key in others}

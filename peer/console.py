@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -72,24 +73,25 @@ async def _log(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
 
 async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
     """The answer to what the voters have to decide first. Whoever waits long is told for what."""
-    refusal: UserError | None = None
-    answer = ""
+    answer: str | Exception
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tell_why, api, show)
         try:
             answer = await call
-        except UserError as error:
-            refusal = error
+        except Exception as error:  # raised below, by itself
+            answer = error
         nursery.cancel_scope.cancel()
-    if refusal is not None:
-        raise refusal
+    if isinstance(answer, Exception):
+        raise answer
     return answer
 
 
 async def _tell_why(api: PeerApi, show: Print) -> None:
     await trio.sleep(PATIENCE_SECONDS)
-    status = await api.status()
-    show(f"not decided yet ({status.halted or status.waiting or 'working'}); it may still be decided after you interrupt this")
+    with contextlib.suppress(UserError):  # then the call fails as well
+        status = await api.status()
+        why = status.halted or status.waiting
+        show(f"{why}; what you ask for may be decided even after you interrupt this" if why else "not decided yet")
 
 
 async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

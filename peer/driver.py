@@ -60,7 +60,7 @@ class Call(Do):
 class _Restores:
     restored: Restored
     links: tuple[Link, ...]
-    repairs: bool  # a state that is wrong, however high
+    repairs: bool  # it takes the place of a state that is wrong, however high that one is
     done: trio.Event
     is_taken: bool = False
 
@@ -310,7 +310,7 @@ class Driver:
     # Snapshots
 
     async def restore(self, restored: Restored, links: tuple[Link, ...], repairs: bool) -> bool:
-        """Goes on from this state; returns when that is done. False: blocks were quicker, and nothing of it was installed."""
+        """Goes on from this state; returns when that is done. False: blocks were quicker, and the node began anew without it."""
         self._restores = restores = _Restores(restored, links, repairs, trio.Event())
         await self.call(lambda: None)  # the driver looks between two turns
         await restores.done.wait()
@@ -335,7 +335,7 @@ class Driver:
     def _install(self, restores: _Restores) -> bool:
         """The models first: until the store names them, nobody looks at them."""
         restored = restores.restored
-        if restored.is_overtaken(self._restored_ledger().state.height, restores.repairs):
+        if restored.is_overtaken(max(self.store.roots(), default=0), restores.repairs):
             return False
         restored.install_models()
         state, disproved = restored.state, first_disproved(self.store, restored)

@@ -35,6 +35,7 @@ FORMAT = 1
 FOUNDERS_NAMED_MAX = 4  # in an error message
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
+BLOCKS, PAYLOADS = "blocks", "payloads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,11 @@ class Summary:
 
 
 def block_path(height: int) -> str:
-    return f"blocks/{height:08d}.msgpack"
+    return f"{BLOCKS}/{height:08d}.msgpack"
 
 
 def payload_path(digest: bytes) -> str:
-    return f"payloads/{digest.hex()}"
+    return f"{PAYLOADS}/{digest.hex()}"
 
 
 def model_path(job: bytes) -> str:
@@ -72,22 +73,26 @@ def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder
         raise UserError(
             f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"
         )
-    existed, view = folder.exists(), None
+    existed = folder.exists()
     try:
-        view = _write(store, blobs, host, genesis, state, folder)
-        return view
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / BLOCKS).mkdir()  # one export at a time
+        try:
+            return _write(store, blobs, host, genesis, state, folder)
+        except BaseException:
+            _clear(folder, state, existed)
+            raise
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
-    finally:
-        if view is None:
-            _clear(folder, existed)
 
 
-def _clear(folder: Path, existed: bool) -> None:
-    """Leaves nothing that would look like an export."""
+def _clear(folder: Path, state: State, existed: bool) -> None:
+    """Of what `_write` makes nothing is left that would look like an export."""
+    for name in (BLOCKS, PAYLOADS):
+        shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
-        for left in folder.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for name in (GENESIS, MANIFEST, *map(model_path, state.jobs.jobs)):
+            (folder / name).unlink(missing_ok=True)
         if not existed:
             folder.rmdir()
 
@@ -98,26 +103,24 @@ def _first_block(store: Store, state: State) -> int:
 
 def _who_holds_all(state: State) -> str:
     members = state.members
-    still = [(key, member) for key, member in members.members.items() if member.admitted == 0 and members.speaks(key)]
-    founders = [f"{member.name} ({short_id(key)})" for key, member in still]
-    named = ", ".join(founders[:FOUNDERS_NAMED_MAX])
-    return f"run `peer export` on a peer that has been there from the start, such as a founder: {named}"
+    founders = [members.current(key) for key, member in members.members.items() if member.admitted == 0]
+    named = [f"{members.members[key].name} ({short_id(key)})" for key in founders if members.speaks(key)]
+    such_as = f", such as a founder: {', '.join(named[:FOUNDERS_NAMED_MAX])}" if named else ""
+    return f"run `peer export` on a peer that has been there from the start{such_as}"
 
 
 def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> ExportView:
-    for name in ("blocks", "payloads"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / PAYLOADS).mkdir()
     (folder / GENESIS).write_bytes(codec.encode(genesis))
     last = b""
     for height in range(1, state.height + 1):
         decided = store.decision(height)
-        if decided is None:
-            raise UserError(f"this peer restored a snapshot and lacks the block of height {height}: {_who_holds_all(state)}")
+        assert decided is not None, "every applied block is stored"
         (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
         last = decided.decode().body
         for digest in payloads_of(last):
             if blobs.size(digest) is None:
-                text = f"this peer restored a snapshot and lacks what the block of height {height} accepts"
+                text = f"this peer does not hold every update that block {height} accepts, as after a snapshot"
                 raise UserError(f"{text}: {_who_holds_all(state)}")
             (folder / payload_path(digest)).write_bytes(blobs.read(digest))
     certified = state.certified_roots[state.height - 1]

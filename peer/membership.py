@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,8 +16,6 @@ from protocol.errors import UserError
 from protocol.identity import short_id
 
 LOOK_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
-
-
 NOT_DECIDED = "its admission is not decided yet"
 
 
@@ -32,6 +31,7 @@ class Membership:
     former: Author | None = None  # speaks for the key that ours replaces, until that is decided
     forget_former: Callable[[], None] = lambda: None
     _told: frozenset[bytes] = field(default_factory=frozenset)
+    _is_joining: bool = False
 
     async def run(self) -> None:
         """After every block, does the one next thing that is missing."""
@@ -67,6 +67,9 @@ class Membership:
     async def _next(self) -> None:
         state, me = self.driver.state, self.driver.signer.public
         member = state.members.members.get(me)
+        if self._is_joining and member is not None:
+            self._is_joining = False
+            self.driver.events.add("member", f"{short_id(me)} was admitted as a member")
         if state.members.is_expelled(me):
             raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
         if self.former is not None and self.former.signer.public in state.members.members:
@@ -98,14 +101,15 @@ class Membership:
     async def _join(self) -> None:
         if self.invitation is None:
             return
-        witness = self.driver.witness
+        self._is_joining, witness = True, self.driver.witness
         witness.membership_problem = witness.membership_problem or NOT_DECIDED
         is_known = self.invitation.invitation.signer in self.driver.state.members.voters
-        if not is_known or not self.driver.network.connected() or self.author.waits:
-            return  # it waits: what this peer asked for before a restart, which others have told it
+        if not is_known or not self.driver.network.connected():
+            return
+        if self.author.waits:  # what this peer asked for before a restart, which others have told it
+            return
         me = self.driver.signer.public
-        await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)))
-        self.driver.events.add("member", f"{short_id(me)} was admitted as a member")
+        await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)), math.inf)
 
     async def _approve(self) -> None:
         """Policy: whom a voter invited, up to the number the operator set."""

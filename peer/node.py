@@ -187,7 +187,8 @@ class Node:
     @property
     def _is_heard_in_rounds(self) -> bool:
         """As a trainer, or with a ballot: a round stays with the voters that it was opened for, and some have left since."""
-        return any(self.me in {*book.terms.trainers, *book.terms.voters} for book in self.rounds.books.values())
+        terms = [book.terms for book in self.rounds.books.values()]
+        return any(self.me in of_book.trainers or self.me in of_book.voters for of_book in terms)
 
     @property
     def _voters(self) -> VoterSet:
@@ -360,9 +361,11 @@ class Node:
             case Accusation(first=first, second=second):
                 self._accuse(Evidence(first, second))
             case Heard():
+                is_read = self.replica.reads_answers_of(peer)
                 self._take(events.Received(peer, message))
                 self._conclude()  # what we forgot must be known before we say anything in a round
-                self._recall.answer(peer, message.height)
+                if is_read:  # else it is asked again
+                    self._recall.answer(peer, message.height)
             case _:
                 self._take(events.Received(peer, message))
 

@@ -261,18 +261,19 @@ class Snapshots:
         if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
             self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
             transfer.abandon()
-        elif restored.is_overtaken(self._state().height, self._repairs) or not await self._installs(transfer, restored):
-            transfer.abandon()
-        self._end()
-
-    async def _installs(self, transfer: Transfer, restored: Restored) -> bool:
-        links = (*self._store.links(0, transfer.known), *transfer.links)
-        is_taken = await self._install(restored, links, self._repairs)
-        if is_taken:
+        elif await self._takes(transfer, restored):
             seconds = self._now() - self._begun
             text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
             self._events.add("snapshot", text, height=restored.height, seconds=seconds)
-        return is_taken
+        else:
+            transfer.abandon()
+        self._end()
+
+    async def _takes(self, transfer: Transfer, restored: Restored) -> bool:
+        """Installs it, unless blocks were quicker."""
+        if restored.is_overtaken(self._state().height, self._repairs):
+            return False
+        return await self._install(restored, (*self._store.links(0, transfer.known), *transfer.links), self._repairs)
 
     def _warn_of_fork(self, what: str) -> None:
         text = f"{what}: nothing is restored; ask people you trust which history is the true one"

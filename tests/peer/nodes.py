@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,6 +52,7 @@ class Shell:
     def __init__(self, pack: Pack, signer: Signer) -> None:
         self.pack, self.signer, self.journal = pack, signer, Journal()
         self.sent: list[tuple[tuple[bytes, ...] | None, Outgoing]] = []
+        self.applies_up_to = math.inf  # height
         self.start()
 
     def start(self) -> None:
@@ -76,7 +78,7 @@ class Shell:
         return self.last
 
     def _apply(self) -> None:
-        while (decided := self.journal.decision(self._applying.height + 1)) is not None:
+        while (decided := self.journal.decision(self._applying.height + 1)) is not None and decided.height <= self.applies_up_to:
             self.pack.queue.append((self.me, self._applied(decided)))
 
     def _applied(self, decided: Decided) -> AppliedBlock:

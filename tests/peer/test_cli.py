@@ -48,7 +48,7 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("run --threads many", "threads = 'many' (command line) is not a whole number"),
         ("run --config /nowhere.toml", "/nowhere.toml cannot be read"),
         ("init", "--network"),
-        (f"init --network lab --voter {ME} --voter {ME}", "is there twice"),
+        (f"init --network lab --voter {ME} --voter {ME.upper()}", "is there twice"),
         ("join", "INVITATION"),
         ("status --data-dir /nowhere", "no peer runs on /nowhere: start it with `peer run --data-dir /nowhere`"),
         ("console --data-dir /nowhere", "no peer runs on /nowhere"),

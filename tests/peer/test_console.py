@@ -262,7 +262,7 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
         shown: list[object] = []
         await console.execute(Slow(seconds=seconds), parse(f"cancel {'1' * 64}"), shown.append)  # type: ignore[arg-type]
         assert shown[-1] == "1 of 3 voters want it to end"
-        assert [text for text in shown if "not decided yet" in str(text)] == shown[:-1]
+        assert [text for text in shown if "may be decided even after" in str(text)] == shown[:-1]
         assert len(shown) == 1 + len(told) and all(words in str(text) for words, text in zip(told, shown, strict=False))
         with pytest.raises(UserError, match="the last voter cannot leave"):
             await console.execute(Slow(seconds=seconds), parse("leave"), shown.append)  # type: ignore[arg-type]

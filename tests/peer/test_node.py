@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -633,11 +634,32 @@ def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts
     assert not any(shell.node.ledger.accusations for shell in pack)
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.9, 2.5])
+def test_answers_that_come_before_the_voters_of_the_height_are_known_do_not_count(pack: Pack, seconds: float) -> None:
+    """They are not read: two decided blocks that change the voters wait for being applied."""
+    job, leaver = with_proposal(pack), pack[3]
+    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", Leave()))
+    pack.until(lambda shell: leaver.me not in {*shell.node.state.members.voters, *shell.node.state.members.previous})
+    (record,) = [r for r in cast(pack, leaver, job, Verdict.ACCEPT) if r.tag == "ballot"]
+    forget(leaver)
+    leaver.applies_up_to = leaver.node.state.height - 2
+    came_back_alone(pack, leaver)
+    assert job in leaver.node.rounds.books
+    pack.link_all(leaver)
+    pack.pass_time(seconds)
+    leaver.applies_up_to = math.inf
+    leaver.turn()
+    pack.settle()
+    assert set(cast(pack, leaver, job, Verdict.REPLAY)) <= {record} and leaver.node.rounds.muted == {(job, 0)}
+    assert leaver.node.rounds.books[job].signed_ballots[leaver.me] == record.signed
+    assert not any(shell.node.ledger.accusations for shell in pack)
+
+
 def test_a_forgotten_ballot_is_named_also_by_those_who_have_not_applied_the_block_that_opens_its_round(pack: Pack) -> None:
     pack.pass_time(2.0)
     slow, voter = [pack[1], pack[2]], pack[3]
     for shell in slow:
-        shell._apply = lambda: None  # type: ignore[method-assign]
+        shell.applies_up_to = 0
     start = pack.world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
     pack[0].say(start)
     pack.until(lambda shell: shell.node.replica.height >= 2)
@@ -728,12 +750,12 @@ def test_a_peer_says_nothing_in_rounds_while_a_decided_block_waits_for_being_app
     """It may close the round: those who have applied it have forgotten what we said in it, and could not tell us."""
     slow = pack[2]
     pack.settle()
-    slow._apply = lambda: None  # type: ignore[method-assign]
+    slow.applies_up_to = 0
     pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
     pack.until(lambda shell: shell.node.replica.height == 2)
     silent = not slow.node.may_speak
     assert slow.node.state.height == 0 and silent
-    del slow._apply
-    slow._apply()
+    slow.applies_up_to = math.inf
+    slow.turn()
     pack.settle()
     assert slow.node.state.height >= 1 and slow.node.may_speak

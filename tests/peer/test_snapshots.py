@@ -365,9 +365,7 @@ async def test_requests_of_peers_whose_link_is_broken_are_forgotten(tmp_path: Pa
 
 
 @pytest.mark.parametrize("existed", [False, True])
-def test_a_peer_that_restored_a_snapshot_after_it_had_the_first_blocks_says_so_too_and_leaves_nothing(
-    tmp_path: Path, existed: bool
-) -> None:
+def test_a_peer_that_lacks_an_accepted_update_says_so_too_and_leaves_nothing(tmp_path: Path, existed: bool) -> None:
     """Blocks come one by one until a snapshot is quicker, which brings no payloads of the heights below it."""
     chain, folder = lived(tmp_path / "whole"), tmp_path / "export"
     payload = next(file for file in (tmp_path / "whole" / "blobs").iterdir())
@@ -376,7 +374,7 @@ def test_a_peer_that_restored_a_snapshot_after_it_had_the_first_blocks_says_so_t
         folder.mkdir()
     with pytest.raises(UserError) as error:
         export.export(chain.store, chain.blobs, chain.host, chain.genesis, folder)
-    assert "restored a snapshot" in str(error.value) and short_id(chain.people[0].public) in str(error.value)
+    assert "as after a snapshot" in str(error.value) and short_id(chain.people[0].public) in str(error.value)
     assert folder.exists() == existed and not (existed and list(folder.iterdir()))
     chain.close()
 

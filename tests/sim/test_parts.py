@@ -19,7 +19,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 from tests.sim import campaign, invariants
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
-from tests.sim.plan import Fault, calm, expand, faults_tolerated
+from tests.sim.plan import SKEW_ACCEPTED, Fault, calm, expand, faults_tolerated
 from tests.sim.shrink import minimal
 from tests.sim.simulation import Simulation
 from tests.sim.strategies import HONEST_MAJORITY
@@ -102,8 +102,19 @@ def test_no_plan_has_more_faulty_peers_than_are_tolerated(n: int) -> None:
         sick = {fault.nodes[0] for kind in ("rollback", "damage", "wrong-state") for fault in plan.of(kind)}
         assert len(plan.liars.keys() | sick) == len(plan.liars) + len(sick) <= faults_tolerated(n)
         assert len(plan.liars) <= faults_tolerated(n - leaving)
-        if leaving and len(plan.liars) + len(sick) > faults_tolerated(n - 1):
-            assert all(abs(fault.amount) <= CLOCK_AHEAD_SECONDS / 4 for fault in plan.of("skew"))
+
+
+def test_no_clock_is_far_off_where_one_leaves_and_whoever_else_is_sick_is_one_too_many() -> None:
+    seen = 0
+    for seed in range(4_000):
+        plan = expand(seed, 4, HONEST_MAJORITY)
+        leavers = {fault.nodes[0] for fault in plan.of("leave")}
+        sick = {fault.nodes[0] for kind in ("rollback", "damage", "wrong-state") for fault in plan.of(kind)}
+        if leavers and sick - leavers:
+            seen += len(plan.of("skew"))
+            assert all(abs(fault.amount) <= CLOCK_AHEAD_SECONDS for fault in plan.of("skew"))
+    assert seen > 10
+    assert any(fault.amount == SKEW_ACCEPTED for fault in expand(17134, 4, HONEST_MAJORITY).of("skew")), "it was an hour"
 
 
 def test_only_the_faults_that_are_kept_remain() -> None:

@@ -619,7 +619,7 @@ AGREEMENT = (
     ),
     Mutant(
         "impatient",
-        "how long a view may take is not measured from the decisions of this network",
+        "views are a tenth of a second at first, and how long they take is not measured from decisions",
         ("healed",),
         _impatient,
         Splits(),

@@ -382,8 +382,7 @@ def _decision_skipped(planter: Planter) -> None:
     planter.everywhere(merge, lossy)
 
 
-def _expels_the_finder(planter: Planter) -> None:
-    """Evidence expels another one than who signed it."""
+def _expels_another(planter: Planter) -> None:
     expel = ledger.members.expel
 
     def another(state: MembersState, culprit: bytes, height: int) -> MembersState:
@@ -562,7 +561,7 @@ UPKEEP = (
         "expels-another",
         "evidence expels another one than who signed it",
         ("honest expelled",),
-        _expels_the_finder,
+        _expels_another,
         with_liar("two-prepares"),
     ),
     Mutant(
