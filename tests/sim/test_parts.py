@@ -117,6 +117,15 @@ def test_no_clock_is_far_off_where_one_leaves_and_whoever_else_is_sick_is_one_to
     assert any(fault.amount == SKEW_ACCEPTED for fault in expand(17134, 4, HONEST_MAJORITY).of("skew")), "it was an hour"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [("--keep 1", "name it with --seed"), ("--shrink --seeds 0:1", "name it with --seed"), ("--n 1", "1 is less")],
+)
+def test_what_is_about_one_history_needs_its_seed(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_only_the_faults_that_are_kept_remain() -> None:
     assert [fault.number for fault in expand(12).keep([1, 3]).faults] == [1, 3]
 
