@@ -119,6 +119,7 @@ class Said:
 
     payload: bytes
     earlier: bytes | None  # its payload of some rounds ago
+    other: bytes  # what an honest trainer sends
     layout: Layout
     generator: np.random.Generator
 
@@ -153,6 +154,11 @@ def replayed(said: Said) -> bytes:
     return said.payload[:-1] if said.earlier is None else said.earlier
 
 
+def copied(said: Said) -> bytes:
+    """Another's work, byte for byte."""
+    return said.other
+
+
 PAYLOADS: dict[str, Callable[[Said], bytes]] = {
     "garbage": garbage,
     "noncanonical": noncanonical,
@@ -160,6 +166,7 @@ PAYLOADS: dict[str, Callable[[Said], bytes]] = {
     "forged-exponent": forged_exponent,
     "stale-base": stale_base,
     "replay": replayed,
+    "copy": copied,
 }
 INVENTED_FEEDBACK = "invented-feedback"  # e that was never committed to: a lie about the proposal, not about the update
 ATTACKS = (*VECTORS, *PAYLOADS, INVENTED_FEEDBACK)

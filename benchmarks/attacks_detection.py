@@ -58,9 +58,15 @@ class Detection:
 
 
 def jobs() -> dict[str, JobSpec]:
-    """Every preset under sampled audits, at the rate it says; `local` says what a job says that names none, the default."""
+    """Every preset under sampled audits, at the rate it says; `local` says what a job says that names none, the default. And
+    local steps at the rate of `per-step`, at which their speed has a bound.
+    """
     base = JobSpec(name="detection", data=bytes(32))
-    return {name: replace(base, **{**preset, "audit": Audit.SAMPLED}) for name, preset in PRESETS.items()}
+    found = {name: replace(base, **{**preset, "audit": Audit.SAMPLED}) for name, preset in PRESETS.items()}
+    if {"sparse", "per-step"} <= found.keys():
+        seldom = found["per-step"]
+        found["sparse, seldom"] = replace(found["sparse"], local_steps=15, audit_rate=seldom.audit_rate, auditors=seldom.auditors)
+    return found
 
 
 def detection(preset: str, spec: JobSpec, peers: int, count: int, lie: str = MANY_STEPS) -> Detection:

@@ -164,7 +164,7 @@ class Run:
         if self.attack in PAYLOADS:
             earlier = self._earlier(liar)
             payload = PAYLOADS[self.attack](
-                Said(payload, earlier[1] if earlier else None, self.rounds.model.layout, self._chance())
+                Said(payload, earlier[1] if earlier else None, honest[0][0].payload, self.rounds.model.layout, self._chance())
             )
         return self.rounds.proposal(liar, own.m, payload, own.inner), own
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ UNIFORM_BYTES_MAX, BYTES_MAX = 0.0172, 0.0185  # per parameter, header included
 
 @dataclass
 class Row:
+    seed: int
     parameters: int
     compression: str
     bits: int
@@ -54,7 +56,12 @@ class Row:
         return self.compression == Compression.DENSE or self.keep <= FAST_KEEP_MAX
 
 
-def measure(mode: Mode, layout: Layout, m: Float32Array, repeats: int) -> Row:
+def buffer(size: int, seed: int) -> Float32Array:
+    return stream.irwin_hall(size, "decoding", seed).astype(np.float32)
+
+
+def measure(mode: Mode, layout: Layout, seed: int, repeats: int) -> Row:
+    m = buffer(layout.size, seed)
     header = codec.Header(bytes(32), 0, bytes(32), bytes(32), 1, 1, mode)
     payload = codec.encode(header, m, layout)
     update = codec.read(payload, layout)
@@ -63,6 +70,7 @@ def measure(mode: Mode, layout: Layout, m: Float32Array, repeats: int) -> Row:
         return layout.size / 1e6 / _median([_processor_seconds(work) for _ in range(repeats)])
 
     return Row(
+        seed=seed,
         parameters=layout.size,
         compression=mode.compression.value,
         bits=mode.bits,
@@ -128,17 +136,17 @@ def main() -> int:
     parser = Parser("decoding", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--width", type=COUNT, default=256, metavar="N", help="features of the transformer's residual stream")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of the buffers: a row each")
     parser.add_argument("--repeats", type=COUNT, default=5, metavar="N", help="of which the median is shown")
     options = parser.parse_args()
     width = 8 * -(-options.width // 8)
     model = ModelSpec(vocabulary=4096, width=width, layers=LAYERS, hidden=3 * width)
     large, default = (layout_of(JobSpec(name="decoding", data=bytes(32), model=it)) for it in (model, ModelSpec()))
-    m = stream.irwin_hall(max(large.size, default.size), "decoding").astype(np.float32)
     started, rows = time.time(), list[Row]()
-    for mode, layout in (*((mode, large) for mode in MODES), (BOUNDED, default)):
-        rows.append(row := measure(mode, layout, m[: layout.size], options.repeats))
+    for (mode, layout), seed in product((*((mode, large) for mode in MODES), (BOUNDED, default)), options.seeds):
+        rows.append(row := measure(mode, layout, seed, options.repeats))
         print(f"{row.compression}, {row.bits} bits, keep {row.keep}: {row.read_million_per_second:.0f} M/s read", file=sys.stderr)
-        write(options.json, started, {"rows": [asdict(row) for row in rows]})
+        write(options.json, started, {"seeds": list(options.seeds), "rows": [asdict(row) for row in rows]})
     show(rows)
     return conclude(verdicts(rows))
 

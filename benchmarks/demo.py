@@ -8,6 +8,7 @@ medians, and say which machine.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import subprocess
@@ -25,34 +26,37 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from peer.grammar import PRESETS
+from scenarios.trials import COUNT, Parser
 
 WORSE_MAX = 1.02  # held-out, of one process alone on as many accepted samples, where every step is exchanged
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmarks.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--malicious", type=int, default=1)
-    parser.add_argument("--trainers", type=int, default=0, help="default: the demo's own")
+def build_parser() -> Parser:
+    parser = Parser("demo", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="a run each")
+    parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="processes, all of which vote")
+    parser.add_argument("--malicious", type=int, default=1, metavar="N", help="of them, how many lie")
+    parser.add_argument("--trainers", type=int, default=0, metavar="N", help="default: the demo's own")
     parser.add_argument("--preset", choices=PRESETS, help="of the job's settings")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="any other field of the job, or model.FIELD")
     parser.add_argument("--data", type=Path, metavar="PATH", help="to train on; default: the text inside every Python")
-    parser.add_argument("--rounds", type=int, default=0, help="default: the demo's own")
-    parser.add_argument("--no-baseline", dest="baseline", action="store_false")
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="default: the demo's own")
+    parser.add_argument("--no-baseline", dest="baseline", action="store_false", help="without one process beside it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     return parser
 
 
 def main() -> int:
     options = build_parser().parse_args()
     started, reports = time.time(), list[dict[str, Any]]()
-    for seed in range(options.first_seed, options.first_seed + options.runs):
+    about: dict[str, Any] = {"seeds": list(options.seeds), "data": str(options.data or "built-in")}
+    if options.data and options.data.is_file():
+        about["data_sha256"] = hashlib.sha256(options.data.read_bytes()).hexdigest()
+    for seed in options.seeds:
         reports.append(run(options, seed))
         print(f"seed {seed}: {reports[-1]['seconds_total']:.0f} s", file=sys.stderr, flush=True)
         figures = {name: [figure(report) for report in reports] for name, figure in FIGURES.items()}
-        write(options.json, started, {"figures": figures, "reports": reports})
+        write(options.json, started, {**about, "figures": figures, "reports": reports})
     show(figures)
     return conclude(verdicts(options.preset, reports))
 

@@ -34,6 +34,7 @@ def write(file: Path | None, started: float, figures: Mapping[str, Any]) -> None
     """The whole file or none of it: called after every row, so that whoever ends a run half-way loses one row."""
     if file is None:
         return
+    file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
     part.write_text(json.dumps({**provenance(started), **figures}, indent=1) + "\n")
     part.replace(file)

@@ -21,6 +21,7 @@ import time
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import trio
@@ -33,6 +34,7 @@ from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.processes import reports
 from benchmarks.rivals.work import Work
+from benchmarks.settings import with_settings
 from benchmarks.verdicts import conclude, verdict
 from peer.datadir import DataDirectory
 from peer.demo import DemoPeer, cast_roles, end_like_ctrl_c
@@ -47,9 +49,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; then something hangs
 ROUNDS_WARM = 2  # not counted: the job's text is opened, records are new
 SECONDS_MAX, SECONDS_AIM = 0.5, 0.25
-# 1,022,336 parameters.
-MODEL = ModelSpec(width=128, layers=5, heads=4, kv_heads=4, hidden=344)
-SETTINGS = {f"model.{name}": str(getattr(MODEL, name)) for name in ("width", "layers", "heads", "kv_heads", "hidden")}
+MODEL = ModelSpec(width=128, layers=5, heads=4, kv_heads=4, hidden=344)  # 1,022,336 parameters
+BASE = JobSpec(name="benchmark", model=MODEL, data=bytes(32))
 # Each with one inner step: there are no states to keep, and an audit replays the whole update.
 JOBS = {
     "dense 1 bit": {"audit": "off"},
@@ -62,6 +63,18 @@ RIVAL_RUNS = 3  # with each: one average that fails ends a run, and nothing of i
 RIVAL_SECONDS_MAX = 600.0
 
 
+@dataclass(frozen=True)
+class Task:
+    peers: int
+    rounds: int
+    seed: int = 0
+    model: ModelSpec = MODEL
+
+    def row(self, name: str, reason: str = "") -> Row:
+        """Nothing of which is measured yet."""
+        return Row(name, self.peers, self.model.parameters, 0, self.seed, reason=reason)
+
+
 @dataclass
 class Row:
     """None: not measured; where `reason` says why, nothing was."""
@@ -70,6 +83,7 @@ class Row:
     peers: int
     parameters: int
     rounds: int
+    seed: int
     seconds: float | None = None  # p50
     seconds_least: float | None = None
     daemon_seconds: float | None = None  # processor time of one peer's daemon, and of its worker, for a round
@@ -94,30 +108,30 @@ class _Look:
     heights: int
 
 
-async def ours(name: str, count: int, rounds: int) -> Row:
+async def ours(name: str, task: Task) -> Row:
     place = Path(tempfile.mkdtemp(prefix="folkmoot-round-"))
-    peers = cast_roles(argparse.Namespace(peers=count, malicious=0, seed=0, attack="", mixed=False), place)
+    options = argparse.Namespace(peers=task.peers, malicious=0, seed=task.seed, attack="", mixed=False)
+    peers = cast_roles(options, place)
     for peer in peers:
         peer.trains, peer.module = True, ("benchmarks.free",)
         peer.environment = {"PYTHONPATH": str(dispatch.REPOSITORY), "FREE_FSYNCS": str(place / f"fsyncs-{peer.number}")}
-    options = argparse.Namespace(peers=count, malicious=0, seed=0, attack="", mixed=False)
     network = scenario.Network(scenario.demo.Demo(options, place, peers))
     try:
         await network.start()
-        before, after, seconds = await _measure(network, JOBS[name], rounds)
+        before, after, seconds = await _measure(network, JOBS[name], task)
         await trio.to_thread.run_sync(network.stop)
         times = [float(line) for peer in peers for line in (place / f"fsyncs-{peer.number}").read_text().split()]
-        return _row(name, before, after, seconds, sum(before.at <= at < after.at for at in times))
+        return _row(task.row(name), before, after, seconds, sum(before.at <= at < after.at for at in times))
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(network.stop)
         shutil.rmtree(place, ignore_errors=True)
 
 
-def attempt(name: str, peers: int, rounds: int) -> Row:
+def attempt(name: str, task: Task) -> Row:
     """A job that fails leaves the others; its row says why."""
     try:
-        return trio.run(partial(ours, name, peers, rounds))
+        return trio.run(partial(ours, name, task))
     except (UserError, trio.TooSlowError, OSError) as error:
         failure: BaseException = error
     except BaseExceptionGroup as group:  # of peers that were waited for together
@@ -125,15 +139,17 @@ def attempt(name: str, peers: int, rounds: int) -> Row:
         if known is None or others is not None:
             raise
         failure = known
-    return Row(name, peers, MODEL.parameters, 0, reason=f"{type(failure).__name__}: {failure}")
+    return task.row(name, f"{type(failure).__name__}: {failure}")
 
 
-async def _measure(network: scenario.Network, settings: dict[str, str], rounds: int) -> tuple[_Look, _Look, list[float]]:
-    watch = Watch(network.peers[0])
+async def _measure(network: scenario.Network, settings: dict[str, str], task: Task) -> tuple[_Look, _Look, list[float]]:
+    watch, rounds = Watch(network.peers[0]), task.rounds
+    common = {f"model.{name}": str(value) for name, value in asdict(task.model).items()}
+    common |= {"local_steps": "1", "seed": str(task.seed)}
     with trio.fail_after(ROUND_SECONDS_MAX):
         while (await watch.peer.client.status()).links < len(network.peers) - 1:  # noqa: ASYNC110 - it is another process
             await trio.sleep(0.1)
-    await network.train({**SETTINGS, "local_steps": "1", **settings}, rounds + ROUNDS_WARM + 1)
+    await network.train({**common, **settings}, rounds + ROUNDS_WARM + 1)
     with trio.fail_after(ROUND_SECONDS_MAX * ROUNDS_WARM):
         await watch.until_round(ROUNDS_WARM - 1)
     before = await _look(network)
@@ -167,16 +183,14 @@ def _commits(peer: DemoPeer) -> int:
     return count
 
 
-def _row(name: str, before: _Look, after: _Look, seconds: list[float], fsyncs: int) -> Row:
+def _row(empty: Row, before: _Look, after: _Look, seconds: list[float], fsyncs: int) -> Row:
     peers, rounds = len(before.daemons), len(seconds)
 
     def each(first: list[float] | list[int], last: list[float] | list[int]) -> float:
         return (sum(last) - sum(first)) / peers / rounds
 
-    return Row(
-        name=name,
-        peers=peers,
-        parameters=MODEL.parameters,
+    return replace(
+        empty,
         rounds=rounds,
         seconds=statistics.median(seconds),
         seconds_least=min(seconds),
@@ -194,30 +208,30 @@ def _row(name: str, before: _Look, after: _Look, seconds: list[float], fsyncs: i
 # The rival ------------------------------------------------------------------------------------------------------------
 
 
-def hivemind(peers: int, rounds: int) -> list[Row]:
+def hivemind(task: Task) -> list[Row]:
     """Its average of one such vector in f16: with finding the group, and the exchange alone."""
-    missing = Row("hivemind f16", peers, MODEL.parameters, 0)
+    missing = task.row("hivemind f16")
     try:
-        python = str(environment.interpreter("hivemind", environment.HIVEMIND))
+        python = str(environment.hivemind())
     except Unavailable as error:
         return [replace(missing, reason=str(error))]
     failed: list[str] = []
     for seconds in MATCHMAKING_SECONDS:
         for _ in range(RIVAL_RUNS):
             try:
-                return [replace(row, failed=failed) for row in _averaged(python, peers, rounds, seconds)]
+                return [replace(row, failed=failed) for row in _averaged(python, task, seconds)]
             except Unavailable as error:
                 failed.append(f"{seconds:g} s to meet: {error}")
                 print(f"hivemind: {failed[-1]}", file=sys.stderr, flush=True)
     return [replace(missing, reason=failed[-1], failed=failed)]
 
 
-def _averaged(python: str, peers: int, rounds: int, matchmaking_seconds: float) -> list[Row]:
-    spec = JobSpec(name="benchmark", model=MODEL, data=bytes(32), rounds=rounds)
+def _averaged(python: str, task: Task, matchmaking_seconds: float) -> list[Row]:
+    spec = replace(BASE, model=task.model, rounds=task.rounds)
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
-        work = Work(folder, "", spec.encode().hex(), ROUNDS_WARM, peers, 1, matchmaking_seconds)
-        found = reports(python, "hivemind_averager", work, peers, RIVAL_SECONDS_MAX)
-    row = Row(f"hivemind f16, {matchmaking_seconds:g} s to meet", peers, MODEL.parameters, rounds)
+        work = Work(folder, "", spec.encode().hex(), ROUNDS_WARM, task.peers, 1, matchmaking_seconds)
+        found = reports(python, "hivemind_averager", work, task.peers, RIVAL_SECONDS_MAX)
+    row = replace(task.row(f"hivemind f16, {matchmaking_seconds:g} s to meet"), rounds=task.rounds)
     whole, exchange = zip(*((sum(times), times[1]) for times in found[0]["times"]), strict=True)
     return [
         replace(
@@ -268,11 +282,17 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--peers", type=COUNT, default=4, metavar="N", help="of one network, each of which trains and votes")
     parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="measured, of each job")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of networks and jobs: a row each")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the model: width, layers, …")
     parser.add_argument("--jobs", nargs="*", choices=tuple(JOBS), default=tuple(JOBS), help="what is measured")
     parser.add_argument("--no-hivemind", dest="hivemind", action="store_false", help="ours alone")
     options = parser.parse_args()
     if not options.jobs and not options.hivemind:
         parser.error("nothing is to be measured: --jobs needs a name")
+    try:
+        model = with_settings(BASE, options.set).model
+    except UserError as error:
+        parser.error(str(error))
     end_like_ctrl_c()
     started, rows = time.time(), list[Row]()
 
@@ -280,12 +300,16 @@ def main() -> int:
         rows.extend(new)
         for row in new:
             print(f"{row.name}: {row.reason or _cell(row.seconds, 1e3, 0) + ' ms'}", file=sys.stderr, flush=True)
-        write(options.json, started, {"processor": dispatch.processor(), "rows": [asdict(row) for row in rows]})
+        write(
+            options.json,
+            started,
+            {"processor": dispatch.processor(), "seeds": list(options.seeds), "rows": [asdict(row) for row in rows]},
+        )
 
-    for name in options.jobs:
-        measured(attempt(name, options.peers, options.rounds))
+    for name, seed in product(options.jobs, options.seeds):
+        measured(attempt(name, Task(options.peers, options.rounds, seed, model)))
     if options.hivemind:
-        measured(*hivemind(options.peers, options.rounds))
+        measured(*hivemind(Task(options.peers, options.rounds, 0, model)))
     show(rows)
     return conclude(verdicts(rows))
 

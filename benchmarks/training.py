@@ -7,7 +7,8 @@ global batch: H of them make one of our rounds.
 
 Bytes are what a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets. Audit
 reveals, which our daemon counts, are taken off and stand in a column of their own. Who was stopped after `--seconds` has no loss:
-it has seen fewer samples than the others.
+it has seen fewer samples than the others. Sampled audits are those of the preset `per-step`, a fifth of a replayed step for each
+proposal; `ours-h15-audit-preset` has as many as a job that says no rate, two for each, and `audit-full` re-executes everything.
 """
 
 from __future__ import annotations
@@ -40,35 +41,39 @@ from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.processes import reports
 from benchmarks.rivals.sockets import Traffic
-from benchmarks.rivals.work import Result, Work
+from benchmarks.rivals.work import LOCAL, SETUPS, Result, Work
+from benchmarks.settings import with_settings
 from benchmarks.simulated import engine_of, held_out_nats, text_file
 from benchmarks.verdicts import conclude, verdict
 from peer.datadir import DataDirectory
 from peer.demo import Demo, DemoPeer, cast_roles, end_like_ctrl_c
 from peer.demo_report import Disk
-from protocol.api import TrainRequest
-from protocol.errors import UserError
+from protocol.api import PARTS, TrainRequest
+from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser, duration
 from training.host import ModelHost
-from training.spec import PRESETS, JobSpec, ModelSpec
+from training.spec import PRESETS, Audit, JobSpec, ModelSpec
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
+BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)
 PEERS = 4
 GLOBAL_BATCH = 128  # sequences
 LOCAL_STEPS = 15  # of ours-h15
 WARMUP = 0.05  # of all steps
 WARM_UPDATES = 2  # not timed: first calls are slow everywhere
-# Of hivemind: seconds of matchmaking, and whether it is told to be frugal. Most updates a second in short trials count.
-VARIANTS = tuple(product((1.0, 3.0), (False, True)))
+# Of hivemind: seconds of matchmaking, and how it is set up. Most updates a second in short trials count.
+VARIANTS = tuple(product((1.0, 3.0), SETUPS))
 TRIAL_STEPS = 20
 LEAVE_SECONDS = 300.0  # beyond `--seconds`: imports, the average that is under way, and waiting for each other at the end
 REVEALS = "reveals"  # what only audits ask for, in a peer's own counters
+MATCHMAKING_H15 = 1.0  # of hivemind with local steps: its averages are in the background, and nobody waits for the next
 WARM_SECONDS_MAX = 120.0  # for the first rounds of ours, in which nothing is ready
+LAPSED_MAX = 0.05  # of the audits that came to an end: beyond it a speed is that of audits that were not made
 RATIOS_MIN = {"ours-h1 / gloo": 0.5, "ours-h15 / without-network": 0.9}
 MEGABYTES_MAX = {"ours-h1": 1.5, "ours-h15": 0.1}
 WORSE_MAX = 1.02  # held-out, of 4-bit gradients against the float32 ones that gloo averages
-HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "held-out nats", "roots", "updates")
+HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "audits (lapsed)", "held-out nats", "roots", "updates")
 
 
 @dataclass
@@ -81,6 +86,8 @@ class Row:
     heldout_nats: float | None = None  # per token; None also if it did not come to its last step
     distinct_roots: int | None = None  # among the replicas at the end; the most of any seed
     audit_bytes_per_peer_per_update: float | None = None
+    audits: int | None = None  # that were drawn, and reported or not by the end; None: not sampled
+    lapsed: int | None = None  # of them, those that nobody reported in time
     kernel_bytes_per_peer_per_update: float | None = None  # everything together
     updates: int | None = None
     samples: int | None = None
@@ -166,34 +173,41 @@ def gloo(task: Task) -> Row:
 
 def hivemind(task: Task) -> Row:
     """Its fastest variant, found by trials of a few steps once for all seeds; one that fails leaves the others."""
+    environment.hivemind()  # where there is none, no variant is tried
     chosen, tried, failed = _variant(replace(task, steps=min(task.steps, TRIAL_STEPS), seed=0))
-    row = _hivemind(task, *chosen)
+    row = _hivemind("hivemind", task, *chosen)
     row.settings |= {"tried": tried, "failed": failed}
     return row
 
 
 @lru_cache(maxsize=1)
-def _variant(task: Task) -> tuple[tuple[float, bool], list[dict[str, Any]], list[str]]:
-    speeds, failed = dict[tuple[float, bool], float](), list[str]()
-    for seconds, frugal in VARIANTS:
+def _variant(task: Task) -> tuple[tuple[float, str], list[dict[str, Any]], list[str]]:
+    speeds, failed = dict[tuple[float, str], float](), list[str]()
+    for seconds, setup in VARIANTS:
         try:
-            row = _hivemind(task, seconds, frugal)  # by updates: samples are computed also while nobody can be averaged with
-            speeds[seconds, frugal] = (row.updates or 0) / (row.seconds or math.inf)
+            row = _hivemind("", task, seconds, setup)  # by updates: samples are computed also while nobody can be averaged with
+            speeds[seconds, setup] = (row.updates or 0) / (row.seconds or math.inf)
         except Unavailable as error:
-            failed.append(f"{seconds:g} s to meet, {'' if frugal else 'not '}frugal: {error}")
+            failed.append(f"{seconds:g} s to meet, {setup}: {error}")
     if not speeds:
         raise Unavailable("; ".join(failed))
     tried = [
-        {"matchmaking_seconds": seconds, "frugal": frugal, "updates_per_second": speed}
-        for (seconds, frugal), speed in speeds.items()
+        {"matchmaking_seconds": seconds, "setup": setup, "updates_per_second": speed}
+        for (seconds, setup), speed in speeds.items()
     ]
     return max(speeds, key=lambda variant: speeds[variant]), tried, failed
 
 
-def _hivemind(task: Task, seconds: float, frugal: bool) -> Row:
-    python = str(environment.interpreter("hivemind", environment.HIVEMIND))
-    results = rival("hivemind_peer", PEERS, 1, task, python, matchmaking_seconds=seconds, frugal=frugal)
-    return row_of("hivemind", task, results, matchmaking_seconds=seconds, frugal=frugal, note="small synchronous updates")
+def hivemind_h15(task: Task) -> Row:
+    """Steps of everybody's own, and after fifteen of them the mean of all parameters: what it has of our local steps."""
+    return _hivemind("hivemind-h15", task, MATCHMAKING_H15, LOCAL)
+
+
+def _hivemind(name: str, task: Task, seconds: float, setup: str) -> Row:
+    python = str(environment.hivemind())
+    each = LOCAL_STEPS if setup == LOCAL else 1
+    settings = {"matchmaking_seconds": seconds, "setup": setup, "local_steps": each}
+    return row_of(name, task, rival("hivemind_peer", PEERS, 1, task, python, **settings), **settings)
 
 
 # Ours -----------------------------------------------------------------------------------------------------------------
@@ -248,6 +262,7 @@ async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec
         closed = dict(watch.rounds())
         spent = await sent(network, traffic)
         spent.subtract(before)
+        audits = await first.client.audits(1)
     last = max(closed, default=-1)
     if last < max(warm, 1):
         raise Unavailable(f"no round was closed in {task.seconds_max:.0f} s")
@@ -255,11 +270,15 @@ async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec
     views = [view for view in await first.client.rounds(spec.rounds) if warm <= view.round <= last]
     accepted = sum(verdict == "accept" for view in views for verdict in view.verdicts.values())
     samples, each = accepted * spec.batch * spec.local_steps, PEERS * (last + 1 - warm)
+    lapsed = sum(standing.lapsed for standing in audits.standings)
+    sampled = spec.audit is Audit.SAMPLED
     return Row(
         name,
         samples_per_second=samples / seconds,
         bytes_per_peer_per_update=(spent["kernel"] - spent["reveals"]) / each,
         audit_bytes_per_peer_per_update=spent["reveals"] / each,
+        audits=lapsed + sum(standing.reports for standing in audits.standings) if sampled else None,
+        lapsed=lapsed if sampled else None,
         kernel_bytes_per_peer_per_update=spent["kernel"] / each,
         updates=last + 1 - warm,
         samples=samples,
@@ -289,16 +308,24 @@ async def _everybody_at(network: scenario.Network, number: int) -> None:
 
 async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter[str]:
     """Bytes that all peers have sent by now, by the kernel's count, and the audit reveals among them, by their own."""
-    counts = Counter(kernel=sum(one.sent() for one in traffic))
-    for peer in network.peers:
-        counts["reveals"] += (await peer.client.stats()).bytes_sent.get(REVEALS, 0)
+    counts = Counter[str]()
+    for peer in network.peers:  # first what they say: the kernel may only have counted more since
+        by_kind = (await peer.client.stats()).bytes_sent
+        counts["reveals"] += by_kind.get(REVEALS, 0)
+        counts["own"] += sum(count for kind, count in by_kind.items() if kind not in PARTS)
+    counts["kernel"] = sum(one.sent() for one in traffic)
+    if counts["kernel"] < counts.pop("own"):
+        raise Unavailable("the kernel's counters of TCP sockets say less than the peers have sent")
     return counts
 
 
 def _read(row: Row, network: scenario.Network, task: Task, spec: JobSpec) -> Row:
     """The end as the disks of the stopped peers have it: the last round that all of them hold."""
     held = [model_roots(peer) for peer in network.peers]
-    job, last = max(set(held[0]).intersection(*held), key=lambda place: place[1])
+    common = set(held[0]).intersection(*held)
+    if not common:
+        raise Unavailable("no round was applied by all peers")
+    job, last = max(common, key=lambda place: place[1])
     row.roots = sorted({roots[job, last] for roots in held})
     row.distinct_roots = len(row.roots)
     if last == spec.rounds - 1:
@@ -316,32 +343,41 @@ def model_roots(peer: DemoPeer) -> dict[tuple[str, int], str]:
 FIRST_NORM = {"norm_start": JobSpec(name="default").norm_start}  # of local steps, which the preset per step says otherwise
 SPARSE_H15 = {**PRESETS["sparse"], **FIRST_NORM, "local_steps": LOCAL_STEPS}
 DENSE_H15 = {**PRESETS["local"], **FIRST_NORM, "local_steps": LOCAL_STEPS}
+UNSAID = {name: getattr(JobSpec(name="default"), name) for name in ("audit_rate", "auditors", "audit_window")}
 MEASURED: dict[str, Callable[[Task], Row]] = {
     "single": single,
     "without-network": alone,
     "gloo": gloo,
     "hivemind": hivemind,
+    "hivemind-h15": hivemind_h15,
     "ours-h1": lambda task: ours("ours-h1", task),
     "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15),
     "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15),
     "ours-h1-audit-full": lambda task: ours("ours-h1-audit-full", task, audit="full"),
+    "ours-h15-audit-preset": lambda task: ours("ours-h15-audit-preset", task, **SPARSE_H15, **UNSAID),
+    "ours-h15-audit-full": lambda task: ours("ours-h15-audit-full", task, **SPARSE_H15, audit="full"),
 }
 
 
 # Report ---------------------------------------------------------------------------------------------------------------
 
 
-def middle(name: str, rows: list[Row]) -> Row:
-    """One row of several seeds: medians, the most distinct roots, and what kept the others from being measured."""
+def middle(rows: list[Row]) -> Row:
+    """One row of several seeds: medians, the most distinct roots, and what kept the others from being measured.
+
+    What one of them lacks is not measured: a median of those that came to their end would hide the others.
+    """
     measured = [row for row in rows if not row.reason]
     if not measured:
         return rows[0]
     merged = replace(measured[0], failed=[row.reason for row in rows if row.reason])
     for key in Row.__dataclass_fields__:
-        values = [value for row in measured if isinstance(value := getattr(row, key), (int, float))]
-        if values and key != "distinct_roots":
+        values = [getattr(row, key) for row in measured]
+        if None in values:
+            setattr(merged, key, None)
+        elif isinstance(values[0], (int, float)):
             setattr(merged, key, (statistics.median_low if isinstance(values[0], int) else statistics.median)(values))
-    merged.distinct_roots = max((row.distinct_roots or 0 for row in measured), default=0)
+    merged.distinct_roots = max(row.distinct_roots or 0 for row in measured)
     return merged
 
 
@@ -358,8 +394,11 @@ def ratios(rows: Iterable[Row]) -> dict[str, float]:
         ("ours-h1", "gloo"),
         ("ours-h1-audit-full", "gloo"),
         ("hivemind", "gloo"),
+        ("hivemind-h15", "without-network"),
         ("ours-h15", "without-network"),
         ("ours-h15-dense", "without-network"),
+        ("ours-h15-audit-preset", "without-network"),
+        ("ours-h15-audit-full", "without-network"),
     )
     return {key: value for pair in pairs for key, value in over(*pair).items()}
 
@@ -377,10 +416,13 @@ def verdicts(rows: Sequence[Row], compared: dict[str, float], wanted: Collection
     for name, most in MEGABYTES_MAX.items():
         if name in found:
             megabytes = (found[name].bytes_per_peer_per_update or math.inf) / 1e6
-            yield verdict(megabytes <= most, f"{name} sends at most {most} MB per peer and update: {megabytes:.3f}")
+            yield verdict(0 < megabytes <= most, f"{name} sends at most {most} MB per peer and update: {megabytes:.3f}")
     for name, row in found.items():
         if name.startswith("ours"):
             yield verdict(row.distinct_roots == 1, f"{name}: one root at all peers: {row.distinct_roots}")
+            if row.audits is not None and row.lapsed is not None:
+                made = row.audits > 0 and row.lapsed <= LAPSED_MAX * row.audits
+                yield verdict(made, f"{name}: at most {LAPSED_MAX:.0%} of the audits drawn lapsed: {row.lapsed} of {row.audits}")
     if {"ours-h1", "gloo"} <= set(wanted):
         own, floats = (found[name].heldout_nats if name in found else None for name in ("ours-h1", "gloo"))
         worse = own / floats if own and floats else None
@@ -392,9 +434,9 @@ def _said(ratio: float | None) -> str:
     return "not measured" if ratio is None else f"{ratio:.3f}"
 
 
-def show(rows: list[Row], compared: dict[str, float]) -> None:
+def show(rows: list[Row], compared: dict[str, float], parameters: int) -> None:
     console = Console(width=130)
-    table = Table(title=f"{MODEL.parameters} parameters, {PEERS} peers, {GLOBAL_BATCH} sequences a step")
+    table = Table(title=f"{parameters} parameters, {PEERS} peers, {GLOBAL_BATCH} sequences a step")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", overflow="fold")
     for row in rows:
@@ -402,10 +444,10 @@ def show(rows: list[Row], compared: dict[str, float]) -> None:
             table.add_row(row.name, row.reason)
             continue
         kilobytes = [value and value / 1e3 for value in (row.bytes_per_peer_per_update, row.audit_bytes_per_peer_per_update)]
-        cells = (row.samples_per_second, *kilobytes, row.heldout_nats)
-        formats = (".1f", ".1f", ".1f", ".3f")
-        shown = ["" if value is None else format(value, form) for value, form in zip(cells, formats, strict=True)]
-        table.add_row(row.name, *shown, str(row.distinct_roots), str(row.updates))
+        audits = "" if row.audits is None else f"{row.audits} ({row.lapsed})"
+        nats = "" if row.heldout_nats is None else f"{row.heldout_nats:.3f}"
+        shown = ["" if value is None else f"{value:.1f}" for value in (row.samples_per_second, *kilobytes)]
+        table.add_row(row.name, *shown, audits, nats, str(row.distinct_roots), str(row.updates))
     console.print(table)
     for name, value in compared.items():
         console.print(f"       {name}: {value:.3f}")
@@ -413,7 +455,7 @@ def show(rows: list[Row], compared: dict[str, float]) -> None:
 
 def attempt(name: str, task: Task) -> Row:
     """A row that says why it could not be measured does not keep the others from being measured."""
-    expected = (Unavailable, UserError)
+    expected = (Unavailable, FolkmootError, OSError, trio.TooSlowError)
     try:
         return MEASURED[name](task)
     except expected as error:
@@ -434,15 +476,24 @@ def main() -> int:
     parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
     parser.add_argument("--rate", type=duration, default=3e-3, help="peak of everybody's learning rate")
     parser.add_argument("--seconds", type=duration, default=900.0, metavar="S", help="the most that one row of one seed may take")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the model: width, layers, context and so on"
+    )
     options = parser.parse_args()
+    if options.steps % LOCAL_STEPS or options.steps == LOCAL_STEPS:
+        parser.error(f"--steps {options.steps} is not a multiple of {LOCAL_STEPS}, at least {2 * LOCAL_STEPS}")
+    try:
+        model = with_settings(BASE, options.set).model
+    except UserError as error:
+        parser.error(str(error))
     end_like_ctrl_c()
     torch.set_num_threads(1)
     started, runs = time.time(), {name: list[Row]() for name in options.only}
 
     def summary() -> list[Row]:
         """Of what has been measured so far, which it writes down."""
-        rows = [middle(name, found) for name, found in runs.items() if found]
-        figures: dict[str, Any] = {"parameters": MODEL.parameters, "steps": options.steps, "rate": options.rate}
+        rows = [middle(found) for found in runs.values() if found]
+        figures: dict[str, Any] = {"parameters": model.parameters, "steps": options.steps, "rate": options.rate}
         figures |= {"seeds": list(options.seeds), "text": str(options.text or "built-in")}
         figures |= {"rows": [asdict(row) for row in rows], "ratios": ratios(rows)}
         figures["by_seed"] = {name: [asdict(row) for row in found] for name, found in runs.items()}
@@ -453,12 +504,12 @@ def main() -> int:
         text = text_file(options.text, Path(folder))
         for seed in options.seeds:
             for name in options.only:
-                task = Task(text, options.steps, seed, options.rate, options.seconds)
+                task = Task(text, options.steps, seed, options.rate, options.seconds, model)
                 runs[name].append(row := attempt(name, task))
                 said = row.reason or f"{row.samples_per_second or 0:.1f} samples/s"
                 print(f"seed {seed} {name}: {said}", file=sys.stderr, flush=True)
                 rows = summary()
-    show(rows, ratios(rows))
+    show(rows, ratios(rows), model.parameters)
     return conclude(verdicts(rows, ratios(rows), options.only))
 
 

@@ -7,13 +7,12 @@ the network accepts, with the best of several rates. Both are measured on the sa
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,10 @@ import torch
 
 from benchmarks import grid
 from benchmarks.provenance import write
+from benchmarks.settings import with_settings
+from protocol.errors import UserError
 from protocol.messages import Proposal
+from scenarios.trials import Parser
 from training.compute.baseline import train_baseline
 from training.compute.engine import Engine
 from training.data import open_tokens
@@ -115,17 +117,6 @@ def train_rival(spec: JobSpec, text: Path, rates: list[float]) -> dict[str, Any]
     }
 
 
-def with_settings(spec: JobSpec, settings: list[str]) -> JobSpec:
-    """`field=value` for fields of the job or of its model."""
-    for setting in settings:
-        name, value = setting.split("=", 1)
-        if name in {field.name for field in fields(spec.model)}:
-            spec = replace(spec, model=replace(spec.model, **{name: int(value)}))
-        else:
-            spec = replace(spec, **{name: type(getattr(spec, name))(value)})
-    return spec.checked()
-
-
 def table(spec: JobSpec, network: dict[str, Any], rival: dict[str, Any] | None) -> str:
     ours, seconds = network["heldout_bits_per_byte"], network["demo_compute_seconds"]
     lines = [
@@ -149,23 +140,34 @@ def row(measured: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="hyper-parameters of the default job, against one process alone")
+    parser = Parser("tuning", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of the job or its model")
     parser.add_argument("--baseline-rates", nargs="*", type=float, default=list(BASELINE_RATES), help="none: no rival")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of initialisation and batches")
     arguments = parser.parse_args()
+    try:
+        base = with_settings(JobSpec(name="tuning", data=bytes(32)), arguments.set)
+    except UserError as error:
+        parser.error(str(error))
     torch.set_num_threads(1)
-    spec = with_settings(JobSpec(name="tuning", data=bytes(32)), arguments.set)
-    started = time.time()
-    settings = {name: value for name, value in asdict(spec).items() if name not in ("data", "tokenizer")}
+    started, runs = time.time(), list[dict[str, Any]]()
+    settings = {name: value for name, value in asdict(base).items() if name not in ("data", "tokenizer", "seed")}
+
+    def keep() -> None:
+        write(arguments.json, started, {"spec": settings, "seeds": list(arguments.seeds), "runs": runs})
+
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
         text.write_bytes(default_text())
-        network = train_network(spec, text)
-        write(arguments.json, started, {"spec": settings, "network": network, "one_process": None})
-        rival = train_rival(spec, text, arguments.baseline_rates) if arguments.baseline_rates else None
-    write(arguments.json, started, {"spec": settings, "network": network, "one_process": rival})
-    print(table(spec, network, rival))
+        for seed in arguments.seeds:
+            spec = replace(base, seed=seed)
+            runs.append({"seed": seed, "network": train_network(spec, text), "one_process": None})
+            keep()
+            if arguments.baseline_rates:
+                runs[-1]["one_process"] = train_rival(spec, text, arguments.baseline_rates)
+                keep()
+            print(table(spec, runs[-1]["network"], runs[-1]["one_process"]), flush=True)
 
 
 if __name__ == "__main__":

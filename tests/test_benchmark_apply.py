@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,4 +18,23 @@ def test_a_round_is_measured_as_a_whole_and_in_parts(tmp_path: Path, monkeypatch
     assert row.root == ReplicatedModel.open(tmp_path / "next").root.hex()
     assert {"decode", "plan", "values", "outer step", "hash"} <= set(row.seconds)
     assert row.total_seconds > 0 and row.peak_extra_megabytes > 4 * row.payload_bytes / 1e6
-    assert all(aim.verdict([row]) for aim in apply.AIMS)
+    assert row.encode_extra_megabytes > 0 and row.total_wall_seconds > 0 and row.encode_wall_seconds > 0
+
+
+def test_every_bound_of_a_round_is_held_and_missed() -> None:
+    def row(n: int, parameters: int, seconds: float, megabytes: float, outer: str = "nesterov") -> apply.Row:
+        common = {"mode": "", "rule": "arc-nnm-trim", "outer": outer, "payload_bytes": 1}
+        times = {"total_seconds": seconds, "total_wall_seconds": seconds, "encode_seconds": 0.0, "encode_wall_seconds": 0.0}
+        return apply.Row(n, parameters, **common, **times, peak_extra_megabytes=1.0, encode_extra_megabytes=megabytes)
+
+    def said(*rows: apply.Row) -> list[str]:
+        return [aim.verdict(list(rows)).split()[0] for aim in apply.AIMS]
+
+    assert said() == ["not"] * len(apply.AIMS)
+    large, every_step = (4, 100_000_000), (4, 1_000_000, 0.05, 1.0, "adamw")
+    good = (row(13, 4_200_000, 0.9, 1.0), row(*large, 9.0, 190.0), row(100, 1_000_000, 1.0, 1.0), row(*every_step))
+    assert said(*good) == ["held"] * len(apply.AIMS)
+    assert said(row(13, 4_200_000, 1.1, 1.0), *good[1:])[0] == "MISSED"
+    assert said(good[0], row(*large, 11.0, 210.0), *good[2:])[1:3] == ["MISSED", "MISSED"]
+    greedy = replace(good[2], peak_extra_megabytes=30.0)
+    assert said(*good[:2], greedy, replace(good[3], total_seconds=0.07))[3:] == ["MISSED", "MISSED"]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 INSTALL_SECONDS_MAX = 1_800.0
@@ -19,14 +20,30 @@ class Unavailable(Exception):
     """This rival cannot run here; the text says why, for the table."""
 
 
-def cache() -> Path:
+def folder_of_all() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "folkmoot" / "rivals"
+
+
+def hivemind() -> Path:
+    """As `interpreter`; tried once, however often it is asked for: an installation that fails may take half an hour."""
+    made = _hivemind()
+    if isinstance(made, Unavailable):
+        raise made
+    return made
+
+
+@cache
+def _hivemind() -> Path | Unavailable:
+    try:
+        return interpreter("hivemind", HIVEMIND)
+    except Unavailable as error:
+        return error
 
 
 def interpreter(name: str, requirements: Sequence[str]) -> Path:
     """The Python of an environment that holds `requirements`. `Unavailable` if it cannot be made."""
     wanted = "\n".join((sys.version, *requirements))
-    folder = cache() / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    folder = folder_of_all() / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     python, stamp = folder / "bin" / "python", folder / "complete"
     if not stamp.exists():
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,9 @@
-"""`hivemind.Optimizer` (github.com/learning-at-home/hivemind, MIT) with small synchronous updates: one global batch per epoch.
+"""`hivemind.Optimizer` (github.com/learning-at-home/hivemind, MIT) with small updates: one global batch per epoch, or H of them.
 
-It is built for large batches over slow links; here each epoch is one optimizer step, so matchmaking is most of the time. Runs in
-an environment of its own, see `environment.HIVEMIND`.
+It is built for large batches over slow links; here each epoch is one optimizer step, so matchmaking is most of the time. With
+local steps every peer steps by its own gradients, and after H of them the parameters are averaged. The rate follows the batches
+and not the epochs, as the package would have it: of those fewer come, and the rate would not have decayed at the end. Runs in an
+environment of its own, see `environment.HIVEMIND`.
 """
 
 from __future__ import annotations
@@ -18,17 +20,22 @@ from hivemind.compression import Float16Compression
 
 from benchmarks.rivals.hivemind_swarm import REQUEST_SHARE, START_SECONDS_MAX, join
 from benchmarks.rivals.sockets import Traffic
-from benchmarks.rivals.work import Replica, Work, meet
+from benchmarks.rivals.work import DELAYED, FRUGAL, LOCAL, PLAIN, Replica, Work, meet
 from training.replicated.layout import layout_of
 
 STOP_SECONDS_MAX = 60.0
 AVERAGING_SECONDS_MAX = 60.0  # the package's own default
 # What its guides advise where bytes count, and progress looked up often enough for steps of a second.
-FRUGAL: dict[str, Any] = {
-    "grad_compression": Float16Compression(),
+QUICK: dict[str, Any] = {
     "state_averaging_compression": Float16Compression(),
-    "average_state_every": 10,
     "tracker_opts": {"min_refresh_period": 0.1, "default_refresh_period": 0.3, "max_refresh_period": 1.0},
+}
+SYNCHRONOUS: dict[str, Any] = {**QUICK, "grad_compression": Float16Compression(), "average_state_every": 10}
+OPTIONS: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    FRUGAL: SYNCHRONOUS,
+    DELAYED: {**SYNCHRONOUS, "offload_optimizer": True, "delay_optimizer_step": True, "delay_grad_averaging": True},
+    LOCAL: {**QUICK, "use_local_updates": True, "average_state_every": 1},
 }
 
 
@@ -46,24 +53,29 @@ def main() -> None:
     work, rank = Work.load(sys.argv[1]), int(sys.argv[2])
     replica = Replica(work, rank)
     dht = join(work, rank)
-    optimizer = _optimizer(work, replica, dht)
+    done = Done()
+    optimizer = _optimizer(work, replica, dht, done)
     traffic = Traffic(os.getpid())
     assert meet(work, rank, "ready", START_SECONDS_MAX), "some process did not start"
-    begun, batches = time.perf_counter(), 0
-    while batches < replica.spec.rounds and time.perf_counter() - begun < work.seconds_max:
-        if batches <= work.warm:  # the last time counts
-            started, before, epoch, first = time.perf_counter(), traffic.sent(), optimizer.local_epoch, batches
-        replica.engine.gradient(replica.share(batches, rank))
+    begun = time.perf_counter()
+    while done.batches < replica.spec.rounds and time.perf_counter() - begun < work.seconds_max:
+        if done.batches <= work.warm:  # the last time counts
+            started, before, epoch, first = time.perf_counter(), traffic.sent(), optimizer.local_epoch, done.batches
+        replica.engine.gradient(replica.share(done.batches, rank))
         optimizer.step(batch_size=replica.spec.batch)
-        batches += 1
+        done.batches += 1
     seconds, sent = time.perf_counter() - started, traffic.sent() - before
-    replica.report((batches - first) * replica.spec.batch, optimizer.local_epoch - epoch, seconds, sent)
+    replica.report((done.batches - first) * replica.spec.batch, optimizer.local_epoch - epoch, seconds, sent)
     traffic.close()
     meet(work, rank, "done", STOP_SECONDS_MAX)  # whoever leaves early makes the others wait for it
     os._exit(0)  # its own shutdown waits for threads that wait for peers that are gone
 
 
-def _optimizer(work: Work, replica: Replica, dht: Any) -> Any:
+class Done:
+    batches = 0
+
+
+def _optimizer(work: Work, replica: Replica, dht: Any, done: Done) -> Any:
     groups: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
     for tensor in layout_of(replica.spec).tensors:
         leaf = torch.nn.Parameter(replica.parameters.detach()[tensor.elements].view(tensor.shape))
@@ -72,21 +84,22 @@ def _optimizer(work: Work, replica: Replica, dht: Any) -> Any:
     spec = replica.spec
     ClippedAdamW.clip = spec.clip
     patience = {"request_timeout": REQUEST_SHARE * work.matchmaking_seconds}
+    averager = partial(hivemind.optim.grad_averager.GradientAverager, **patience)  # gets no `averager_opts`
     return hivemind.Optimizer(
         dht=dht,
         run_id="folkmoot-benchmark",
-        target_batch_size=work.peers * spec.batch,
+        target_batch_size=work.local_steps * work.peers * spec.batch,
         batch_size_per_step=spec.batch,
         params=[{"params": leaves, "weight_decay": spec.weight_decay if decayed else 0.0} for decayed, leaves in groups.items()],
         optimizer=lambda groups: ClippedAdamW(groups, lr=spec.inner_rate, betas=(spec.beta1, spec.beta2)),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda epoch: replica.rate(min(epoch, spec.rounds - 1)) / spec.inner_rate
+            optimizer, lambda epoch: replica.rate(min(done.batches, spec.rounds - 1)) / spec.inner_rate
         ),
         matchmaking_time=work.matchmaking_seconds,
         averaging_timeout=AVERAGING_SECONDS_MAX,
         averager_opts=patience,
-        grad_averager_factory=partial(hivemind.optim.grad_averager.GradientAverager, **patience),  # gets no `averager_opts`
-        **(FRUGAL if work.frugal else {}),
+        grad_averager_factory=None if work.setup == LOCAL else averager,
+        **OPTIONS[work.setup],
     )
 
 

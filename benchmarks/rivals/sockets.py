@@ -49,7 +49,9 @@ def _dump(family: int) -> Iterator[bytes]:
             data = netlink.recv(1 << 20)
             while data:
                 length, kind, *_ = _HEADER.unpack_from(data)
-                if kind in (DONE, ERROR):
+                if kind == ERROR:
+                    raise OSError("the kernel refused to list TCP sockets, so what was sent cannot be counted")
+                if kind == DONE:
                     return
                 yield data[_HEADER.size : length]
                 data = data[length + 3 & ~3 :]
@@ -96,6 +98,7 @@ class Traffic:
         self._most: dict[int, int] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        self._look()  # where the kernel does not say, that is raised here
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 

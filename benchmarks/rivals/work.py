@@ -29,6 +29,10 @@ from training.tokenizer import ByteTokenizer
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/training").digest()
 POLL_SECONDS = 0.02
+# How hivemind is set up: as it comes; to be frugal, with float16 on the wire, rarer averages of the whole state and quicker looks
+# at the others; so, and with averages and steps in the background, one step late; with steps of one's own between averages.
+PLAIN, FRUGAL, DELAYED, LOCAL = "plain", "frugal", "delayed", "local steps"
+SETUPS = (PLAIN, FRUGAL, DELAYED)
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Work:
     peers: int
     threads: int  # of torch, in each process
     matchmaking_seconds: float = 1.0  # hivemind only
-    frugal: bool = False  # hivemind only: float16 on the wire, rarer averages of the whole state, quicker looks at the others
+    setup: str = PLAIN  # hivemind only
+    local_steps: int = 1  # hivemind only: from one average to the next
     seconds_max: float = 600.0  # a rival that is slower stops there, with the steps it has made
 
     def save(self) -> Path:

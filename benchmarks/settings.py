@@ -1,0 +1,21 @@
+"""Fields of a job as a person types them behind `--set`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from peer.grammar import set_overrides
+from peer.service import parse_overrides
+from training.spec import JobSpec, ModelSpec
+
+OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))
+
+
+def with_settings(spec: JobSpec, settings: Sequence[str]) -> JobSpec:
+    """`FIELD=VALUE`, as `peer train --set` takes them; fields of the model also without `model.`. Raises `UserError`."""
+    said = set_overrides(settings)
+    of_model = [name.removeprefix("model.") for name in said if name in OF_THE_MODEL or name.startswith("model.")]
+    typed = parse_overrides({f"model.{name}" if name in OF_THE_MODEL else name: value for name, value in said.items()})
+    model = typed.pop("model", spec.model)
+    return replace(spec, **typed, model=replace(spec.model, **{name: getattr(model, name) for name in of_model})).checked()
