@@ -193,12 +193,8 @@ def measure(case: Case, folder: Path) -> Row:
         np.max(vector)  # a peer has just used its model: it is in the page cache
     own, header = _buffer(model, 0, 0), model.header(_trainer(0))
     encode_peak = _peak(lambda: codec.encode(header, own, model.layout))
-    tracemalloc.start()
-    payloads = [(folder / f"{number}.payload").read_bytes() for number in range(case.n)]
-    accepted = [_accepted(model, number, payload) for number, payload in enumerate(payloads)]
-    root = model.apply_into(folder / "next", accepted, {}).root
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peak = _peak(lambda: model.apply_into(folder / "next", _received(model, case, folder), {}))
+    accepted = _received(model, case, folder)
     total, wall = _seconds(lambda: model.apply_into(folder / "next", accepted, {}))
     encode, encode_wall = _seconds(lambda: codec.encode(header, own, model.layout))
     return Row(
@@ -207,7 +203,7 @@ def measure(case: Case, folder: Path) -> Row:
         mode=case.mode,
         rule=case.rule.value,
         outer=case.outer.value,
-        payload_bytes=max(map(len, payloads)),
+        payload_bytes=max(len(item.payload) for item in accepted),
         total_seconds=total,
         total_wall_seconds=wall,
         encode_seconds=encode,
@@ -215,8 +211,12 @@ def measure(case: Case, folder: Path) -> Row:
         peak_extra_megabytes=peak / 1e6,
         encode_extra_megabytes=encode_peak / 1e6,
         seconds=_parts(model, accepted),
-        root=root.hex(),
+        root=ReplicatedModel.open(folder / "next").root.hex(),
     )
+
+
+def _received(model: ReplicatedModel, case: Case, folder: Path) -> list[Accepted]:
+    return [_accepted(model, number, (folder / f"{number}.payload").read_bytes()) for number in range(case.n)]
 
 
 def _peak(work: Callable[[], object]) -> int:

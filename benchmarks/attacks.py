@@ -282,7 +282,7 @@ def _detected(row: Detection) -> str:
 
 def job(preset: str, options: argparse.Namespace) -> JobSpec:
     """Raises `UserError`."""
-    settings = {**PRESETS[preset], "rounds": options.rounds or ROUNDS[preset], "audit_rate": options.audit_rate, "auditors": 2}
+    settings = {**PRESETS[preset], "rounds": options.rounds or ROUNDS[preset], "audit_rate": options.audit_rate}
     return with_settings(JobSpec(name="attacks", data=bytes(32), **settings), options.set)
 
 
