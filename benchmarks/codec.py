@@ -26,7 +26,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import grid
 from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
 from benchmarks.settings import with_settings
@@ -35,6 +34,7 @@ from benchmarks.verdicts import conclude, verdict
 from peer.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser
+from training import grid
 from training.compute.adamw import Settings
 from training.compute.engine import Engine
 from training.inner_state import InnerState

@@ -1,8 +1,8 @@
 """The main job, several times with different seeds: `peer demo` as a person runs it, and what its reports say.
 
 The rival is one process that trains the same model on the same number of accepted samples, in the same run, at the best of
-three learning rates; it is shown as a ratio, which with `--preset per-step` has a bound. Whole machines are measured, so quote
-medians, and say which machine.
+three learning rates, or of those beyond; it is shown as a ratio, which with `--preset per-step` has a bound. Whole machines are
+measured, so quote medians, and say which machine.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from peer.grammar import PRESETS
 from scenarios.trials import COUNT, Parser
+from training import grid
 
 WORSE_MAX = 1.02  # held-out, of one process alone on as many accepted samples, where every step is exchanged
 
@@ -109,6 +110,9 @@ def verdicts(preset: str | None, reports: list[dict[str, Any]]) -> Iterator[str]
     """What must hold: all that the demo promises, and with a step a round the loss of one process alone."""
     failures = [f"seed {report['seed']}: {failure}" for report in reports for failure in report["failures"]]
     yield verdict(not failures, "; ".join(["equal roots, every liar found out, the loss fell", *failures]))
+    edges = [report for report in reports if grid.at_edge({float(r): bits for r, bits in report["baseline_rates"].items()})]
+    if edges:
+        yield verdict(False, f"one process alone: its best rate is the last that was tried with {len(edges)} of the seeds")
     ratios = [ratio for report in reports if (ratio := _ratio(report)) is not None]
     if preset == "per-step" and ratios:
         text = f"H=1, {len(reports[0]['malicious'])} lying, equal accepted samples: held-out ≤ {WORSE_MAX} × one process alone"

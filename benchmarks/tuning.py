@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import grid
 from benchmarks.provenance import write
 from benchmarks.settings import with_settings
 from protocol.errors import UserError
 from protocol.messages import Proposal
 from scenarios.trials import Parser
+from training import grid
 from training.compute.baseline import train_baseline
 from training.compute.engine import Engine
 from training.data import open_tokens

@@ -33,7 +33,7 @@ from protocol import codec
 from protocol.api import PARTS, JobView, RoundView, StatsView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id, short_id
-from training import data, shards
+from training import data, grid, shards
 from training.spec import JobSpec, completed
 
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
@@ -404,9 +404,9 @@ async def keep(demo: Demo) -> None:
 # The rival -----------------------------------------------------------------------------------------------------------
 
 
-# Each is tried and the best counts: a rival that nobody tuned proves nothing.
+# Each is tried, and more where the best lies at an edge; the best counts: a rival that nobody tuned proves nothing.
 BASELINE_RATES = (8e-3, 1.2e-2, 2e-2)  # for the default model and rate
-BASELINE_FACTORS = (1 / 3, 1, 3)  # of the job's own rate, for any other
+BASELINE_FACTORS = (1 / 2, 1, 2)  # of the job's own rate, for any other
 
 
 def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
@@ -430,8 +430,8 @@ async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) ->
     text = next((demo.watched.directory / "texts").glob("*.txt"))
     command = [sys.executable, "-m", "training.compute.baseline", "--spec", str(spec_file), "--text", str(text)]
     command += ["--steps", str(steps), "--batch", str(batch), "--threads", "2"]
-    results = {}
-    for rate in baseline_rates(spec):
+    line = grid.Search(baseline_rates(spec))
+    while (rate := line.following()) is not None:
         done = await trio.run_process([*command, "--rate", str(rate)], capture_stdout=True)
-        results[rate] = json.loads(done.stdout)[-1]
-    return results
+        line.losses[rate] = json.loads(done.stdout)[-1]
+    return dict(sorted(line.losses.items()))

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.quorum import quorum
-from peer.views import milliseconds, seconds
+from peer.views import PLAIN_MEAN, milliseconds, seconds
 from protocol.api import PARTS, JobView, RoundView
 from protocol.identity import peer_id
 from protocol.reasons import MEANINGS
@@ -122,7 +122,7 @@ class Display:
             table.add_row(
                 str(view.round),
                 bits,
-                str(accepted),
+                f"{accepted}{PLAIN_MEAN if view.plain_mean else ''}",
                 Text(", ".join(others), "red"),
                 milliseconds(view.decision_ms),
                 seconds(view.seconds),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def process_memory_mb(process: int) -> float:
-    """Proportional set size in 10^6 bytes: shared pages count for their share. 0 if the kernel does not tell."""
+def process_memory_mb(process: int, kind: str = "Pss") -> float:
+    """Proportional set size in 10^6 bytes: shared pages count for their share; in the resident one, "Rss", as if there were no
+    other process. 0 if the kernel does not tell.
+    """
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0.0
-    kib = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    kib = next((int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")), 0)
     return kib * 1024 / 1e6

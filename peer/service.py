@@ -21,9 +21,10 @@ from ledger.genesis import TRAINER, Genesis
 from ledger.jobs import Job, Phase, Start, Stop, job_id
 from ledger.members import Approve, Leave, Member, MembersState, warning_for_removal
 from ledger.state import State
+from ledger.store import StoredRound
 from peer.auditing import suspension
 from peer.author import Author
-from peer.config import Config
+from peer.config import Config, nearest
 from peer.driver import Driver
 from peer.export import export
 from peer.invitation import make_invitation
@@ -47,7 +48,9 @@ from protocol.api import (
 )
 from protocol.errors import FolkmootError, UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
+from protocol.reasons import Verdict
 from training import data, default_text, shards, tasks, tokenizer
+from training.replicated.aggregate import is_plain_mean
 from training.spec import Audit, JobSpec, ModelSpec, Objective, completed
 from transport.network import LinkInfo, Network, Priority
 
@@ -187,6 +190,7 @@ class Service:
                     verdicts={peer_id(trainer): verdict for trainer, verdict in item.verdicts.items()},
                     ballots=tuple(peer_id(voter) for voter in item.ballots),
                     stepped=item.stepped,
+                    plain_mean=item.stepped and self._is_plain_mean(item),
                     model_root=item.model_root.hex(),
                     held_out_bits_per_byte=after.get("held_out_bits_per_byte"),
                     training_nats=during.get("training_nats"),
@@ -195,6 +199,11 @@ class Service:
                 )
             )
         return tuple(views)
+
+    def _is_plain_mean(self, closed: StoredRound) -> bool:
+        job = self.driver.state.jobs.jobs.get(closed.job)
+        accepted = sum(verdict == Verdict.ACCEPT.label for verdict in closed.verdicts.values())
+        return job is not None and is_plain_mean(accepted, (spec := _spec(job)).rule, spec.liars)
 
     async def audits(self, last: int) -> AuditsView:
         state = self.driver.state
@@ -373,8 +382,11 @@ def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:
         owner, target, field = (ModelSpec, model, name[6:]) if name.startswith("model.") else (JobSpec, overrides, name)
         kinds = get_type_hints(owner)
         if field not in kinds or field in NOT_SET_BY_NAME:
-            free = sorted(set(get_type_hints(JobSpec)) - NOT_SET_BY_NAME)
-            raise UserError(f"{name!r} is not a job field; there are {', '.join(free)} and model.width, model.layers, …")
+            free = [
+                *sorted(set(get_type_hints(JobSpec)) - NOT_SET_BY_NAME),
+                *(f"model.{name}" for name in get_type_hints(ModelSpec)),
+            ]
+            raise UserError(f"{name!r} is not a field of a job{nearest(name, free)}")
         target[field] = _typed(kinds[field], name, text)
     if model:
         overrides["model"] = replace(ModelSpec(), **model)

@@ -190,6 +190,9 @@ def _by_trainer(counts: Mapping[str, Mapping[str, int]], belongs: Callable[[str]
     return " ".join(f"{short(peer)}: {_counts(reasons)}" for peer, reasons in chosen.items() if reasons) or "–"
 
 
+PLAIN_MEAN = " (plain mean)"  # of two updates no statistic can say which one lies: re-execution alone does
+
+
 def rounds(views: Iterable[RoundView]) -> Table:
     # So narrow beside the verdicts that eighty columns break none of them, and no id.
     table = _table("round", "height", "verdicts; by whose ballots", "held-out\nbits/byte", "seconds", "decision", "model\nroot")
@@ -199,7 +202,7 @@ def rounds(views: Iterable[RoundView]) -> Table:
         table.add_row(
             f"{view.round} {short(view.job)}",
             str(view.height),
-            f"{verdicts}; by {' '.join(map(short, view.ballots))}",
+            f"{verdicts}{PLAIN_MEAN if view.plain_mean else ''}; by {' '.join(map(short, view.ballots))}",
             _optional(view.held_out_bits_per_byte, ".3f"),
             _optional(view.seconds, ".1f"),
             milliseconds(view.decision_ms),

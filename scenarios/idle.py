@@ -20,7 +20,8 @@ from scenarios.network import Network, children
 from scenarios.trials import arguments, duration, report
 
 CPU_PERCENT_MAX = 2.0  # of one core, idle
-VOTER_MB_MAX = 120.0  # of a model up to about a million parameters; of a larger one as much as the next two allow
+VOTER_MB_MAX = 120.0  # of a model up to a million parameters; of a larger one as much as the next two allow
+VOTER_PARAMETERS = 1_000_000
 VOTER_MB_BESIDE_THE_MODEL = 110.0
 VOTER_BYTES_PER_PARAMETER = 12
 TRAINER_MB_MAX = 400.0  # daemon and worker, with `MILLION`; nothing is promised of a larger model
@@ -38,10 +39,13 @@ class Cost:
     daemon_mb: float = 0.0  # most seen while training
     worker_mb: float = 0.0
     together_mb: float = 0.0
+    alone_mb: float = 0.0  # as if nothing of the daemon and the worker were shared with other peers, as on a machine of its own
 
 
 def voter_mb_max(parameters: int) -> float:
-    return max(VOTER_MB_MAX, VOTER_MB_BESIDE_THE_MODEL + VOTER_BYTES_PER_PARAMETER * parameters / 1e6)
+    if parameters <= VOTER_PARAMETERS:
+        return VOTER_MB_MAX
+    return VOTER_MB_BESIDE_THE_MODEL + VOTER_BYTES_PER_PARAMETER * parameters / 1e6
 
 
 def trainer_mb_max(parameters: int) -> float | None:
@@ -86,6 +90,8 @@ def look(peers: Network, costs: dict[str, Cost]) -> None:
         worker = sum(process_memory_mb(process) for process in children(peer.process.pid))
         cost.daemon_mb, cost.worker_mb = max(cost.daemon_mb, daemon), max(cost.worker_mb, worker)
         cost.together_mb = max(cost.together_mb, daemon + worker)
+        processes = (peer.process.pid, *children(peer.process.pid))
+        cost.alone_mb = max(cost.alone_mb, sum(process_memory_mb(process, "Rss") for process in processes))
 
 
 async def idle_percent(peers: Network, seconds: float) -> dict[str, float]:
@@ -116,12 +122,13 @@ def conclude(options: argparse.Namespace, peers: Network, costs: dict[str, Cost]
         limit = trainer_mb_max(parameters) if peer.trains else voter_mb_max(parameters)
         if idle >= CPU_PERCENT_MAX:
             failures.append(f"{peer.name} uses {idle:.2f} % of a core while idle, {CPU_PERCENT_MAX:g} % are allowed")
-        if limit is not None and cost.together_mb > limit:
-            failures.append(f"{peer.name} takes {cost.together_mb:.0f} MB, {limit:.0f} MB are allowed")
-    columns = ("peer", "idle %", "idle % after", "daemon MB", "worker MB", "together MB (PSS)")
+        seen = cost.together_mb if peer.trains else cost.alone_mb
+        if limit is not None and seen > limit:
+            failures.append(f"{peer.name} takes {seen:.0f} MB, {limit:.0f} MB are allowed")
+    columns = ("peer", "idle %", "idle % after", "daemon MB", "worker MB", "together MB (PSS)", "alone MB (RSS)")
     rows = []
     for cost in costs.values():
-        figures = (cost.idle_percent, cost.idle_after_percent, cost.daemon_mb, cost.worker_mb, cost.together_mb)
+        figures = (cost.idle_percent, cost.idle_after_percent, cost.daemon_mb, cost.worker_mb, cost.together_mb, cost.alone_mb)
         rows.append([cost.peer, *(f"{value:.2f}" for value in figures[:2]), *(f"{value:.0f}" for value in figures[2:])])
     title = f"{options.peers} peers, {parameters} parameters, micro-batch {options.settings['micro_batch']}"
     result = {

@@ -27,7 +27,6 @@ from benchmarks import (
     decoding,
     demo,
     digits,
-    grid,
     parallel,
     provenance,
     replay,
@@ -47,6 +46,7 @@ from peer.cli import build_parser
 from peer.service import parse_overrides
 from protocol.errors import RemoteProtocolError, UserError
 from tests.ledger.test_draws import EFFECTIVE, escape
+from training import grid
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
 from training.spec import PRESETS, Audit, JobSpec, ModelSpec, Outer, Rule
@@ -351,13 +351,14 @@ def test_the_demo_is_asked_for_with_its_own_flags(tmp_path: Path) -> None:
 
 
 def test_only_a_step_a_round_is_held_to_one_process_alone() -> None:
-    def missed(preset: str | None, bits: float, *failures: str) -> int:
+    def missed(preset: str | None, bits: float, *failures: str, last: str = "4") -> int:
         report = {"seed": 0, "failures": failures, "malicious": ["liar-3"], "heldout_bits_per_byte": [8.0, bits]}
-        verdicts = demo.verdicts(preset, [{**report, "baseline_bits_per_byte": 2.0}])
-        return sum(line.startswith("MISSED") for line in verdicts)
+        alone = {"baseline_bits_per_byte": 2.0, "baseline_rates": {"1": 2.1, "2": 2.0, last: 2.2}}
+        return sum(line.startswith("MISSED") for line in demo.verdicts(preset, [{**report, **alone}]))
 
     assert (missed("per-step", 2.04), missed("per-step", 2.05), missed(None, 2.2)) == (0, 1, 0)
     assert missed(None, 2.0, "honest peers hold different roots") == 1
+    assert missed(None, 2.0, last="1.5") == 1, "the best rate is the last of its line"
 
 
 # Bytes and loss ------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ JOBS = (
         {OTHER: 23},
     ),
 )
-ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME, OTHER), True, "f" * 64, 2.5, None, 1.25, 40.0),)
+ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME, OTHER), True, True, "f" * 64, 2.5, None, 1.25, 40.0),)
 
 AUDITS = AuditsView(
     (STANDING, StandingView(OTHER, 0, 4, 1, 0, 0, 0, 2)),

@@ -147,7 +147,7 @@ def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_pat
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (("--set", "foo=1"), "'foo' is not a job field"),
+        (("--set", "foo=1"), "'foo' is not a field of a job; known: "),
         (("--set", "decay_rounds=9", "--rounds", "4"), "do not fit into 4 rounds"),
     ],
 )

@@ -155,7 +155,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         (("--data", str(tmp_path / "binary.txt")), "binary.txt is not a text file"),
         (("--data", str(tmp_path / "missing.txt")), "no such file or folder"),
         (("--data", str(tmp_path / "folder")), "folder"),
-        (("--set", "local_stops=3"), "'local_stops' is not a job field"),
+        (("--set", "local_stops=3"), "'local_stops' is not a field of a job; did you mean local_steps?"),
         (("--set", "batch=many"), "batch = 'many' is not a number"),
         (("--set", "batch=0"), "batch"),
         (("--set", "inner_rate=nan"), "inner_rate"),

@@ -17,12 +17,12 @@ import numpy as np
 from protocol.errors import LocalProtocolError
 from training.replicated.aggregate.gram import gram
 from training.replicated.aggregate.plan import Plan, onto_grid
-from training.replicated.aggregate.rules import combination, tolerated
+from training.replicated.aggregate.rules import combination, is_plain_mean, tolerated
 from training.replicated.codec import Update
 from training.replicated.layout import Float32Array, Layout
 from training.spec import Rule
 
-__all__ = ["Plan", "aggregate", "gram", "plan", "tolerated"]
+__all__ = ["Plan", "aggregate", "gram", "is_plain_mean", "plan", "tolerated"]
 
 
 def plan(updates: Sequence[Update], rule: Rule, liars: int) -> Plan:

@@ -54,11 +54,16 @@ def tolerated(count: int, liars: int) -> int:
     return min(liars, (count - 1) // 2)
 
 
+def is_plain_mean(count: int, rule: Rule, liars: int) -> bool:
+    """Whether `rule` takes the mean of so many updates, so that no statistic stands against any of them that lies."""
+    return count <= 2 or rule is Rule.MEAN or (rule is Rule.ARC_NNM_TRIM and not tolerated(count, liars))
+
+
 def combination(updates: Sequence[Update], rule: Rule, liars: int) -> Combination:
     """What `rule` makes of these updates, which are in ascending order of their trainers: ties go to the first."""
     count = len(updates)
     f = tolerated(count, liars)
-    if count <= 2 or rule is Rule.MEAN or (rule is Rule.ARC_NNM_TRIM and not f):
+    if is_plain_mean(count, rule, liars):
         return _mean(count)
     if rule is Rule.MEDIAN:
         return _trimmed_mean(count, (count - 1) // 2)
