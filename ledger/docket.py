@@ -5,6 +5,7 @@ Decisions 0028 (draws) and 0033 (disputes and suspension) say why they are these
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -33,7 +34,7 @@ from ledger.audits import (
 )
 from ledger.draws import Commitment
 from ledger.genesis import Genesis
-from ledger.jobs import AuditTerms, ClosedRound, Job, JobRules, JobsState, JobTerms, Phase
+from ledger.jobs import WINDING_UP_MAX, AuditTerms, ClosedRound, Job, JobRules, JobsState, JobTerms, Phase
 from ledger.members import MembersState
 from ledger.transactions import Context, Modules, Refused
 from protocol import codec
@@ -86,6 +87,15 @@ class AuditsModule:
         dockets = {key: self._of(key, state) for key in state.audits.jobs}
         return [due for due in others_audited(me, state) if dockets[due.job].may_challenge(me, due.place)]
 
+    def may_challenge(self, me: bytes, due: Due, state: State) -> bool:
+        """Whether I may challenge that step now without being asked."""
+        return due.job in state.audits.jobs and self._of(due.job, state).may_challenge(me, due.place)
+
+    def is_disputed(self, due: Due, state: State) -> bool:
+        """Whether that step will be judged already."""
+        audits = state.audits.jobs.get(due.job)
+        return audits is not None and any(dispute.place == due.place for dispute in audits.disputes)
+
     def is_challengeable(self, due: Due, state: State) -> bool:
         """Whether anybody may still challenge a step of this proposal unasked."""
         return due.job in state.audits.jobs and self._of(due.job, state).is_challengeable(due.place)
@@ -112,21 +122,40 @@ class AuditsModule:
             job = jobs.get(key)
             if job is None or job.phase is Phase.FINISHED:
                 state = self._wind_up(state, key, job, members, height)
+        winding = {key: jobs[key] for key in state.jobs if jobs[key].phase is Phase.FINISHED}
+        while len(winding) > WINDING_UP_MAX:
+            key = _crowding_out(winding, members)
+            state = self._settled(state, key, winding.pop(key), members, height)
         return state
 
     def _wind_up(self, state: AuditsState, key: bytes, job: Job | None, members: MembersState, height: int) -> AuditsState:
         """Audits outlive their job, or the last rounds could be cheated in without fear; when none is open, the rest is paid."""
-        if job is not None:
-            docket = self._docket(state, key, job, members, height)
-            state = docket.done()  # without what nobody was drawn for: no round closes any more that would end its window
-            if (state.jobs[key].rounds or state.jobs[key].disputes) and height <= job.opened + AFTERMATH_HEIGHTS:
-                return state
-            docket.settle(NO_ROUND)
-            state = docket.done()
-        return replace(state, jobs={other: audits for other, audits in state.jobs.items() if other != key})
+        if job is None:
+            return _without_job(state, key)
+        state = self._docket(state, key, job, members, height).done()  # without what no round will close the window of any more
+        if (state.jobs[key].rounds or state.jobs[key].disputes) and height <= job.opened + AFTERMATH_HEIGHTS:
+            return state
+        return self._settled(state, key, job, members, height)
+
+    def _settled(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> AuditsState:
+        docket = self._docket(state, key, job, members, height)
+        docket.settle(NO_ROUND)
+        return _without_job(docket.done(), key)
 
     def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> Docket:
         return Docket(follow(state, members), key, job, self.rules.terms(job.spec), members, height)
+
+
+def _without_job(state: AuditsState, key: bytes) -> AuditsState:
+    return replace(state, jobs={other: audits for other, audits in state.jobs.items() if other != key})
+
+
+def _crowding_out(winding: Mapping[bytes, Job], members: MembersState) -> bytes:
+    """The oldest job of whoever has begun most of them. A silent auditor keeps a job here for a thousand heights; whoever begins
+    many for that ends the audits of none but its own.
+    """
+    begun = Counter(members.current(job.author) for job in winding.values())
+    return min(winding, key=lambda key: (-begun[members.current(winding[key].author)], winding[key].opened, key))
 
 
 # Rules ---------------------------------------------------------------------------------------------------------------

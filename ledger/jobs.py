@@ -26,7 +26,7 @@ RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a m
 # Finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks.
 TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # anybody can have as many of them as there is time for
-WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, and beyond that no audited job begins
+WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, until more of them are (`ledger.docket`)
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + RUNNING_MAX  # all that run may end at once
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # none goes in the block that starts or closes it: so many can end in one
 PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
@@ -36,8 +36,8 @@ PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that cou
 class AuditTerms:
     """How the accepted proposals of a job are audited after the round."""
 
-    rate: float  # probability that a drawn re-executor replays
-    auditors: int  # re-executors drawn for each proposal, on average
+    rate: float  # times `auditors` is how many re-executors are drawn for a proposal, on average
+    auditors: int
     window: int  # rounds in which it may be reported and judged
     steps: int  # inner steps of a proposal, of which each re-executor replays one
     suspension_rounds: int  # the first time; doubled each time after
@@ -151,18 +151,13 @@ class JobsModule:
         members: MembersState = modules["members"]
         if transaction.kind == "job/start":
             start = codec.decode(Start, transaction.content)
-            audited = modules["audits"].jobs.keys()
-            return self._start(state, members, audited, job_id(author, transaction), start.spec, author, context.height)
+            return self._start(state, members, job_id(author, transaction), start.spec, author, context.height)
         assert transaction.kind == "job/stop", transaction.kind
         return _stop(state, members, codec.decode(Stop, transaction.content).job, author, context.height)
 
-    def _start(
-        self, state: JobsState, members: MembersState, audited: Set[bytes], key: bytes, spec: bytes, author: bytes, height: int
-    ) -> JobsState:
+    def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         terms = self.rules.terms(spec)
         running = state.running()
-        if terms.audits is not None and len(audited - running.keys()) >= WINDING_UP_MAX:
-            raise Refused(f"{WINDING_UP_MAX} finished jobs are audited still, the most at once")
         if len(running) >= RUNNING_MAX:
             raise Refused(f"{RUNNING_MAX} jobs are running, the most at once")
         clash = next(

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import trio
 
+from consensus.block import decode_header
 from ledger.audits import Due, Entry, Result, StepFinding, asked_of, due_for
 from ledger.blobs import JOB_BYTES
 from ledger.jobs import Phase
@@ -42,7 +43,8 @@ RETRY_SECONDS_MAX = 300.0
 # Before anything is called withheld: a holder has a second for its first answer, then the others are asked, and it again. Where a
 # whole window is shorter, what does not come lapses: nobody is suspended for the pace of a job.
 WITHHELD_SECONDS_MIN = 2.0
-# After a job's last round, when no round tells any more that the window ends: a trainer may take so long to start again.
+# After a job's last round no round tells any more that the window ends. It lasts as long as the last rounds took, and this at
+# least, since a trainer may take so long to start again.
 ENDED_SECONDS = 30.0
 # Times the tolerance: a smaller error may lie below it on other machines. A liar could place one there, for honest reports to be
 # refuted; judges use the tolerance itself, so what is challenged here is upheld there.
@@ -126,10 +128,14 @@ class Auditing:
                     return  # nobody awaits it any more
                 begun = job.round + (self._entered.get(due.job) == job.round)
                 until = patience(due, past.spec.audit_window, begun)
-                replayed = await self._replayed(due, past, partial(self._opened, due.job, until))
-                if not due.is_dispute and _is_doubtful(replayed, past.spec):
+                late = partial(self._opened, due.job, until, past.spec.audit_window)
+                replayed = await self._replayed(due, past, late)
+                if due.is_dispute:
+                    await self._say("audit/verdict", due, replayed)
+                    return
+                if _is_doubtful(replayed, past.spec) or await self._challenged_earlier(due, past, replayed, late):
                     replayed = replace(replayed, finding=Finding.MATCH)
-                await self._say("audit/verdict" if due.is_dispute else "audit/report", due, replayed)
+                await self._say("audit/report", due, replayed)
         except StorageError:
             raise
         except (FolkmootError, OSError) as error:  # also a file that went meanwhile
@@ -137,6 +143,30 @@ class Auditing:
         finally:
             del self._running[key]
             self._release(due)
+
+    async def _challenged_earlier(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> bool:
+        """Whether a step before the drawn one was challenged in its place.
+
+        A step from a state that was chosen for it may come out otherwise on other machines, and a challenge that most of them
+        cannot confirm is held against this peer. The first step that leads away from what this peer computes itself begins at a
+        state that is no liar's choice.
+        """
+        role = self._driver.workshop.role
+        if replayed.finding is not Finding.MISMATCH or not due.step or not isinstance(role, Trainer):
+            return False
+        step, _ = await self._search(role, past, due, due.step, late) or (None, 0.0)
+        if step is None:
+            return False  # the drawn one is the first; or it is too late to say more than what was found
+        first, audits = replace(due, step=step), self._driver.rules.audits
+        if audits.is_disputed(first, self._driver.state):
+            return True
+        seen = await self._replayed(first, past, late)
+        if seen.finding in (Finding.MATCH, Finding.WITHHELD) or _is_doubtful(seen, past.spec):
+            return False
+        if not audits.may_challenge(self._me, first, self._driver.state):
+            return False
+        await self._say("audit/challenge", first, seen)
+        return True
 
     def _rest(self, key: Key, due: Due, error: Exception) -> None:
         pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
@@ -192,18 +222,30 @@ class Auditing:
             waiting.cancel()
         return None
 
-    async def _opened(self, key: bytes, until: int) -> None:
-        """Returns when that round of the job has opened, or a while after the job's end."""
+    async def _opened(self, key: bytes, until: int, window: int) -> None:
+        """Returns when that round of the job has opened, or as long after the job's end as a window took."""
         started = trio.current_time()
         await trio.sleep(WITHHELD_SECONDS_MIN)
         while True:
             applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
             if job is None or job.phase is Phase.FINISHED:
-                await trio.sleep_until(started + ENDED_SECONDS)
+                took = 0.0 if job is None else await trio.to_thread.run_sync(self._seconds_of, key, job.round - 1, window)
+                await trio.sleep_until(started + max(ENDED_SECONDS, took))
                 return
             if job.round >= until:
                 return
             await applied.wait()
+
+    def _seconds_of(self, key: bytes, last: int, count: int) -> float:
+        """How long so many rounds of a job took, the last of which is `last`, by the times of the blocks that closed them."""
+        store, times = self._driver.store, list[int]()
+        for number in (last - count, last):
+            closed = store.round(key, number)
+            header = store.header(closed.height) if closed is not None else None
+            if header is None:
+                return 0.0  # fewer rounds, or they were closed before this peer came
+            times.append(decode_header(header).time_ms)
+        return (times[1] - times[0]) / 1_000
 
     # Challenging unasked ---------------------------------------------------------------------------------------------
 
@@ -253,23 +295,31 @@ class Auditing:
         """The step to replay, and the largest deviation from this peer's own states that was seen."""
         if not past.spec.traces_states:
             return 0, 0.0
-        folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
+        last = past.spec.local_steps
         try:
-            found = await self._before(partial(self._closed, due), self._bisected(role, past, due, folder))
+            found = await self._search(role, past, due, last, partial(self._closed, due))
         except RemoteProtocolError:
             return 0, 0.0  # the trace is none: replaying any step says so
+        if found is None:
+            raise UserError(TOO_LATE)
+        step, deviation = found
+        return last - 1 if step is None else step, deviation
+
+    async def _search(
+        self, role: Trainer, past: Round, due: Due, until: int, late: Callable[[], Awaitable[None]]
+    ) -> tuple[int | None, float] | None:
+        """What `bisect` finds in the steps to state `until`; None if `late` returns first."""
+        folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
+        try:
+            return await self._before(late, self._bisected(role, past, due, until, folder))
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
-        if found is None:
-            raise UserError(TOO_LATE)
-        return found
 
-    async def _bisected(self, role: Trainer, past: Round, due: Due, folder: Path) -> tuple[int, float]:
+    async def _bisected(self, role: Trainer, past: Round, due: Due, until: int, folder: Path) -> tuple[int | None, float]:
         theirs = await self._theirs(past, due)
         own = await self._reexecuted(role, past, due, folder)
-        step, deviation = await trio.to_thread.run_sync(bisect, own, theirs, past.spec.replay_tolerance)
-        return past.spec.local_steps - 1 if step is None else step, deviation
+        return await trio.to_thread.run_sync(bisect, own, theirs, past.spec.replay_tolerance, until)
 
     async def _theirs(self, past: Round, due: Due) -> States:
         """What the proposal commits to, of which `bisect`, in a thread, fetches what it looks at."""
@@ -290,9 +340,9 @@ class Auditing:
         if inner is not None:
             await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)
         begun = None if inner is None else str(past.blobs.path(inner))
-        place = (due.job, due.round, due.trainer, str(past.model_directory))
-        done = await role.ask(past, Reexecute(*place, None, None, str(folder / "buffer"), begun, str(states)))
-        assert done.trace is not None, "the job traces states"
+        done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, str(past.model_directory), begun, str(states)))
+        if done.trace is None:
+            raise RemoteProtocolError("bad-trace", "what the proposal goes on from is no inner state")
         listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)
         return States(listed, past.spec, lambda digest: states / digest.hex(), past.model.parameters)
 

@@ -97,6 +97,8 @@ class Jobs:
                 return self._open(request)
             case tasks.Propose():
                 return proposals.propose(request, self._update(request.job))
+            case tasks.Reexecute():
+                return proposals.reexecute(request, self._update(request.job))
             case tasks.Audit():
                 return proposals.audit(request, self._update(request.job))
             case tasks.Replay():

@@ -230,11 +230,15 @@ class Tokens:
     token_bytes: npt.NDArray[np.int64]  # how many bytes of text each token id stands for
 
 
+HASHED_AT_ONCE = 1 << 20  # tokens: those of a text of bytes are copied to be hashed
+
+
 def digest_of(tokens: Tokens) -> bytes:
     """SHA-256 over the ids, 16-bit little-endian, those that are trained on before those that are held out."""
     digest = hashlib.sha256()
     for part in (tokens.train, tokens.held_out):
-        digest.update(part.astype("<u2", copy=False).data)
+        for start in range(0, len(part), HASHED_AT_ONCE):
+            digest.update(part[start : start + HASHED_AT_ONCE].astype("<u2", copy=False).data)
     return digest.digest()
 
 

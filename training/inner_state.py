@@ -23,7 +23,9 @@ ADAMW_EPSILON = 1e-6
 # Muon's polynomial, of its blog post: singular values of 0.7..1.2 after five steps, from 0.002 up.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-MUON_EPSILON = 1e-7  # keeps a gradient of nothing but zeros from dividing by zero
+# Beside the norm of a matrix's direction. Not 1e-7: where text has no variety a gradient is nothing but rounding, and would be
+# made as long as any other (decision 42).
+MUON_EPSILON = 1e-3
 _STEPS = struct.Struct("<Q")
 
 

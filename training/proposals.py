@@ -6,6 +6,7 @@ The worker computes updates with torch; for scratch jobs the daemon does it all 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,10 @@ from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.replicated.scratch import known_update
 from training.spec import JobSpec
-from training.tasks import Audit, Audited, Propose, Proposed, Replay, Replayed
+from training.tasks import Audit, Audited, Propose, Proposed, Reexecute, Reexecuted, Replay, Replayed
 from training.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
 
+log = logging.getLogger("peer")
 OnState = Callable[[Float32Array, InnerState], None]
 Update = Callable[[Float32Array, bytes, int, bytes, InnerState | None, OnState], tuple[Float32Array, float]]
 """(parameters, job, round, trainer, inner state or None for a fresh one, what to tell each state) → (Δ, mean training loss)"""
@@ -32,11 +34,14 @@ InnerStep = Callable[[Float32Array, InnerState, bytes, int, bytes, int], tuple[F
 
 
 def propose(request: Propose, update: Update) -> Proposed:
-    """Computes the update, adds what earlier payloads left unsaid, writes m and the states of the job, and encodes it."""
+    """Computes the update, adds what earlier payloads left unsaid, writes m and the states of the job, and encodes it.
+
+    What of the trainer's own is not whole any more is not gone on from: beginning anew is always allowed.
+    """
     started = time.perf_counter()
     model = _open(request)
-    e, states = _feedback(request, model), _states_out(request, model)
-    inner = _previous_inner(request, model.spec)
+    (e, feedback_from), (inner, inner_from) = _own_feedback(request, model), _own_inner(request, model)
+    states = _states_out(request, model, inner_from)
     take = states.take if states else _forget
     delta, loss = update(model.parameters, request.job, request.round, request.trainer, inner, take)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay)
@@ -45,7 +50,21 @@ def propose(request: Propose, update: Update) -> Proposed:
     Path(request.buffer_out).write_bytes(buffer)
     digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
     committed = states.finish() if states else (None, None)
-    return Proposed(payload, *digests, loss, time.perf_counter() - started, *committed)
+    return Proposed(payload, *digests, loss, time.perf_counter() - started, *committed, feedback_from, inner_from)
+
+
+def reexecute(request: Reexecute, update: Update) -> Reexecuted:
+    """Somebody else's update, of which only the states are kept."""
+    model = _open(request)
+    try:
+        inner = _previous_inner(request, model.spec)
+    except RemoteProtocolError:
+        return Reexecuted(None)
+    record = model.records.get(request.trainer)
+    begun = record.inner if record and request.previous_inner else None
+    states = StateWriter(Path(request.states_out), model.spec, model.parameters, begun)
+    update(model.parameters, request.job, request.round, request.trainer, inner, states.take)
+    return Reexecuted(states.finish()[0])
 
 
 def audit(request: Audit, update: Update) -> Audited:
@@ -88,7 +107,8 @@ def scratch_update(spec: JobSpec) -> Update:
 def replay(request: Replay, inner_step: InnerStep) -> Replayed:
     """Replays the step, after the cheap checks that tie the trace to model, buffer and payload.
 
-    All of that together costs one inner step and a few passes over the vectors, wherever in the round the step is.
+    All of that together costs one inner step and a few passes over the vectors, wherever in the round the step is, and whatever
+    numbers the states are of: see `training.compute.engine.no_subnormal_numbers`.
     """
     started = time.perf_counter()
     model = _open(request)
@@ -146,24 +166,49 @@ def _forget(parameters: Float32Array, inner: InnerState) -> None:
     pass
 
 
-def _open(request: Propose | Audit | Replay) -> ReplicatedModel:
+def _own_feedback(request: Propose, model: ReplicatedModel) -> tuple[Float32Array, bytes | None]:
+    """e, and the digest of the buffer that it is of."""
+    try:
+        e = _feedback(request, model)
+    except (LocalProtocolError, RemoteProtocolError, OSError) as error:
+        log.warning("%s is not whole (%s): what it left unsaid is lost", request.previous_buffer, error)
+        return feedback.feedback_after(None, None, None, model.layout), None
+    return e, model.records[request.trainer].buffer if request.previous_buffer else None
+
+
+def _own_inner(request: Propose, model: ReplicatedModel) -> tuple[InnerState | None, bytes | None]:
+    """What the steps begin with, and its digest; None where that is a fresh state."""
+    if request.previous_inner is None:
+        return None, None
+    digest = model.records[request.trainer].inner
+    try:
+        inner = _previous_inner(request, model.spec)
+        if inner is not None and trace.inner_digest(inner) == digest:
+            return inner, digest
+        problem = "other bytes than the record says"
+    except (RemoteProtocolError, OSError) as error:
+        problem = str(error)
+    log.warning("%s is not whole (%s): the inner optimizer begins anew", request.previous_inner, problem)
+    return None, None
+
+
+def _open(request: Propose | Reexecute | Audit | Replay) -> ReplicatedModel:
     model = ReplicatedModel.open(Path(request.model_directory))
     if (model.job, model.round) != (request.job, request.round):
         raise LocalProtocolError(f"{request.model_directory} holds round {model.round}, round {request.round} was asked for")
     return model
 
 
-def _states_out(request: Propose, model: ReplicatedModel) -> StateWriter | None:
+def _states_out(request: Propose, model: ReplicatedModel, inner_from: bytes | None) -> StateWriter | None:
     spec = model.spec
     if not (spec.traces_states or spec.keeps_inner_state):
         return None
     if request.states_out is None:
         raise LocalProtocolError("the job commits to states, but no folder was named for them")
-    record = model.records.get(request.trainer) if request.previous_inner else None
-    return StateWriter(Path(request.states_out), spec, model.parameters, record.inner if record else None)
+    return StateWriter(Path(request.states_out), spec, model.parameters, inner_from)
 
 
-def _previous_inner(request: Propose | Audit, spec: JobSpec) -> InnerState | None:
+def _previous_inner(request: Propose | Reexecute | Audit, spec: JobSpec) -> InnerState | None:
     return InnerState.load(Path(request.previous_inner), spec) if request.previous_inner else None
 
 

@@ -52,6 +52,15 @@ class Proposed:
     seconds: float
     trace: Digest | None = None  # as the job commits to them, see `Propose.states_out`
     inner: Digest | None = None
+    # Of what it goes on from: the buffer and the inner state of the trainer's last accepted proposal. None: it began anew.
+    feedback: Digest | None = None
+    inner_from: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reexecuted:
+    TAG: ClassVar[str] = "reexecuted"
+    trace: Digest | None  # None: what the proposal goes on from is no inner state
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,7 @@ class OpenJob(Request[Opened]):
 
 @dataclass(frozen=True, slots=True)
 class Propose(Request[Proposed]):
-    """Do `trainer`'s local steps of `round` and make the payload → Proposed. Without a previous buffer e starts from zero."""
+    """Do `trainer`'s local steps of `round` and make the payload → Proposed. Without a whole previous buffer e is zero."""
 
     TAG: ClassVar[str] = "propose"
     PRIORITY: ClassVar[int] = 1
@@ -138,11 +147,17 @@ class Propose(Request[Proposed]):
 
 
 @dataclass(frozen=True, slots=True)
-class Reexecute(Propose):
-    """Do somebody else's local steps for comparing the states → Proposed. What rounds wait for goes before it."""
+class Reexecute(Request[Reexecuted]):
+    """Do somebody else's local steps for comparing the states → Reexecuted. What rounds wait for goes before it."""
 
     TAG: ClassVar[str] = "reexecute"
     PRIORITY: ClassVar[int] = 4  # as evaluations: behind them it would starve where measuring takes as long as a round
+    job: Digest
+    round: Count
+    trainer: Key
+    model_directory: Path
+    previous_inner: Path | None
+    states_out: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +257,21 @@ class Cancel:
     TAG: ClassVar[str] = "cancel"
 
 
-Reply = Opened | Proposed | Audited | Replayed | Evaluated | Generated | Pong | Failed
+Reply = Opened | Proposed | Reexecuted | Audited | Replayed | Evaluated | Generated | Pong | Failed
 TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Reexecute, Audit, Replay, Evaluate, Generate, Ping, Cancel)
-FROM_WORKER: tuple[type[Any], ...] = (Ready, Beat, Opened, Proposed, Audited, Replayed, Evaluated, Generated, Pong, Failed)
+FROM_WORKER: tuple[type[Any], ...] = (
+    Ready,
+    Beat,
+    Opened,
+    Proposed,
+    Reexecuted,
+    Audited,
+    Replayed,
+    Evaluated,
+    Generated,
+    Pong,
+    Failed,
+)
 
 
 # Framing -------------------------------------------------------------------------------------------------------------

@@ -85,6 +85,10 @@ def parameters_digest(parameters: Float32Array) -> bytes:
     return _sha256([float32_bytes(parameters)])
 
 
+def inner_digest(inner: InnerState) -> bytes:
+    return _sha256(inner.pieces())
+
+
 def _sha256(pieces: Iterable[bytes | memoryview]) -> bytes:
     digest = hashlib.sha256()
     for piece in pieces:
@@ -204,9 +208,9 @@ def _turned(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float
     return ratio(distance(theirs, own), distance(own, NOTHING))
 
 
-def bisect(own: States, theirs: States, tolerance: float) -> tuple[int | None, float]:
-    """The first inner step of `theirs` that leads away from `own`, found by looking at log2 H of their states, and the largest
-    deviation among those that were looked at. No step if the last states agree.
+def bisect(own: States, theirs: States, tolerance: float, until: int) -> tuple[int | None, float]:
+    """The first inner step of `theirs`, of those to state `until`, that leads away from `own`, found by looking at log2 of their
+    states, and the largest deviation among those that were looked at. No step if the states `until` agree.
 
     `own` is a re-execution from the same state 0. Two states agree while their distance is at most `tolerance` of the way gone
     since state 0 (for a moment: of its norm), so rounding that adds up over all H steps must stay below that: with float32 it is
@@ -221,7 +225,7 @@ def bisect(own: States, theirs: States, tolerance: float) -> tuple[int | None, f
         largest = max(largest, deviation)
         return deviation <= tolerance
 
-    low, high = 0, own.spec.local_steps
+    low, high = 0, until
     if agrees(high):
         return None, largest
     while high - low > 1:

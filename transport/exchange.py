@@ -28,9 +28,13 @@ STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
 PATIENCE_SECONDS = 1.0  # for a first answer, where another could be asked: three round trips of 300 ms. Doubled each time
 REST_SECONDS = 0.5  # a holder without the blob is asked again after this long, doubling
 REST_SECONDS_MAX = 15.0
-TRANSFERS_MAX = 16  # at once; the others wait their turn, so that windows do not fill a holder's queue
+# At once; the others wait their turn, so that windows do not fill a holder's queue. What only audits ask for has turns of its
+# own: a trainer that drips its states holds up no payload.
+TRANSFERS_MAX = 10
+REVEALS_MAX = 6
+TURN_SECONDS = 15.0  # then it is the turn of who waits, and the transfer goes on later where it stands: a holder may drip
 
-assert WINDOW_CHUNKS * BLOB_CHUNK_BYTES * TRANSFERS_MAX // 2 < 16 << 20
+assert WINDOW_CHUNKS * BLOB_CHUNK_BYTES * (TRANSFERS_MAX + REVEALS_MAX) // 2 < 16 << 20
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 Send = Callable[[bytes, GetBlob | BlobChunk | NoBlob, Priority], bool]
@@ -86,7 +90,7 @@ class Exchange:
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
         self._silent: set[bytes] = set()  # asked in vain, and not heard from since
-        self._turns = trio.CapacityLimiter(TRANSFERS_MAX)
+        self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(REVEALS_MAX)
         self._nursery: trio.Nursery | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -229,11 +233,12 @@ class Exchange:
 
     async def _pull_until_held(self, transfer: _Transfer) -> None:
         while transfer.error is None and self._blobs.size(transfer.digest) is None:
-            async with self._turns:  # held only while a holder is at work: a blob that nobody has blocks no other
+            turns = self._reveals if self._blobs.is_reveal(transfer.digest) else self._turns
+            async with turns:  # held only while a holder is at work: a blob that nobody has blocks no other
                 transfer.changed = trio.Event()
                 holder, pause = self._choose(transfer)
                 if holder is not None:
-                    await self._pull(transfer, holder)
+                    await self._pull(transfer, holder, turns)
             if holder is None:
                 with trio.move_on_after(pause):
                     await transfer.changed.wait()
@@ -255,8 +260,8 @@ class Exchange:
         spread = hashlib.sha256(self._me + transfer.digest + peer).digest()
         return failed, peer in self._silent, peer not in transfer.preferred, spread
 
-    async def _pull(self, transfer: _Transfer, holder: bytes) -> None:
-        """Take chunks from `holder` until the blob is complete or the holder is given up."""
+    async def _pull(self, transfer: _Transfer, holder: bytes, turns: trio.CapacityLimiter) -> None:
+        """Take chunks from `holder` until the blob is complete, the holder is given up, or it is the turn of another transfer."""
         if transfer.one_holder and transfer.contributors - {holder}:
             transfer.restart()
         transfer.holder, transfer.requested, transfer.asked = holder, transfer.offset, trio.current_time()
@@ -264,7 +269,8 @@ class Exchange:
         self._request(transfer, holder)
         try:
             with trio.move_on_after(patience) as transfer.pull:
-                await transfer.changed.wait()
+                if await self._is_over(transfer, turns):
+                    return
             if transfer.pull.cancelled_caught and holder in self._connected():
                 self._silent.add(holder)
         finally:
@@ -272,6 +278,15 @@ class Exchange:
         if not transfer.complete:
             pause = min(REST_SECONDS_MAX, 2 * transfer.rests.get(holder, (0.0, REST_SECONDS / 2))[1])
             transfer.rests[holder] = (trio.current_time() + pause, pause)
+
+    async def _is_over(self, transfer: _Transfer, turns: trio.CapacityLimiter) -> bool:
+        """Whether others have waited long enough; False once the transfer has changed."""
+        while True:
+            with trio.move_on_after(TURN_SECONDS):
+                await transfer.changed.wait()
+                return False
+            if turns.statistics().tasks_waiting and transfer.offset:
+                return True
 
     def _patience(self, transfer: _Transfer, holder: bytes) -> float:
         """Seconds for its first answer. Who fails often gets more, so that a link of any delay is waited for in the end."""

@@ -99,7 +99,7 @@ class Liar(Trainer):
                 return request, _encoded(round, request, done, m * SCALE)
             case "stale":
                 old, self._stale = self._stale, m
-                return _from_zero(request), _encoded(round, request, done, m[::-1].copy() if old is None else old)
+                return request, replace(_encoded(round, request, done, m[::-1].copy() if old is None else old), feedback=None)
             case "nan":
                 return request, _poisoned(round, request, done, m)
             case "garbage":
@@ -136,7 +136,7 @@ class Liar(Trainer):
         round.blobs.expect_to_pass(proposal.buffer, (round.job, round.number))
         await round.fetch(proposal.buffer, size, (trainer,))
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
-        request = replace(_from_zero(request), states_out=None)  # their states stay theirs
+        request = replace(request, states_out=None)  # their states stay theirs
         done = Proposed(b"-", proposal.payload, proposal.buffer, 0.0, 0.0, proposal.trace, proposal.inner)
         m = np.fromfile(round.blobs.path(proposal.buffer), dtype="<f4")
         m[0] += np.float32(1e-6)  # another buffer, so that nobody sees the copy by its digest
@@ -144,7 +144,7 @@ class Liar(Trainer):
 
     async def _equivocate(self, round: OpenRound, request: Propose, done: Proposed) -> None:
         assert self.equivocate is not None
-        first = proposal_of(round, request, done)
+        first = proposal_of(round, done)
         second = replace(first, buffer=hashlib.sha256(first.buffer).digest())
         await trio.to_thread.run_sync(keep, round, request, done, first)
         await self.equivocate(first, second)

@@ -84,13 +84,12 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
 
 async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
     """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
-    proposal = proposal_of(round, request, done)
+    proposal = proposal_of(round, done)
     await trio.to_thread.run_sync(keep, round, request, done, proposal)
     await round.publish(proposal)
 
 
-def proposal_of(round: OpenRound, request: Propose, done: Proposed) -> Proposal:
-    record = round.model.records.get(round.me)
+def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
     return Proposal(
         job=round.job,
         round=round.number,
@@ -98,10 +97,10 @@ def proposal_of(round: OpenRound, request: Propose, done: Proposed) -> Proposal:
         payload=done.payload_digest,
         payload_bytes=len(done.payload),
         buffer=done.buffer_digest,
-        feedback=record.buffer if record and request.previous_buffer else None,
+        feedback=done.feedback,
         trace=done.trace,
         inner=done.inner,
-        inner_from=record.inner if record and request.previous_inner else None,
+        inner_from=done.inner_from,
     )
 
 

@@ -16,6 +16,8 @@ import pytest
 import trio
 import trio.testing
 
+from consensus.block import decode_header
+from ledger import docket
 from ledger.audits import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for
 from ledger.blobs import Blobs
 from ledger.genesis import TRAINER
@@ -45,6 +47,9 @@ MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 TEXT = b"Nobody is above the others. " * 40
 
 
+FAR = 1e3  # beside steps of about 1
+
+
 class Sums:
     """A worker whose inner steps add numbers that follow from round, trainer and step."""
 
@@ -53,6 +58,8 @@ class Sums:
         self.spec: JobSpec | None = None
         self.failures = 0  # requests to come that it cannot do
         self.drift = 0.0  # by which share whole rounds, but not single steps, come out otherwise than elsewhere
+        self.ill = 0.0  # by which share steps come out otherwise than elsewhere that begin at states far away
+        self.jumps_at: int | None = None  # a step of its own rounds that is a lie
         self.may_re_execute = trio.Event()
         self.may_re_execute.set()
 
@@ -67,6 +74,8 @@ class Sums:
         if isinstance(request, tasks.Reexecute):
             await self.may_re_execute.wait()
         match request:
+            case tasks.Reexecute():
+                return await trio.to_thread.run_sync(proposals.reexecute, request, self._update)
             case tasks.Propose():
                 return await trio.to_thread.run_sync(proposals.propose, request, self._update)
             case tasks.Replay():
@@ -77,6 +86,8 @@ class Sums:
         self, parameters: Any, inner: InnerState, job: bytes, round: int, trainer: bytes, step: int
     ) -> tuple[Any, InnerState]:
         moved = np.random.default_rng([round, trainer[0], step]).standard_normal(len(parameters), dtype=np.float32)
+        if np.abs(parameters).max() > FAR / 2:
+            moved *= np.float32(1 + self.ill)
         return parameters + moved, InnerState(inner.steps + 1, inner.moments + np.float32(1))
 
     def _update(
@@ -86,7 +97,7 @@ class Sums:
         state, now = inner or InnerState.fresh(self.spec), parameters
         for step in range(self.spec.local_steps):
             after, state = self._inner_step(now, state, job, round, trainer, step)
-            now = now + np.float32(1 + self.drift) * (after - now)
+            now = now + np.float32(1 + self.drift) * (after - now) + np.float32(FAR * (step == self.jumps_at))
             on_state(now, state)
         return parameters - now, 0.0
 
@@ -301,6 +312,43 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
         assert set(begun) == {away.driver.state.jobs.jobs[job].round + 1}
 
 
+async def test_what_only_one_machine_finds_false_is_no_challenge_but_the_lie_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a state that a liar chose a step may come out otherwise on some machines: most would find such a challenge false."""
+    drawn, lie = 3, 1
+    monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, drawn))
+    async with trainers(tmp_path) as made:
+        other, liar = (made.workers[made.seats[number].public] for number in (0, 3))
+        other.ill, liar.jumps_at = 0.1, lie
+        job = await made.train(replace(SPEC, rounds=60))
+        for seat in made.seats:
+            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
+        cause = made.seats[0].driver.state.audits.jobs[job].causes[made.seats[3].public]
+        assert (cause.step, cause.result) == (lie, Result.SUSPENDED)
+        assert Result.REFUTED not in results(made.seats[0])
+        assert standing(made, 0).upheld == 1 and standing(made, 0).refuted == 0
+
+
+async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "ENDED_SECONDS", 0.0)
+    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
+    async with trainers(tmp_path) as made:
+        seat, rounds, window = made.seats[0], 6, 3
+        job = await made.train(replace(SPEC, rounds=rounds, audit_window=window))
+        await seat.until(has_finished(job))
+        closed = {item.round: item.height for item in seat.driver.store.rounds(rounds)}
+        times = [decode_header(seat.driver.store.header(closed[number]) or b"").time_ms for number in (2, 5)]
+        assert seat.auditing._seconds_of(job, rounds - 1, window) == (times[1] - times[0]) / 1_000 > 0
+        assert seat.auditing._seconds_of(job, rounds - 1, rounds) == 0.0, "of a round before the first nothing is known"
+        monkeypatch.setattr(seat.auditing, "_seconds_of", lambda key, last, count: 1e6 * count)
+        with trio.move_on_after(0.5) as waiting:
+            await seat.auditing._opened(job, rounds + 1, window)
+        assert waiting.cancelled_caught
+
+
 async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) -> None:
     async with trainers(tmp_path, "wrong-steps") as made:
         job = await made.train(replace(SPEC, rounds=60))
@@ -486,7 +534,7 @@ async def test_who_re_executes_all_of_a_false_proposal_finds_the_first_false_ste
         asked = [request.step for request in made.workers[seat.public].asked if isinstance(request, tasks.Replay)]
         assert asked == [5] and not list((seat.folder / "texts").glob(f"{CHALLENGE}*"))
         (whole,) = [request for request in made.workers[seat.public].asked if isinstance(request, tasks.Reexecute)]
-        assert Path(whole.buffer_out).parent.name.startswith(CHALLENGE), "or a killed peer would leave it for ever"
+        assert Path(whole.states_out).parent.name.startswith(CHALLENGE), "or a killed peer would leave it for ever"
 
 
 async def test_who_re_executes_all_of_an_honest_proposal_is_told_so_and_says_nothing(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ async def test_re_executing_a_round_waits_for_the_evaluations_before_it_and_not_
     """A peer that measures every model, and needs as long for it as a round takes, is asked for the next one all the time."""
     waiting: list[tasks.Request[Any]] = [
         evaluate("evaluate"),
-        tasks.Reexecute(JOB, 0, TRAINER, "re-execute", None, None, "b"),
+        tasks.Reexecute(JOB, 0, TRAINER, "re-execute", None, "b"),
         evaluate("evaluate the next model"),
         tasks.Propose(JOB, 1, TRAINER, "propose", None, None, "b"),
     ]

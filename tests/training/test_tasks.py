@@ -14,7 +14,7 @@ from training.spec import PARAMETERS_MAX, Compression, JobSpec, ModelSpec
 MESSAGES = [
     tasks.OpenJob(bytes(32), b"spec", "/text", None),
     tasks.Propose(bytes(32), 1, bytes(32), "/model", "/buffer", "/payload", "/out"),
-    tasks.Reexecute(bytes(32), 1, bytes(32), "/model", None, None, "/out", "/inner", "/states"),
+    tasks.Reexecute(bytes(32), 1, bytes(32), "/model", "/inner", "/states"),
     tasks.Audit(bytes(32), 1, bytes(32), "/model", "/payload", "/buffer", None, None),
     tasks.Replay(
         bytes(32), 1, bytes(32), 3, "/model", "/payload", "/buffer", None, None, "/trace", {bytes(32): "/state"}, bytes(32), None
@@ -29,6 +29,7 @@ ANSWERS = [
     tasks.Beat(),
     tasks.Opened(1, 2, 3),
     tasks.Proposed(b"p" * (2 << 20), bytes(32), bytes(32), 1.5, 0.1),
+    tasks.Reexecuted(bytes(32)),
     tasks.Audited(Verdict.REPLAY, 0.5, 0.1),
     tasks.Replayed(Finding.MISMATCH, 0.5, 0.1),
     tasks.Evaluated(None, 0.1),

@@ -11,9 +11,10 @@ import trio.testing
 from trio.testing import MockClock
 
 from protocol.errors import RemoteProtocolError
+from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, GetBlob, NoBlob
 from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
-from transport.exchange import PATIENCE_SECONDS, STALL_SECONDS, Exchange
+from transport.exchange import PATIENCE_SECONDS, STALL_SECONDS, TRANSFERS_MAX, TURN_SECONDS, Exchange
 from transport.framing import Priority
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public
@@ -200,3 +201,36 @@ async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autoj
     links.nursery.start_soon(drip)
     assert await links.fetch(blob) < 2 * STALL_SECONDS
     assert (LIVE, digest(blob)) in links.asked
+
+
+SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(TRANSFERS_MAX)]
+
+
+async def drip(links: Links, blob: bytes) -> None:
+    """Whole chunks, each just before the holder would be left for another."""
+    while (transfer := links.exchange._transfers.get(digest(blob))) is not None:
+        await trio.sleep(STALL_SECONDS - 1)
+        if transfer.holder == FROZEN:
+            chunk = blob[transfer.offset : transfer.offset + BLOB_CHUNK_BYTES]
+            links.exchange.on_blob_chunk(FROZEN, BlobChunk(digest(blob), transfer.offset, len(blob), chunk))
+
+
+@pytest.mark.parametrize(("are_reveals", "seconds_max"), [(False, TURN_SECONDS + 1), (True, 0.1)])
+async def test_holders_that_drip_whole_chunks_hold_up_others_for_a_turn_and_reveals_hold_up_nobody(
+    are_reveals: bool, seconds_max: float, autojump_clock: MockClock
+) -> None:
+    async with running(Links(*SLOW, BLOBS[-1])) as links:
+        links.peers.discard(LIVE)
+        links.store.reveals |= {digest(blob) for blob in SLOW if are_reveals}
+        async with trio.open_nursery() as nursery:
+            for blob in SLOW:
+                nursery.start_soon(links.fetch, blob)
+            await trio.testing.wait_all_tasks_blocked()
+            for blob in SLOW:
+                nursery.start_soon(drip, links, blob)
+            await trio.sleep(1.0)
+            links.peers.add(LIVE)
+            links.exchange.peer_connected(LIVE)
+            links.lacking |= {(LIVE, digest(blob)) for blob in SLOW}
+            assert await links.fetch(BLOBS[-1], LIVE) < seconds_max
+        assert not links.dropped, "what drips comes in the end"

@@ -23,15 +23,19 @@ from training.tokenizer import ByteTokenizer
 from training.trace import TrainingState, step_error
 
 JOB = bytes(range(32))
-BATCHES = 60
+BATCHES = 40
 MODEL = ModelSpec(context=64, width=32, layers=2, heads=2, kv_heads=1, hidden=96)
 SPEC = JobSpec(name="first", data=bytes(32), model=MODEL, audit=Audit.SAMPLED)
 ROUNDS = 4  # trained before: at first no gradient is small
 MARGIN = 10  # of the tolerance to the largest honest error; with an epsilon of 1e-8 it was 4 here, and below 1 after 30 rounds
 
 
-def engine_of(spec: JobSpec) -> Engine:
-    text = np.frombuffer(default_text(), dtype=np.uint8)
+# Where a window has no variety, the gradients of queries and keys are nothing but rounding.
+TEXTS = {"text": default_text()[:200_000], "runs": b"".join(bytes([32 + number % 90]) * 600 for number in range(80))}
+
+
+def engine_of(spec: JobSpec, kind: str = "text") -> Engine:
+    text = np.frombuffer(TEXTS[kind], dtype=np.uint8)
     tokenizer, held_out = ByteTokenizer(), len(text) * 9 // 10
     return Engine(spec, Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer)
 
@@ -45,28 +49,31 @@ def first_steps(engine: Engine, parameters: Float32Array) -> list[TrainingState]
     return found
 
 
-def write(inner: str, file: str) -> None:
-    engine = engine_of(replace(SPEC, inner=Inner(inner)))
-    parameters = initial_parameters(engine.spec)
-    for number in range(ROUNDS):
-        delta, _ = engine.local_steps(parameters, JOB, number, bytes(32))
-        parameters = parameters - np.float32(0.5) * delta
-    steps = first_steps(engine, parameters)
-    np.savez(file, before=parameters, after=[now for now, _ in steps], moments=[state.moments for _, state in steps])
+def write(inner: str, folder: str) -> None:
+    for kind in TEXTS:
+        engine = engine_of(replace(SPEC, inner=Inner(inner)), kind)
+        parameters = initial_parameters(engine.spec)
+        for number in range(ROUNDS):
+            delta, _ = engine.local_steps(parameters, JOB, number, bytes(32))
+            parameters = parameters - np.float32(0.5) * delta
+        steps = first_steps(engine, parameters)
+        after, moments = [now for now, _ in steps], [state.moments for _, state in steps]
+        np.savez(Path(folder) / f"{kind}.npz", before=parameters, after=after, moments=moments)
 
 
 @pytest.mark.parametrize("inner", Inner)
 def test_no_honest_first_step_comes_near_the_tolerance_on_a_processor_without_vectors(inner: Inner, tmp_path: Path) -> None:
     baseline = next(level for level in levels() if level.name == "baseline")
     environment = {**os.environ, **baseline.variables, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, __file__, inner.value, str(tmp_path / "steps.npz")], env=environment, check=True)
-    with np.load(tmp_path / "steps.npz") as file:
-        parameters, there, moments = file["before"], file["after"], file["moments"]
-    spec, errors = replace(SPEC, inner=inner), []
-    before = parameters, InnerState.fresh(spec)
-    for number, here in enumerate(first_steps(engine_of(spec), parameters)):
-        errors.append(step_error(before, (there[number], InnerState(1, moments[number])), here, spec))
-    assert 0 < max(errors) < spec.replay_tolerance / MARGIN
+    subprocess.run([sys.executable, __file__, inner.value, str(tmp_path)], env=environment, check=True)
+    spec = replace(SPEC, inner=inner)
+    for kind in TEXTS:
+        with np.load(tmp_path / f"{kind}.npz") as file:
+            parameters, there, moments = file["before"], file["after"], file["moments"]
+        before, errors = (parameters, InnerState.fresh(spec)), []
+        for number, here in enumerate(first_steps(engine_of(spec, kind), parameters)):
+            errors.append(step_error(before, (there[number], InnerState(1, moments[number])), here, spec))
+        assert 0 < max(errors) < spec.replay_tolerance / MARGIN, kind
 
 
 if __name__ == "__main__":

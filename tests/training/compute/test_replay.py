@@ -26,6 +26,7 @@ from training.data import open_tokens
 from training.default_text import default_text
 from training.inner_state import InnerState, hidden_matrices, inner_bytes, slots
 from training.replicated import codec, feedback
+from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import Audit, Inner, JobSpec, ModelSpec
@@ -213,6 +214,59 @@ def test_a_replay_costs_one_step(honest: World, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Engine, "batch", counted)
     honest.find(3)
     assert asked == [3]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_replay_computes_with_no_subnormal_numbers_and_what_is_exact_does(text: Path, name: str) -> None:
+    """A liar may choose a state with which a processor takes twenty times as long."""
+    spec = SPECS[name]
+    engine, tiny = Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()), np.float32(1e-40)
+    seen: list[float] = []
+
+    def look() -> None:
+        seen.append(float(torch.tensor(tiny) * 1))
+
+    engine.inner_step(initial_parameters(spec) * tiny, InnerState.fresh(spec), JOB, 0, TRAINER, 0, look)
+    engine.local_steps(initial_parameters(spec), JOB, 0, TRAINER, look)
+    assert len(seen) == 1 + spec.local_steps and set(seen) == {0.0}
+    assert tiny * np.float32(1) > 0 and float(torch.tensor(tiny) * 1) > 0
+
+
+@pytest.mark.parametrize("file", ["m0", "payload0", "inner0"])
+@pytest.mark.parametrize("how", ["flipped", "short", "gone"])
+def test_who_lost_what_it_goes_on_from_begins_anew_and_says_so(tmp_path: Path, text: Path, file: str, how: str) -> None:
+    spec = SPECS["adamw kept"]
+    world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    record = world.model.records[TRAINER]
+    whole = world.propose(1)
+    assert (whole.feedback, whole.inner_from) == (record.buffer, record.inner)
+    path = tmp_path / file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.unlink() if how == "gone" else path.write_bytes(data if how == "flipped" else data[:-4])
+    world.done = done = world.propose(1)
+    assert (done.feedback, done.inner_from) == ((record.buffer, None) if file == "inner0" else (None, record.inner))
+    digests = done.payload_digest, len(done.payload), done.buffer_digest
+    proposal = Proposal(JOB, 1, world.model.root, *digests, done.feedback, done.trace, done.inner, done.inner_from)
+    assert world.model.check(TRAINER, proposal, done.payload) is Verdict.ACCEPT
+    first = InnerState.fresh(spec) if done.inner_from is None else InnerState.load(tmp_path / "inner0", spec)
+    assert world.listed.states[0].inner == trace.inner_digest(first)
+
+
+@pytest.mark.parametrize("poison", [np.nan, 1e30, None])
+def test_whatever_somebody_goes_on_from_a_re_execution_ends_and_leaves_states(
+    tmp_path: Path, text: Path, poison: float | None
+) -> None:
+    spec = SPECS["adamw kept"]
+    world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    moments = np.full(len(InnerState.fresh(spec).moments), poison or 0, dtype=np.float32)
+    data = b"".join(InnerState(1, moments).pieces())
+    (tmp_path / "poisoned").write_bytes(data if poison else data[:-4])
+    request = tasks.Reexecute(JOB, 1, TRAINER, str(tmp_path / "model1"), str(tmp_path / "poisoned"), str(tmp_path / "own"))
+    done = proposals.reexecute(request, world.update)
+    assert done.trace is None if poison is None else (tmp_path / "own" / (done.trace or b"").hex()).exists()
 
 
 # Lies in a step
@@ -495,7 +549,7 @@ def test_a_challenger_that_re_executes_all_finds_the_first_step_that_leads_away(
         revealed.append(digest)
         return accused.path(digest)
 
-    found = trace.bisect(states_of(world, "states1", world.listed), replace(accused, path=reveal), SPEC.replay_tolerance)
+    found = trace.bisect(states_of(world, "states1", world.listed), replace(accused, path=reveal), SPEC.replay_tolerance, 5)
     assert found[0] == step and found[1] > SPEC.replay_tolerance
     assert len(set(revealed)) <= 2 * (1 + 3), "log2 of 5 steps, rounded up, and the last state; two files each"
 
@@ -508,7 +562,7 @@ def test_nothing_is_found_in_honest_work(world: World, two_threads: None) -> Non
     torch.set_num_threads(2)
     world.done = world.propose(1)
     own = states_of(world, "states1", world.listed)
-    step, deviation = trace.bisect(own, states_of(world, "theirs", theirs), SPEC.replay_tolerance)
+    step, deviation = trace.bisect(own, states_of(world, "theirs", theirs), SPEC.replay_tolerance, SPEC.local_steps)
     assert step is None and deviation < SPEC.replay_tolerance / 3
     assert SPEC.replay_tolerance == feedback.REPLAY_TOLERANCE
 
@@ -527,11 +581,11 @@ def test_a_worker_that_re_executes_somebody_elses_round_leads_to_the_false_step(
     jobs.answer(tasks.OpenJob(JOB, spec.encode(), str(text), None))
     begun = str(tmp_path / "inner0") if world.done.inner else None
     place = (JOB, 1, TRAINER, str(tmp_path / "model1"))
-    done = jobs.answer(tasks.Reexecute(*place, None, None, str(tmp_path / "buffer"), begun, str(tmp_path / "own")))
-    assert isinstance(done, tasks.Proposed) and done.trace is not None
+    done = jobs.answer(tasks.Reexecute(*place, begun, str(tmp_path / "own")))
+    assert isinstance(done, tasks.Reexecuted) and done.trace is not None
     own = Trace.decode((tmp_path / "own" / done.trace.hex()).read_bytes(), spec)
     assert own.states[0] == world.listed.states[0], "both begin at the same state"
-    found, _ = trace.bisect(states_of(world, "own", own), states_of(world, "states1", world.listed), spec.replay_tolerance)
+    found, _ = trace.bisect(states_of(world, "own", own), states_of(world, "states1", world.listed), spec.replay_tolerance, 8)
     assert found == 3
     assert [world.find(step).finding for step in (2, 3, 4)] == [Finding.MATCH, Finding.MISMATCH, Finding.MATCH]
 
@@ -542,7 +596,8 @@ def test_a_committed_state_of_another_size_is_where_the_search_ends(world: World
     shutil.copytree(world.folder / "states1", world.folder / "theirs")
     for state in theirs.states[3:]:
         (world.folder / "theirs" / state.parameters.hex()).write_bytes(b"short")
-    found = trace.bisect(states_of(world, "states1", theirs), states_of(world, "theirs", theirs), SPEC.replay_tolerance)
+    own, accused = states_of(world, "states1", theirs), states_of(world, "theirs", theirs)
+    found = trace.bisect(own, accused, SPEC.replay_tolerance, SPEC.local_steps)
     assert found == (2, trace.RELATIVE_ERROR_MAX)
 
 
