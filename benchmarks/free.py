@@ -25,7 +25,7 @@ from peer.roles.trainer import Trainer
 from peer.worker import Worker
 from protocol.errors import UserError
 from training import proposals
-from training.inner_state import InnerState
+from training.inner_state import InnerState, OnState
 from training.replicated import stream
 from training.replicated.layout import Float32Array
 
@@ -41,7 +41,7 @@ def known() -> Float32Array:
 
 
 def update(
-    parameters: Float32Array, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: proposals.OnState
+    parameters: Float32Array, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
 ) -> tuple[Float32Array, float]:
     """Other numbers for every round and trainer, for the price of two copies."""
     return np.resize(np.roll(known(), trainer[0] * SHIFT + round), parameters.shape), 0.0

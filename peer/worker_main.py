@@ -24,7 +24,7 @@ from protocol.errors import FolkmootError
 from training import proposals, tasks
 from training.compute.engine import Engine, is_out_of_memory
 from training.data import open_tokens
-from training.inner_state import InnerState
+from training.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
@@ -136,7 +136,7 @@ class Jobs:
             round: int,
             trainer: bytes,
             inner: InnerState | None,
-            on_state: proposals.OnState,
+            on_state: OnState,
         ) -> tuple[Float32Array, float]:
             delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state)
             return delta, metrics.loss

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from protocol.errors import RemoteProtocolError
-from training.replicated.layout import Float32Array, Layout, Tensor, layout_of
+from training.replicated.layout import Float32Array, Layout, Tensor, float32_bytes, layout_of
 from training.spec import Inner, JobSpec
 
 # Beside the root of AdamW's second moments. Not 1e-8: rounding would then turn the step of a parameter whose gradient is that
@@ -57,11 +57,6 @@ class InnerState:
         yield float32_bytes(self.moments)
 
 
-def float32_bytes(vector: Float32Array) -> memoryview:
-    """The little-endian bytes of a vector; on nearly every machine those that it already is in memory."""
-    return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
-
-
 def inner_bytes(spec: JobSpec) -> int:
     return _STEPS.size + 4 * inner_size(spec)
 
@@ -69,6 +64,9 @@ def inner_bytes(spec: JobSpec) -> int:
 def inner_size(spec: JobSpec) -> int:
     """float32 numbers of moments."""
     return max(part.stop for part in slots(spec).values())
+
+
+OnState = Callable[[Float32Array, InnerState], None]  # told each state of parameters and optimizer; the next step may change them
 
 
 @functools.lru_cache(maxsize=8)

@@ -16,9 +16,9 @@ import numpy as np
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.reasons import Finding, Verdict
 from training import trace
-from training.inner_state import InnerState, float32_bytes
+from training.inner_state import InnerState, OnState
 from training.replicated import codec, feedback
-from training.replicated.layout import Float32Array, layout_of
+from training.replicated.layout import Float32Array, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
 from training.replicated.scratch import known_update
 from training.spec import JobSpec
@@ -26,7 +26,6 @@ from training.tasks import Audit, Audited, Propose, Proposed, Reexecute, Reexecu
 from training.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
 
 log = logging.getLogger("peer")
-OnState = Callable[[Float32Array, InnerState], None]
 Update = Callable[[Float32Array, bytes, int, bytes, InnerState | None, OnState], tuple[Float32Array, float]]
 """(parameters, job, round, trainer, inner state or None for a fresh one, what to tell each state) → (Δ, mean training loss)"""
 InnerStep = Callable[[Float32Array, InnerState, bytes, int, bytes, int], tuple[Float32Array, InnerState]]

@@ -23,8 +23,8 @@ import numpy as np
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError
-from training.inner_state import InnerState, directions, float32_bytes, inner_bytes, slots
-from training.replicated.layout import BLOCK, Float32Array, layout_of
+from training.inner_state import InnerState, directions, inner_bytes, slots
+from training.replicated.layout import BLOCK, Float32Array, float32_bytes, layout_of
 from training.spec import LOCAL_STEPS_MAX, JobSpec
 
 RELATIVE_ERROR_MAX = 1e9  # what is reported for anything larger, and for values that are not numbers

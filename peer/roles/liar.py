@@ -23,7 +23,7 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
 from training import proposals
-from training.inner_state import InnerState
+from training.inner_state import InnerState, OnState
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
 from training.replicated.layout import Float32Array
@@ -114,7 +114,7 @@ class Liar(Trainer):
         number: int,
         trainer: bytes,
         inner: InnerState | None,
-        on_state: proposals.OnState,
+        on_state: OnState,
     ) -> tuple[Float32Array, float]:
         """An update without any training, with states on the straight way to it: only replaying a step shows the lie."""
         spec, noise = round.spec, self._noise(round)
@@ -167,7 +167,7 @@ def _turn_back(
     number: int,
     trainer: bytes,
     inner: InnerState | None,
-    on_state: proposals.OnState,
+    on_state: OnState,
 ) -> tuple[Float32Array, float]:
     """The last steps of a round go backwards. All else is true, and everything fits together."""
     now, wrong = parameters, max(1, int(WRONG_SHARE * spec.local_steps + 0.5))

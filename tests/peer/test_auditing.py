@@ -38,7 +38,7 @@ from tests.ledger.test_audits import Court, withheld
 from tests.ledger.world import PEOPLE
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll
 from training import data, proposals, tasks
-from training.inner_state import InnerState
+from training.inner_state import InnerState, OnState
 from training.spec import Audit, JobSpec, ModelSpec
 from training.spec import InnerState as Kept
 from training.trace import Trace
@@ -91,7 +91,7 @@ class Sums:
         return parameters + moved, InnerState(inner.steps + 1, inner.moments + np.float32(1))
 
     def _update(
-        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: proposals.OnState
+        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
     ) -> tuple[Any, float]:
         assert self.spec is not None
         state, now = inner or InnerState.fresh(self.spec), parameters

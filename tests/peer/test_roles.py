@@ -24,7 +24,7 @@ from tests.ledger.power import Disk
 from tests.peer.network import SCRATCH
 from training import data, proposals, tasks
 from training.host import ModelHost
-from training.inner_state import InnerState
+from training.inner_state import InnerState, OnState
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import Audit, JobSpec, ModelSpec
@@ -186,7 +186,7 @@ class Steps:
         return proposals.propose(request, self._update)
 
     def _update(
-        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: proposals.OnState
+        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
     ) -> tuple[Any, float]:
         spec = ReplicatedModel.open(Path(self.requests[-1].model_directory)).spec
         state, now = inner or InnerState.fresh(spec), parameters

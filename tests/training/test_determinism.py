@@ -49,9 +49,35 @@ def test_the_environments_differ_in_what_each_library_uses(printed: dict[str, An
     assert len({item["aten"] for item in seen}) > 1, "torch"
 
 
+OPINIONS = {("feedback.py", "einsum")}  # of auditors, with a wide gap; nothing that all must have alike
+
+
 def test_replicated_arithmetic_calls_no_function_that_libraries_round_as_they_like() -> None:
-    """IEEE 754 demands correct rounding of a square root, and not of a power; `math.ldexp` has nothing to round."""
-    free = {"pow", "power", "float_power", "exp", "exp2", "log", "log2", "log10", "cbrt", "hypot", "sin", "cos", "tanh"}
+    """IEEE 754 demands correct rounding of a square root, and not of a power; `math.ldexp` has nothing to round. Sums of floats
+    depend on the order of a machine's vector unit. What `sum` and `@` add here are integers, which no name can tell.
+    """
+    free = {
+        "pow",
+        "power",
+        "float_power",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "cbrt",
+        "hypot",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "arctan",
+        "sinh",
+        "cosh",
+    }
+    free |= {"mean", "average", "std", "var", "dot", "vdot", "inner", "norm", "einsum"}
     for path in Path(*replicated.__path__).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -59,4 +85,5 @@ def test_replicated_arithmetic_calls_no_function_that_libraries_round_as_they_li
                 is_integer = isinstance(node.right, ast.Constant) and isinstance(node.right.value, int)
                 assert is_integer and not of_floats, f"{path}:{node.lineno}"
             if isinstance(node, ast.Call):
-                assert getattr(node.func, "attr", getattr(node.func, "id", "")) not in free, f"{path}:{node.lineno}"
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                assert name not in free or (path.name, name) in OPINIONS, f"{path}:{node.lineno}"

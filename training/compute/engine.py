@@ -20,7 +20,7 @@ from training.compute.adamw import AdamW, Settings, clip
 from training.compute.model import GPT
 from training.compute.muon import Muon
 from training.data import Tokens, batch_offsets
-from training.inner_state import InnerState
+from training.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.schedule import inner_rate
 from training.spec import Inner, JobSpec
@@ -31,7 +31,6 @@ EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its 
 GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
 
 Step = Callable[[], None]  # called after every micro-batch; raises to stop the work
-OnState = Callable[[Float32Array, InnerState], None]  # called after every inner step, with views that the next step changes
 
 
 @dataclass(frozen=True, slots=True)

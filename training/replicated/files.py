@@ -29,9 +29,9 @@ from ledger.durable import lock, make_directory, sync_directory
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
-from training.replicated.layout import CHUNKS_MAX, Float32Array, layout_of
+from training.replicated.layout import CHUNKS_MAX, Float32Array, float32_bytes, layout_of
 from training.replicated.outer import slots_of
-from training.replicated.state import PARAMETERS, State, little, root_of
+from training.replicated.state import PARAMETERS, State, root_of
 from training.spec import JobSpec
 
 STATE: Final = "state.msgpack"
@@ -80,7 +80,7 @@ class Fresh:
         self._opened.close()
 
     def append(self, vector: str, elements: Float32Array) -> None:
-        self._files[vector].write(little(elements))
+        self._files[vector].write(float32_bytes(elements))
 
     def install(self, saved: Saved, durable: bool) -> None:
         """It gets its name, and if it is to be `durable`, is so once this returns."""

@@ -13,9 +13,9 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import PART_BYTES_MAX
 from training.replicated import files
-from training.replicated.layout import BLOCK, Block, layout_of
+from training.replicated.layout import BLOCK, Block, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
-from training.replicated.state import leaf_name, leaf_of, little, root_of
+from training.replicated.state import leaf_name, leaf_of, root_of
 
 LEAVES_PER_PART: Final = PART_BYTES_MAX // (4 * BLOCK)
 
@@ -28,7 +28,7 @@ def part_of(model: ReplicatedModel, index: int) -> bytes:
     chosen = blocks[index * LEAVES_PER_PART : (index + 1) * LEAVES_PER_PART]
     if not chosen:
         raise RemoteProtocolError("bad-request", f"the model has no part {index}")
-    data = [bytes(little(model.vectors[name][block.elements])) for name, block in chosen]
+    data = [bytes(float32_bytes(model.vectors[name][block.elements])) for name, block in chosen]
     expected = model.leaves[index * LEAVES_PER_PART :]
     for (name, block), piece, leaf in zip(chosen, data, expected, strict=False):
         if leaf_of(piece) != leaf:

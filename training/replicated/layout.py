@@ -29,6 +29,11 @@ Float32Array = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
 
+def float32_bytes(vector: Float32Array) -> memoryview:
+    """The little-endian bytes of a vector; on nearly every machine those that it already is in memory."""
+    return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     name: str

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-import numpy as np
-
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Key, Length
 from protocol.limits import MEMBERS_MAX
 from training.replicated.feedback import Record
-from training.replicated.layout import Block, Float32Array, Layout
+from training.replicated.layout import Block, Float32Array, Layout, float32_bytes
 from training.spec import JobSpec
 
 PARAMETERS: Final = "parameters"  # the first vector; those after it are the outer optimizer's slots
@@ -47,13 +45,8 @@ def leaf_name(vector: str, block: Block) -> str:
 def leaf_of(data: Float32Array | bytes) -> bytes:
     """The Merkle leaf hash of little-endian float32 elements, without a copy of them."""
     leaf = hashlib.sha256(merkle.LEAF_PREFIX)
-    leaf.update(data if isinstance(data, bytes) else little(data))
+    leaf.update(data if isinstance(data, bytes) else float32_bytes(data))
     return leaf.digest()
-
-
-def little(vector: Float32Array) -> memoryview:
-    """Its bytes as they are hashed, written and sent."""
-    return np.ascontiguousarray(vector, dtype="<f4").data.cast("B")
 
 
 def root_of(leaves: Sequence[bytes], state: State) -> bytes:

@@ -24,7 +24,7 @@ from training.compute import muon
 from training.compute.engine import Engine
 from training.data import open_tokens
 from training.default_text import default_text
-from training.inner_state import InnerState, hidden_matrices, inner_bytes, slots
+from training.inner_state import InnerState, OnState, hidden_matrices, inner_bytes, slots
 from training.replicated import codec, feedback
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array, layout_of
@@ -72,7 +72,7 @@ class World:
         round: int,
         trainer: bytes,
         inner: InnerState | None,
-        on_state: proposals.OnState,
+        on_state: OnState,
     ) -> tuple[Float32Array, float]:
         delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
         return delta, metrics.loss
@@ -285,7 +285,7 @@ class Cheat:
         round: int,
         trainer: bytes,
         inner: InnerState | None,
-        on_state: proposals.OnState,
+        on_state: OnState,
     ) -> tuple[Float32Array, float]:
         now, state = parameters, inner or InnerState.fresh(self._world.spec)
         for step in range(self._world.spec.local_steps):

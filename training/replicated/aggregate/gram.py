@@ -28,7 +28,9 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def gram(updates: Sequence[Update]) -> Integers:
-    """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory: as `Plan.values`."""
+    """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory: as `Plan.values`, and five
+    matrices of n × n integers of 8 bytes for each of a block's chunks.
+    """
     scales = np.stack([update.scales for update in updates])
     width = FLOAT32_MAX // level_max(updates[0]) ** 2
     low, high = np.zeros((2, len(updates), len(updates)), dtype=np.int64)

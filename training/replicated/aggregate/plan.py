@@ -34,7 +34,7 @@ assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= LEAST
 class Plan:
     """`values` streams over blocks. Memory: one block of every update's levels, of 8 bits."""
 
-    updates: tuple[Update, ...]  # ascending by trainer: the result does not depend on the order they came in
+    updates: tuple[Update, ...]  # ascending by origin: the result does not depend on the order they came in
     scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks with its factor, in units of 2^exponent
     exponent: int
     outsiders: tuple[tuple[int, ...], ...]  # for each update those that it is not mixed with; empty: nothing is mixed

@@ -60,7 +60,7 @@ def is_plain_mean(count: int, rule: Rule, liars: int) -> bool:
 
 
 def combination(updates: Sequence[Update], rule: Rule, liars: int) -> Combination:
-    """What `rule` makes of these updates, which are in ascending order of their trainers: ties go to the first."""
+    """What `rule` makes of these updates, which are in ascending order of their origins: ties go to the first."""
     count = len(updates)
     f = tolerated(count, liars)
     if is_plain_mean(count, rule, liars):
