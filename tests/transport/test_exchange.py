@@ -207,12 +207,14 @@ SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(TRANSFERS_MAX)]
 
 
 async def drip(links: Links, blob: bytes) -> None:
-    """Whole chunks, each just before the holder would be left for another."""
+    """Whole chunks: one soon after it was asked, and each other one just before it would be left for another."""
     while (transfer := links.exchange._transfers.get(digest(blob))) is not None:
-        await trio.sleep(STALL_SECONDS - 1)
         if transfer.holder == FROZEN:
             chunk = blob[transfer.offset : transfer.offset + BLOB_CHUNK_BYTES]
             links.exchange.on_blob_chunk(FROZEN, BlobChunk(digest(blob), transfer.offset, len(blob), chunk))
+            await trio.sleep(STALL_SECONDS - 1)
+        else:
+            await trio.sleep(PATIENCE_SECONDS / 4)
 
 
 @pytest.mark.parametrize(("are_reveals", "seconds_max"), [(False, TURN_SECONDS + 1), (True, 0.1)])
