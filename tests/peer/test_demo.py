@@ -132,8 +132,8 @@ def test_trainers_that_are_too_few_to_audit_or_more_than_there_are_are_refused(t
 def test_the_rival_s_rates_stand_around_the_job_s_own_unless_they_were_found_for_it() -> None:
     default = JobSpec(name="demo")
     assert baseline_rates(default) == baseline_rates(replace(default, rounds=9)) == BASELINE_RATES
-    assert baseline_rates(replace(default, inner_rate=6e-3)) == pytest.approx((2e-3, 6e-3, 1.8e-2))
-    assert baseline_rates(replace(default, model=ModelSpec(width=128))) == pytest.approx((1e-3, 3e-3, 9e-3))
+    assert baseline_rates(replace(default, inner_rate=6e-3)) == pytest.approx((3e-3, 6e-3, 1.2e-2))
+    assert baseline_rates(replace(default, model=ModelSpec(width=128))) == pytest.approx((1.5e-3, 3e-3, 6e-3))
 
 
 def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_path: Path) -> None:
