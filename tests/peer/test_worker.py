@@ -55,6 +55,7 @@ while True:
     elif isinstance(request, OpenJob): [send(number, Beat()) for _ in range(3)]; send(number, Opened(1, 2, 3))
     elif isinstance(request, Evaluate): send(number, Evaluated(2.5, 0.1))
     elif isinstance(request, Propose): send(number, Proposed(b"p", bytes(32), bytes(32), 1.0, 0.1))
+    elif isinstance(request, Reexecute): send(number, Reexecuted(bytes(32)))
     elif isinstance(request, Audit): send(number, Audited(0, 0.0, 0.1))
     else: send(number, Failed("no such thing"))
 """
