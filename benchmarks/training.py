@@ -8,7 +8,9 @@ global batch: H of them make one of our rounds.
 Bytes are what a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets. Audit
 reveals, which our daemon counts, are taken off and stand in a column of their own. Who was stopped after `--seconds` has no loss:
 it has seen fewer samples than the others. Sampled audits are those of the preset `per-step`, a fifth of a replayed step for each
-proposal; `ours-h15-audit-preset` has as many as a job that says no rate, two for each, and `audit-full` re-executes everything.
+proposal; `ours-h15-audit-preset` has as many as a job that says no rate, two for each, `audit-full` re-executes everything, and
+`audit-off` nothing. `--resume` keeps the whole seeds that an ended run of the same commit and settings has left in its file, so
+that all rows of a seed are of one run, and looks for hivemind's fastest variant anew.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.provenance import write
+from benchmarks.provenance import earlier, write
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.processes import reports
@@ -70,7 +72,7 @@ REVEALS = "reveals"  # what only audits ask for, in a peer's own counters
 MATCHMAKING_H15 = 1.0  # of hivemind with local steps: its averages are in the background, and nobody waits for the next
 WARM_SECONDS_MAX = 120.0  # for the first rounds of ours, in which nothing is ready
 LAPSED_MAX = 0.05  # of the audits that came to an end: beyond it a speed is that of audits that were not made
-RATIOS_MIN = {"ours-h1 / gloo": 0.5, "ours-h15 / without-network": 0.9}
+RATIOS_MIN = {"ours-h1 / gloo": 0.5, "ours-h15-audit-off / without-network": 0.9}  # the second with audits apart
 MEGABYTES_MAX = {"ours-h1": 1.5, "ours-h15": 0.1}
 WORSE_MAX = 1.02  # held-out, of 4-bit gradients against the float32 ones that gloo averages
 HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "audits (lapsed)", "held-out nats", "roots", "updates")
@@ -340,10 +342,12 @@ def model_roots(peer: DemoPeer) -> dict[tuple[str, int], str]:
         return disk.model_roots()
 
 
-FIRST_NORM = {"norm_start": JobSpec(name="default").norm_start}  # of local steps, which the preset per step says otherwise
-SPARSE_H15 = {**PRESETS["sparse"], **FIRST_NORM, "local_steps": LOCAL_STEPS}
-DENSE_H15 = {**PRESETS["local"], **FIRST_NORM, "local_steps": LOCAL_STEPS}
-UNSAID = {name: getattr(JobSpec(name="default"), name) for name in ("audit_rate", "auditors", "audit_window")}
+DEFAULT = JobSpec(name="default")
+UNSAID = {name: getattr(DEFAULT, name) for name in ("audit_rate", "auditors", "audit_window")}
+# All that the preset per step says of gradients; its audits stay.
+OF_UPDATES = {name: getattr(DEFAULT, name) for name in PRESETS["per-step"] if name not in {"audit", *UNSAID}}
+SPARSE_H15 = {**OF_UPDATES, **PRESETS["sparse"], "local_steps": LOCAL_STEPS}
+DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "local_steps": LOCAL_STEPS}
 MEASURED: dict[str, Callable[[Task], Row]] = {
     "single": single,
     "without-network": alone,
@@ -354,6 +358,7 @@ MEASURED: dict[str, Callable[[Task], Row]] = {
     "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15),
     "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15),
     "ours-h1-audit-full": lambda task: ours("ours-h1-audit-full", task, audit="full"),
+    "ours-h15-audit-off": lambda task: ours("ours-h15-audit-off", task, **SPARSE_H15, audit="off"),
     "ours-h15-audit-preset": lambda task: ours("ours-h15-audit-preset", task, **SPARSE_H15, **UNSAID),
     "ours-h15-audit-full": lambda task: ours("ours-h15-audit-full", task, **SPARSE_H15, audit="full"),
 }
@@ -395,6 +400,7 @@ def ratios(rows: Iterable[Row]) -> dict[str, float]:
         ("ours-h1-audit-full", "gloo"),
         ("hivemind", "gloo"),
         ("hivemind-h15", "without-network"),
+        ("ours-h15-audit-off", "without-network"),
         ("ours-h15", "without-network"),
         ("ours-h15-dense", "without-network"),
         ("ours-h15-audit-preset", "without-network"),
@@ -476,6 +482,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
     parser.add_argument("--rate", type=duration, default=3e-3, help="peak of everybody's learning rate")
     parser.add_argument("--seconds", type=duration, default=900.0, metavar="S", help="the most that one row of one seed may take")
+    parser.add_argument("--resume", action="store_true", help="keep the whole seeds that the file of --json has already")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="FIELD=VALUE", help="of the model: width, layers, context and so on"
     )
@@ -488,21 +495,28 @@ def main() -> int:
         parser.error(str(error))
     end_like_ctrl_c()
     torch.set_num_threads(1)
-    started, runs = time.time(), {name: list[Row]() for name in options.only}
+    about = {"set": options.set, "parameters": model.parameters, "steps": options.steps, "rate": options.rate}
+    about |= {"seeds": list(options.seeds), "seconds": options.seconds, "text": str(options.text or "built-in")}
+    try:
+        done = earlier(options.json, about) if options.resume else {}
+    except UserError as error:
+        parser.error(str(error))
+    started = time.time()
+    runs = {name: [Row(**row) for row in done.get("by_seed", {}).get(name, ())] for name in options.only}
+    whole = min(map(len, runs.values()))  # seeds of which no row is missing
+    runs = {name: found[:whole] for name, found in runs.items()}
 
     def summary() -> list[Row]:
         """Of what has been measured so far, which it writes down."""
         rows = [middle(found) for found in runs.values() if found]
-        figures: dict[str, Any] = {"parameters": model.parameters, "steps": options.steps, "rate": options.rate}
-        figures |= {"seeds": list(options.seeds), "text": str(options.text or "built-in")}
-        figures |= {"rows": [asdict(row) for row in rows], "ratios": ratios(rows)}
-        figures["by_seed"] = {name: [asdict(row) for row in found] for name, found in runs.items()}
-        write(options.json, started, figures)
+        by_seed = {name: [asdict(row) for row in found] for name, found in runs.items()}
+        write(options.json, started, {**about, "rows": [asdict(row) for row in rows], "ratios": ratios(rows), "by_seed": by_seed})
         return rows
 
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         text = text_file(options.text, Path(folder))
-        for seed in options.seeds:
+        rows = summary()
+        for seed in options.seeds[whole:]:
             for name in options.only:
                 task = Task(text, options.steps, seed, options.rate, options.seconds, model)
                 runs[name].append(row := attempt(name, task))

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -313,6 +314,35 @@ def test_unequal_samples_are_not_compared(
     with pytest.raises(SystemExit):
         training.main()
     assert f"--steps {steps} is not a multiple of 15, at least 30" in capsys.readouterr().err
+
+
+def test_a_run_that_was_ended_goes_on_with_the_seed_that_lacked_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[tuple[str, int]] = []
+
+    def row(name: str, task: training.Task) -> training.Row:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append((name, task.seed))
+        return training.Row(name, 1.0 + task.seed, 1.0, 2.0, 1)
+
+    monkeypatch.setattr(training, "MEASURED", {name: partial(row, name) for name in ("single", "gloo")})
+    command = ["training", "--seeds", "4", "5", "6", "--json", str(tmp_path / "figures.json")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(KeyboardInterrupt):
+        training.main()
+    measured.append(("interrupted", 0))
+    monkeypatch.setattr(sys, "argv", [*command, "--resume"])
+    assert training.main() == 0
+    pairs = [("single", 4), ("gloo", 4), ("single", 5), ("interrupted", 0), *product(("single", "gloo"), (5, 6))]
+    assert measured[:4] == pairs[:4] and sorted(measured[4:]) == sorted(pairs[4:])
+    rows = json.loads((tmp_path / "figures.json").read_text())["by_seed"]
+    assert all([row["samples_per_second"] for row in found] == [5.0, 6.0, 7.0] for found in rows.values())
+    monkeypatch.setattr(sys, "argv", [*command, "--resume", "--steps", "30"])
+    with pytest.raises(SystemExit):
+        training.main()
+    assert "its steps is 150, not 30" in capsys.readouterr().err
 
 
 def test_hivemind_that_cannot_be_installed_is_a_row_that_says_so_after_one_try(

@@ -313,6 +313,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "beta1": 0.9,
     },
     # Most progress per sample: every gradient of every trainer counts at once. Re-executing all of them would halve the speed.
+    # Error feedback would say the rest of a gradient of an older model, and trimming drops too much of a few: decision 44.
     "per-step": {
         "local_steps": 1,
         "rounds": 600,
@@ -322,6 +323,8 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "outer": Outer.ADAMW,
         "inner_state": InnerState.RESET,
         "beta1": 0.9,
+        "feedback_decay": 0.0,
+        "rule": Rule.CENTERED_CLIPPING,
         "norm_start": 1.0,  # no gradient is longer than `clip`
         "audit": Audit.SAMPLED,
         "audit_rate": 0.1,
@@ -337,7 +340,7 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888).
     """
     follows: dict[Any, dict[str, Any]] = {
-        Outer.ADAMW: {"bits": PRESETS["per-step"]["bits"]},
+        Outer.ADAMW: {name: PRESETS["per-step"][name] for name in ("bits", "feedback_decay", "rule")},
         Outer.SIGN: {"outer_rate": SIGN_RATE},
     }
     return follows.get(fields.get("outer"), {}) | dict(fields)

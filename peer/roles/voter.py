@@ -64,9 +64,10 @@ class Voter:
 
 
 def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
-    """Continues from our last accepted proposal where what it left is still here; starting again is always allowed."""
+    """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
     record = round.model.records.get(round.me)
     here = record is not None and None not in (round.blobs.size(record.buffer), round.blobs.size(record.payload))
+    goes_on = record is not None and here and round.spec.feedback_decay > 0
     inner = record.inner if record and record.inner and round.blobs.size(record.inner) is not None else None
     commits = round.spec.traces_states or round.spec.keeps_inner_state
     return Propose(
@@ -74,8 +75,8 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
         round=round.number,
         trainer=round.me,
         model_directory=str(round.model_directory),
-        previous_buffer=str(round.blobs.path(record.buffer)) if record and here else None,
-        previous_payload=str(round.blobs.path(record.payload)) if record and here else None,
+        previous_buffer=str(round.blobs.path(record.buffer)) if record and goes_on else None,
+        previous_payload=str(round.blobs.path(record.payload)) if record and goes_on else None,
         buffer_out=str(buffer_out),
         previous_inner=str(round.blobs.path(inner)) if inner else None,
         states_out=f"{buffer_out}.states" if commits else None,

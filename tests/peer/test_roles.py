@@ -315,6 +315,23 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
     assert world.fetched == [world.published[-1].payload]
 
 
+@pytest.mark.parametrize("decay", [0.95, 0.0])
+async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_none_revealed(
+    world: World, tmp_path: Path, decay: float
+) -> None:
+    host = ModelHost(tmp_path / "language")
+    host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, feedback_decay=decay, norm_start=1e6).encode())
+    role, _ = opened(world, tmp_path, host, 0)
+    await role.propose(world.round)
+    first = world.published[-1]
+    world.round.model.apply([Accepted(ME.public, first, world.round.blobs.read(first.payload))], {}).save(host.directory(JOB, 1))
+    role, _ = opened(world, tmp_path, host, 1)
+    await role.propose(world.round)
+    second = world.published[-1]
+    assert second.round == 1 and second.feedback == (first.buffer if decay else None)
+    assert world.round.model.check(ME.public, second, world.round.blobs.read(second.payload)) is Verdict.ACCEPT
+
+
 @pytest.mark.parametrize("lies", [{"trace": None}, {"inner": None}, {"inner_from": bytes(32)}, {"trace": bytes(32)}])
 async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     world: World, tmp_path: Path, lies: dict[str, Any]
