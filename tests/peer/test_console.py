@@ -230,6 +230,25 @@ async def test_who_asks_for_one_bit_under_adamw_is_told_what_that_does_and_the_w
     assert status == 0 and ("bits=1" in printed and "take bits=4" in printed) is warned
 
 
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("--preset per-step --data local", True),
+        ("--preset per-step --set audit=off", True),
+        ("--set outer=adamw --set local_steps=1 --set audit=off", True),
+        ("--preset per-step --set audit=off --set rule=arc-nnm-trim", False),
+        ("--preset per-step", False),
+        ("--preset sparse --set audit=off", False),
+        ("--data local", False),
+    ],
+)
+async def test_who_leaves_gradients_unaudited_is_told_which_rule_stands_better(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, warned: bool
+) -> None:
+    printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
+    assert status == 0 and ("rule=arc-nnm-trim stands better" in " ".join(printed.split())) is warned
+
+
 async def test_a_test_shows_its_own_phases_until_it_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
