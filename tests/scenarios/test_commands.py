@@ -10,11 +10,12 @@ import pytest
 
 from ledger.crash_points import POINTS
 from scenarios import crash_points
+from scenarios.__main__ import scenarios
 from scenarios.crash_points import UNREACHED
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 SCENARIOS = sorted(file.stem for file in FOLDER.glob("*.py") if 'if __name__ == "__main__"' in file.read_text())
-PARTS = ("proxy",)  # started by scenarios, not by people
+PARTS = ("proxy", "__main__")  # started by scenarios, not by people; the list of them
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in PARTS])
@@ -66,3 +67,8 @@ def test_a_scenario_that_would_try_nothing_says_so_in_one_line(
 def test_every_point_that_is_listed_is_tried_or_refused() -> None:
     for point in POINTS:
         assert crash_points.chosen(point) and bool(crash_points.refusal(point)) == (crash_points.write_of(point) in UNREACHED)
+
+
+def test_the_list_of_scenarios_names_them_all() -> None:
+    listed = {line.split()[2].rstrip(":") for line in scenarios()}
+    assert listed == {f"scenarios.{name}" for name in SCENARIOS if name not in PARTS}

@@ -1,0 +1,19 @@
+"""`python -m scenarios`: which ones there are. Each takes `--help`; scenarios/README.md says what must hold."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def scenarios() -> Iterator[str]:
+    """The first paragraph of each module that is one, with its command."""
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        about = (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n\n")[0]
+        if about.startswith(f"`python -m scenarios.{file.stem}"):
+            yield " ".join(about.replace("`", "").split())
+
+
+if __name__ == "__main__":
+    print(*scenarios(), sep="\n")
