@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # the oldest go, first what nobody awaits.
 DRAWN_MAX = 4_096
 CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
-# Then the challenger is neither drawn nor heard for as long as a first suspension takes; after so many because of `withheld`
+# Then the challenger is neither drawn nor heard for as long as a first suspension takes; after so many because of a claim
 # within as long it is not drawn for that trainer.
 FALSE_CHALLENGES_MAX = 3
 DISPUTES_MAX = VOTERS_MAX * CHALLENGES_OPEN_MAX
@@ -103,7 +103,7 @@ class JobAudits:
     unheard: Persons = field(default_factory=dict)  # challenger -> the first round in which it may be drawn again
     # Trainer -> the rounds whose reward is not its own yet.
     unvested: Annotated[dict[Key, Rounds], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    # Trainer -> re-executor -> the last rounds in which most others could replay what it had said was withheld.
+    # Trainer -> re-executor -> the last rounds in which most others found nothing of what it had claimed.
     withheld: Annotated[dict[Key, Claims], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # of those in `suspended`
 
@@ -165,7 +165,7 @@ class StepFinding:
 
     `audit/report`, by a drawn auditor: at the step that was drawn for it. `audit/verdict`, by a re-executor of the round: at a
     disputed step; anything but MATCH says guilty. `audit/challenge`, by a re-executor that was not asked: neither MATCH nor
-    WITHHELD.
+    a claim that is never held against who makes it.
     """
 
     job: Digest

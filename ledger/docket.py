@@ -124,9 +124,23 @@ class AuditsModule:
                 state = self._wind_up(state, key, job, members, height)
         winding = {key: jobs[key] for key in state.jobs if jobs[key].phase is Phase.FINISHED}
         while len(winding) > WINDING_UP_MAX:
-            key = _crowding_out(winding, members)
+            key = self._crowded_out(state, winding, members)
             state = self._settled(state, key, winding.pop(key), members, height)
         return state
+
+    def _crowded_out(self, state: AuditsState, winding: Mapping[bytes, Job], members: MembersState) -> bytes:
+        """Which job's audits end for those of another: a scratch job's first, which nobody was paid for, and one with a dispute
+        last. Of such, the oldest of whoever has begun most: a silent auditor keeps every job here for a thousand heights, and who
+        would end the audits of a job needs sixteen others, with real work in them and nothing left to judge in that one.
+        """
+        begun = Counter(members.current(job.author) for job in winding.values())
+
+        def order(key: bytes) -> tuple[bool, bool, int, int, bytes]:
+            job = winding[key]
+            is_paid = self.rules.terms(job.spec).needs_worker
+            return bool(state.jobs[key].disputes), is_paid, -begun[members.current(job.author)], job.opened, key
+
+        return min(winding, key=order)
 
     def _wind_up(self, state: AuditsState, key: bytes, job: Job | None, members: MembersState, height: int) -> AuditsState:
         """Audits outlive their job, or the last rounds could be cheated in without fear; when none is open, the rest is paid."""
@@ -148,14 +162,6 @@ class AuditsModule:
 
 def _without_job(state: AuditsState, key: bytes) -> AuditsState:
     return replace(state, jobs={other: audits for other, audits in state.jobs.items() if other != key})
-
-
-def _crowding_out(winding: Mapping[bytes, Job], members: MembersState) -> bytes:
-    """The oldest job of whoever has begun most of them. A silent auditor keeps a job here for a thousand heights; whoever begins
-    many for that ends the audits of none but its own.
-    """
-    begun = Counter(members.current(job.author) for job in winding.values())
-    return min(winding, key=lambda key: (-begun[members.current(winding[key].author)], winding[key].opened, key))
 
 
 # Rules ---------------------------------------------------------------------------------------------------------------
@@ -199,11 +205,11 @@ class Docket:
             self._challenge(report.place, auditor, author, report.finding)
 
     def challenge(self, author: bytes, said: StepFinding) -> None:
-        """Unasked. Each false one costs every judge a replay, so that a re-executor has one in a round; and that something was
-        withheld is not said unasked, as it is never held against who says so.
+        """Unasked. Each false one costs every judge a replay, so that a re-executor has one in a round; and what is never held
+        against who says so is not said unasked.
         """
         challenger = self._challenger(author, said.place)
-        if said.finding in (Finding.MATCH, Finding.WITHHELD):
+        if said.finding is Finding.MATCH or said.finding.is_claim:
             raise Refused(f"{said.finding.label!r} is no challenge of who was not drawn")
         if self._dispute(said.place) is not None:
             raise Refused("that step is disputed already, and will be judged")
@@ -305,14 +311,14 @@ class Docket:
             self._rounds[number] = replace(audits, drawn=drawn)
 
     def _refute(self, dispute: Dispute) -> None:
-        """Of who says that something is withheld, and a trainer that served most others, one lies, and nobody can tell which. So
+        """Of who claims what most others do not see, and the trainer, one may lie, and nobody can tell which. So
         they are kept apart; a trainer that is to be kept apart from more than can lie is the liar. Nobody is credited with that:
         most found nothing wrong at this step.
         """
         trainer = self._members.current(dispute.trainer)
         for challenger, finding in dispute.challenges.items():
             person = self._members.current(challenger)
-            if finding is Finding.WITHHELD:
+            if finding.is_claim:
                 known = self._withheld.get(trainer, {})
                 last = (*known.get(person, ()), self._job.round)[-FALSE_CHALLENGES_MAX:]
                 self._withheld[trainer] = {**known, person: last}
@@ -321,7 +327,7 @@ class Docket:
         of = self._rounds[dispute.round]
         # As many as f of this round's voters may lie. Who is not among its re-executors may be a liar of other voters, and gone.
         apart = self._kept_from(trainer) & {self._members.current(key) for key in of.reexecutors}
-        is_shunned = Finding.WITHHELD in dispute.challenges.values() and len(apart) > of.faults
+        is_shunned = any(finding.is_claim for finding in dispute.challenges.values()) and len(apart) > of.faults
         if is_shunned:
             self._sit_out(dispute, Result.SHUNNED)
         else:

@@ -22,7 +22,8 @@ import trio
 from consensus.block import decode_header
 from ledger.audits import Due, Entry, Result, StepFinding, asked_of, due_for
 from ledger.blobs import JOB_BYTES
-from ledger.jobs import Phase
+from ledger.docket import AFTERMATH_HEIGHTS
+from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.author import Author
 from peer.driver import Driver
@@ -36,8 +37,9 @@ from training.inner_state import inner_bytes
 from training.spec import JobSpec
 from training.tasks import Reexecute, Replayed
 from training.trace import States, Trace, bisect, trace_bytes_max
+from transport.exchange import REVEALS_MAX
 
-AT_ONCE_MAX = 16  # audits whose blobs are fetched or here: as many as the exchange has transfers
+AT_ONCE_MAX = 16  # audits whose blobs are fetched or here; each fetches one at a time, for which the exchange has a turn
 RETRY_SECONDS = 5.0  # after this peer's own worker failed, or what it said was refused; doubled each time
 RETRY_SECONDS_MAX = 300.0
 # Before anything is called withheld: a holder has a second for its first answer, then the others are asked, and it again. Where a
@@ -50,6 +52,8 @@ ENDED_SECONDS = 30.0
 # refuted; judges use the tolerance itself, so what is challenged here is upheld there.
 CHALLENGE_MARGIN = 2
 TOO_LATE = "that cannot be challenged any more: what it commits to did not come, or re-executing it took too long"
+
+assert AT_ONCE_MAX < REVEALS_MAX  # or who drips what it shows would hold up what others show
 
 Key = tuple[bytes, int, bytes, int, bool]
 T = TypeVar("T")
@@ -71,7 +75,7 @@ class Auditing:
         self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
         self._is_behind = True  # of what is decided: how long rounds have been open already is not known
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
-        self._replaying = trio.Lock()
+        self._replaying, self._searching = trio.Lock(), trio.Lock()
         self._challenged: tuple[bytes, int] | None = None  # job and round of what is re-executed whole
         self._wake = trio.Event()
         self._has_ended = False  # an audit, whose files are to be deleted
@@ -133,8 +137,10 @@ class Auditing:
                 if due.is_dispute:
                     await self._say("audit/verdict", due, replayed)
                     return
-                if _is_doubtful(replayed, past.spec) or await self._challenged_earlier(due, past, replayed, late):
+                if _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
+                elif replayed.finding is Finding.MISMATCH and past.spec.traces_states:
+                    replayed = await self._unless_chosen(due, past, replayed, late)
                 await self._say("audit/report", due, replayed)
         except StorageError:
             raise
@@ -144,29 +150,48 @@ class Auditing:
             del self._running[key]
             self._release(due)
 
-    async def _challenged_earlier(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> bool:
-        """Whether a step before the drawn one was challenged in its place.
+    async def _unless_chosen(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> Replayed:
+        """What to report of a drawn step that is false here.
 
-        A step from a state that was chosen for it may come out otherwise on other machines, and a challenge that most of them
+        From a state that was chosen for it a step may come out otherwise on other machines, and a mismatch that most of them
         cannot confirm is held against this peer. The first step that leads away from what this peer computes itself begins at a
-        state that is no liar's choice.
+        state that is no liar's choice: that one is challenged in its place. Where there is no telling, the drawn one is
+        `unconfirmed`: all judge it as they judge a mismatch, and whoever says so is not called a liar.
         """
+        unsure = replace(replayed, finding=Finding.UNCONFIRMED)
+        if due.proposal.inner_from is not None:
+            return unsure  # also what the round begins with may be chosen
+        if due.step == 0:
+            return replayed
         role = self._driver.workshop.role
-        if replayed.finding is not Finding.MISMATCH or not due.step or not isinstance(role, Trainer):
-            return False
-        step, _ = await self._search(role, past, due, due.step, late) or (None, 0.0)
-        if step is None:
-            return False  # the drawn one is the first; or it is too late to say more than what was found
-        first, audits = replace(due, step=step), self._driver.rules.audits
+        assert isinstance(role, Trainer), "who replays steps has a worker"
+        try:
+            found = await self._search(role, past, due, due.step, late)
+        except StorageError:
+            raise
+        except (FolkmootError, OSError) as error:
+            log.info("no search before step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
+            found = None
+        if found is None:
+            return unsure  # not all that lies before it was shown in time
+        if found[0] is None:
+            return replayed
+        first, audits = replace(due, step=found[0]), self._driver.rules.audits
         if audits.is_disputed(first, self._driver.state):
-            return True
+            return replace(replayed, finding=Finding.MATCH)
         seen = await self._replayed(first, past, late)
-        if seen.finding in (Finding.MATCH, Finding.WITHHELD) or _is_doubtful(seen, past.spec):
-            return False
-        if not audits.may_challenge(self._me, first, self._driver.state):
-            return False
-        await self._say("audit/challenge", first, seen)
-        return True
+        is_false = seen.finding not in (Finding.MATCH, Finding.WITHHELD) and not _is_doubtful(seen, past.spec)
+        if not is_false or not audits.may_challenge(self._me, first, self._driver.state):
+            return unsure
+        self._nursery.start_soon(self._challenge_first, first, seen)
+        return replace(replayed, finding=Finding.MATCH)
+
+    async def _challenge_first(self, due: Due, seen: Replayed) -> None:
+        """Beside the report, which must not wait for it: the window may be over with the next block."""
+        try:
+            await self._say("audit/challenge", due, seen)
+        except FolkmootError as error:  # somebody was quicker, or the trainer has been suspended
+            log.info("challenge of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
 
     def _rest(self, key: Key, due: Due, error: Exception) -> None:
         pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
@@ -223,27 +248,35 @@ class Auditing:
         return None
 
     async def _opened(self, key: bytes, until: int, window: int) -> None:
-        """Returns when that round of the job has opened, or as long after the job's end as a window took."""
+        """Returns when that round of the job has opened, or as long after the job's end as a window took; early enough to be
+        heard, however quickly heights go by then.
+        """
         started = trio.current_time()
         await trio.sleep(WITHHELD_SECONDS_MIN)
         while True:
             applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
-            if job is None or job.phase is Phase.FINISHED:
-                took = 0.0 if job is None else await trio.to_thread.run_sync(self._seconds_of, key, job.round - 1, window)
-                await trio.sleep_until(started + max(ENDED_SECONDS, took))
+            if job is None:
+                return
+            if job.phase is Phase.FINISHED:
+                took = await trio.to_thread.run_sync(self._seconds_of, key, job, window)
+                with trio.move_on_at(started + max(ENDED_SECONDS, took)):
+                    while self._driver.state.height < job.opened + AFTERMATH_HEIGHTS // 2:
+                        await self._driver.applied.wait()
                 return
             if job.round >= until:
                 return
             await applied.wait()
 
-    def _seconds_of(self, key: bytes, last: int, count: int) -> float:
-        """How long so many rounds of a job took, the last of which is `last`, by the times of the blocks that closed them."""
-        store, times = self._driver.store, list[int]()
-        for number in (last - count, last):
-            closed = store.round(key, number)
-            header = store.header(closed.height) if closed is not None else None
+    def _seconds_of(self, key: bytes, job: Job, count: int) -> float:
+        """How long the last so many rounds of a job that ended took, by the times of the blocks that began and closed them."""
+        store, last = self._driver.store, job.round - 1
+        first = store.round(key, last - count)
+        begun, closed = first.height if first else job.started if last < count else None, store.round(key, last)
+        times = list[int]()
+        for height in (begun, closed.height if closed else None):
+            header = None if height is None else store.header(height)
             if header is None:
-                return 0.0  # fewer rounds, or they were closed before this peer came
+                return 0.0  # of before this peer came
             times.append(decode_header(header).time_ms)
         return (times[1] - times[0]) / 1_000
 
@@ -309,17 +342,18 @@ class Auditing:
         self, role: Trainer, past: Round, due: Due, until: int, late: Callable[[], Awaitable[None]]
     ) -> tuple[int | None, float] | None:
         """What `bisect` finds in the steps to state `until`; None if `late` returns first."""
-        folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
-        try:
-            return await self._before(late, self._bisected(role, past, due, until, folder))
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+        return await self._before(late, self._bisected(role, past, due, until))
 
-    async def _bisected(self, role: Trainer, past: Round, due: Due, until: int, folder: Path) -> tuple[int | None, float]:
-        theirs = await self._theirs(past, due)
-        own = await self._reexecuted(role, past, due, folder)
-        return await trio.to_thread.run_sync(bisect, own, theirs, past.spec.replay_tolerance, until)
+    async def _bisected(self, role: Trainer, past: Round, due: Due, until: int) -> tuple[int | None, float]:
+        async with self._searching:  # a re-executed round fills as much of the disk as one's own
+            folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
+            try:
+                theirs = await self._theirs(past, due)
+                own = await self._reexecuted(role, past, due, folder)
+                return await trio.to_thread.run_sync(bisect, own, theirs, past.spec.replay_tolerance, until)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
 
     async def _theirs(self, past: Round, due: Due) -> States:
         """What the proposal commits to, of which `bisect`, in a thread, fetches what it looks at."""

@@ -22,7 +22,7 @@ import torch
 
 from protocol.errors import FolkmootError
 from training import proposals, tasks
-from training.compute.engine import Engine, is_out_of_memory
+from training.compute.engine import Engine, is_out_of_memory, start_threads
 from training.data import open_tokens
 from training.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
@@ -215,8 +215,7 @@ def main(make_jobs: Callable[[Callable[[], None], int], Jobs] = Jobs) -> None:
     _be_modest()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the daemon stops us in its own order
     pipes = _own_pipes()
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
+    start_threads(arguments.threads)
     pipes.send(tasks.Ready(f"torch {torch.__version__}", torch.get_num_threads()))
     pipes.start()
     serve(pipes, make_jobs(pipes.beat, arguments.micro_batch_max))

@@ -39,7 +39,13 @@ class Finding(enum.IntEnum):
     PAYLOAD = 3  # buffer or payload do not follow from the last state
     MALFORMED = 4  # the trace, a state or a buffer is not what a proposal of this job commits to
     WITHHELD = 5  # what the proposal commits to could not be got
+    UNCONFIRMED = 6  # as MISMATCH, but the step begins at a state that the trainer may have chosen, so that others may see none
 
     @property
     def label(self) -> str:
         return self.name.lower()
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether an honest auditor can find it where most others find nothing: then nobody can tell who of the two lies."""
+        return self in (Finding.WITHHELD, Finding.UNCONFIRMED)

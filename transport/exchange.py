@@ -24,6 +24,7 @@ from transport.framing import Priority
 log = logging.getLogger(__name__)
 
 WINDOW_CHUNKS = 32  # asked for ahead: 2 MiB, which is 20 MB/s over a link of 100 ms
+REVEAL_WINDOW_CHUNKS = 8  # of what only audits ask for: 5 MB/s over such a link; nobody's vote waits for it
 STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
 PATIENCE_SECONDS = 1.0  # for a first answer, where another could be asked: three round trips of 300 ms. Doubled each time
 REST_SECONDS = 0.5  # a holder without the blob is asked again after this long, doubling
@@ -31,10 +32,10 @@ REST_SECONDS_MAX = 15.0
 # At once; the others wait their turn, so that windows do not fill a holder's queue. What only audits ask for has turns of its
 # own: a trainer that drips its states holds up no payload.
 TRANSFERS_MAX = 10
-REVEALS_MAX = 6
+REVEALS_MAX = 18  # more than one auditor fetches at once (`peer.auditing`): who drips its states holds up nobody else's either
 TURN_SECONDS = 15.0  # then it is the turn of who waits, and the transfer goes on later where it stands: a holder may drip
 
-assert WINDOW_CHUNKS * BLOB_CHUNK_BYTES * (TRANSFERS_MAX + REVEALS_MAX) // 2 < 16 << 20
+assert BLOB_CHUNK_BYTES * (WINDOW_CHUNKS * TRANSFERS_MAX + REVEAL_WINDOW_CHUNKS * REVEALS_MAX) // 2 < 16 << 20
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 Send = Callable[[bytes, GetBlob | BlobChunk | NoBlob, Priority], bool]
@@ -56,6 +57,7 @@ class _Transfer:
     total: int | None = None
     offset: int = 0  # written so far
     requested: int = 0
+    window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes
     writer: BlobWriter | None = None
     contributors: set[bytes] = field(default_factory=set)
     one_holder: bool = False  # after a wrong hash: never mix holders again
@@ -213,7 +215,7 @@ class Exchange:
             transfer.pull.deadline = trio.current_time() + STALL_SECONDS
         if transfer.complete:
             transfer.wake()
-        elif transfer.requested <= transfer.offset + WINDOW_CHUNKS // 2 * BLOB_CHUNK_BYTES:
+        elif transfer.requested <= transfer.offset + transfer.window // 2:
             self._request(transfer, peer)  # half a window at once: a frame of many requests costs little more than one of one
 
     # A transfer ------------------------------------------------------------------------------------------------------
@@ -233,7 +235,10 @@ class Exchange:
 
     async def _pull_until_held(self, transfer: _Transfer) -> None:
         while transfer.error is None and self._blobs.size(transfer.digest) is None:
-            turns = self._reveals if self._blobs.is_reveal(transfer.digest) else self._turns
+            turns, window = self._turns, WINDOW_CHUNKS
+            if self._blobs.is_reveal(transfer.digest):
+                turns, window = self._reveals, REVEAL_WINDOW_CHUNKS
+            transfer.window = window * BLOB_CHUNK_BYTES
             async with turns:  # held only while a holder is at work: a blob that nobody has blocks no other
                 transfer.changed = trio.Event()
                 holder, pause = self._choose(transfer)
@@ -298,7 +303,7 @@ class Exchange:
     def _request(self, transfer: _Transfer, holder: bytes) -> None:
         """A window ahead, also before the first answer has told the size: often `size_max` is it."""
         size = transfer.size_max if transfer.total is None else transfer.total
-        end = min(size, transfer.offset + WINDOW_CHUNKS * BLOB_CHUNK_BYTES)
+        end = min(size, transfer.offset + transfer.window)
         while transfer.requested < end or transfer.requested == 0:
             if not self._send(holder, GetBlob(transfer.digest, transfer.requested), Priority.CONTROL):
                 return

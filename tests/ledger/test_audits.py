@@ -35,7 +35,7 @@ from protocol.reasons import Finding, Verdict
 from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
 from tests.sim.keys import FastSigner
 
-MATCH, MISMATCH, WITHHELD = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD
+MATCH, MISMATCH, WITHHELD, UNCONFIRMED = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD, Finding.UNCONFIRMED
 LONG = SAMPLED + b":200"
 
 
@@ -107,6 +107,20 @@ def court() -> Court:
 
 
 A, B, C, D = (person.public for person in PEOPLE[:4])
+
+
+def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liar that began sixteen jobs would have the sixteenth end the dispute in which it is found out."""
+    monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
+    court = Court(4, SAMPLED + b":1")
+    court.round()
+    court.challenge(A)
+    for author in PEOPLE[:4]:
+        other = court.start(author, SAMPLED + b":1")
+        court.decide(closings=(court.closing(other),))
+    assert court.audits.disputes and len(court.state.audits.jobs) == 2
+    court.judge(MISMATCH, 1)
+    assert court.standing(A).suspensions == 1
 
 
 # Drawing -----------------------------------------------------------------------------------------------------------------
@@ -559,17 +573,18 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
     assert D in court.audits.rounds[court.job(court.key).round - 1].reexecutors
 
 
-def test_that_something_could_not_be_got_is_not_held_against_who_says_so(court: Court) -> None:
-    refute(court, D, WITHHELD)
+@pytest.mark.parametrize("claim", [WITHHELD, UNCONFIRMED])
+def test_what_others_cannot_see_is_not_held_against_who_says_so(court: Court, claim: Finding) -> None:
+    refute(court, D, claim)
     assert court.standing(D).refuted == 0
 
 
-def withheld(court: Court, auditor: FastSigner, trainer: bytes) -> None:
+def withheld(court: Court, auditor: FastSigner, trainer: bytes, claim: Finding = WITHHELD) -> None:
     """Says that this trainer withholds a step, as soon as it is drawn for one, which the others replay."""
     while not any(person is auditor for person, _ in court.due(trainer)):
         court.round()
     due = next(due for person, due in court.due(trainer) if person is auditor)
-    court.say(auditor, due, WITHHELD)
+    court.say(auditor, due, claim)
     while court.audits.disputes and not court.suspended(trainer):
         court.judge(MATCH, 1)
 
@@ -600,8 +615,9 @@ def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_dra
     assert court.problem(unasked(court, PEOPLE[3], A, court.job(court.key).round - 1)) is None, "but for what it can prove"
 
 
+@pytest.mark.parametrize("claim", [WITHHELD, UNCONFIRMED])
 @pytest.mark.parametrize(("n", "faults"), [(4, 1), (7, 2)])
-def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int) -> None:
+def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int, claim: Finding) -> None:
     court = Court(n, auditors=6, window=20, suspension_rounds=100)
     for auditor in PEOPLE[1 : 1 + faults]:
         for _ in range(FALSE_CHALLENGES_MAX):
@@ -609,7 +625,7 @@ def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspende
     assert not court.suspended(A) and apart(court, A) == {person.public for person in PEOPLE[1 : 1 + faults]}
     for said in range(FALSE_CHALLENGES_MAX):
         assert not court.suspended(A), said
-        withheld(court, PEOPLE[1 + faults], A)
+        withheld(court, PEOPLE[1 + faults], A, claim)
     assert court.suspended(A) and not court.audits.withheld, "it begins anew"
     assert court.log[-1][:2] == (Result.SHUNNED, A) and court.audits.causes[A].result is Result.SHUNNED
     assert not any(court.standing(person.public).upheld for person in PEOPLE[:n]), "most others could get it"
@@ -770,7 +786,7 @@ def test_nobody_challenges_itself_or_the_key_it_had_and_no_stranger_anybody(undr
     assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[8], B)) or "")
 
 
-@pytest.mark.parametrize("finding", [MATCH, WITHHELD])
+@pytest.mark.parametrize("finding", [MATCH, WITHHELD, UNCONFIRMED])
 def test_that_all_is_well_or_could_not_be_got_is_no_challenge_of_who_was_not_drawn(undrawn: Court, finding: Finding) -> None:
     """What is withheld is never held against who says so: unasked, anybody could have everybody replay for nothing."""
     assert "no challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, finding=finding)) or "")

@@ -22,7 +22,7 @@ from protocol.identity import Signed, sign
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Verdict
-from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, World
 from tests.sim.keys import FastSigner
 from training.spec import JobSpec, Objective
 
@@ -255,9 +255,7 @@ def test_nobodys_cheap_jobs_make_others_results_go(world: World, monkeypatch: py
     assert set(world.state.jobs.jobs) == {result, *scratch[-2:], *others[-2:]}
 
 
-def test_whoever_begins_many_audited_jobs_ends_the_audits_of_none_but_its_own(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would end audits and suspensions of others, or let nobody begin a job any more."""
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
     monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
@@ -270,6 +268,21 @@ def test_whoever_begins_many_audited_jobs_ends_the_audits_of_none_but_its_own(
     honest, *many = ended(PEOPLE[0]), *(ended(PEOPLE[1]) for _ in range(4))
     assert set(world.state.audits.jobs) == {honest, many[-1]} <= set(world.state.jobs.jobs)
     assert world.problem(world.tx(PEOPLE[0], "job/start", Start(SAMPLED))) is None
+
+
+def test_cheap_jobs_end_no_audits_of_dear_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a liar would end a job, and then with some scratch jobs the audits in which its last lies are found."""
+    monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
+
+    def ended(author: FastSigner, spec: bytes) -> bytes:
+        key = world.start(author, spec)
+        world.decide(closings=(world.closing(key),))
+        return key
+
+    dear, *cheap = ended(PEOPLE[0], SAMPLED + b":1"), *(ended(PEOPLE[0], SAMPLED_SCRATCH + b":1") for _ in range(4))
+    assert set(world.state.audits.jobs) == {dear, cheap[-1]}
+    more = [ended(PEOPLE[0], SAMPLED + b":1") for _ in range(2)]
+    assert set(world.state.audits.jobs) == set(more), "of dear ones the oldest"
 
 
 def test_whoever_gave_up_its_vote_counts_no_more_for_ending_a_job(world: World) -> None:

@@ -24,6 +24,7 @@ from tests.sim.keys import FastSigner, FastVerifier
 PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
 BY_KEY = {person.public: person for person in PEOPLE}
 LANGUAGE, SCRATCH, UNAUDITED, SAMPLED = b"language", b"scratch", b"unaudited", b"sampled"
+SAMPLED_SCRATCH = b"sampled-scratch"
 AUDITS = AuditTerms(rate=1.0, auditors=2, window=3, steps=10, suspension_rounds=4)
 TOKEN = FastSigner("token")
 TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
@@ -41,7 +42,7 @@ class PlainJobs:
 
     def terms(self, spec: bytes) -> JobTerms:
         kind, _, rounds = spec.partition(b":")
-        if kind not in (LANGUAGE, SCRATCH, UNAUDITED, SAMPLED):
+        if kind not in (LANGUAGE, SCRATCH, UNAUDITED, SAMPLED, SAMPLED_SCRATCH):
             raise RemoteProtocolError("bad-job", repr(spec))
         name = kind.decode()
         return JobTerms(
@@ -49,9 +50,9 @@ class PlainJobs:
             name,
             int(rounds or 2),
             audited=kind in (LANGUAGE, SCRATCH),
-            needs_worker=kind != SCRATCH,
+            needs_worker=kind not in (SCRATCH, SAMPLED_SCRATCH),
             proposal_seconds=1.0,
-            audits=self.audits if kind == SAMPLED else None,
+            audits=self.audits if kind in (SAMPLED, SAMPLED_SCRATCH) else None,
         )
 
 

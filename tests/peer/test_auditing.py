@@ -86,7 +86,7 @@ class Sums:
         self, parameters: Any, inner: InnerState, job: bytes, round: int, trainer: bytes, step: int
     ) -> tuple[Any, InnerState]:
         moved = np.random.default_rng([round, trainer[0], step]).standard_normal(len(parameters), dtype=np.float32)
-        if np.abs(parameters).max() > FAR / 2:
+        if max(np.abs(parameters).max(), np.abs(inner.moments).max()) > FAR / 2:
             moved *= np.float32(1 + self.ill)
         return parameters + moved, InnerState(inner.steps + 1, inner.moments + np.float32(1))
 
@@ -330,6 +330,88 @@ async def test_what_only_one_machine_finds_false_is_no_challenge_but_the_lie_bef
         assert standing(made, 0).upheld == 1 and standing(made, 0).refuted == 0
 
 
+DRAWN = 3  # the step that is replayed of every proposal
+
+
+def lying(worker: Sums, how: str, hidden: set[bytes]) -> Callable[..., tuple[Any, float]]:
+    """Rounds that go to a state far away and, but for kept moments, come back; the drawn step begins there."""
+
+    def update(
+        parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
+    ) -> tuple[Any, float]:
+        state, now = inner or InnerState.fresh(SPEC), parameters
+        for step in range(SPEC.local_steps):
+            after, state = worker._inner_step(now, state, job, round, trainer, step)
+            is_last = step == SPEC.local_steps - 1
+            match how:
+                case "malformed":
+                    now = now - (after - now) if round else after
+                    state = InnerState(2**40 if is_last else state.steps % SPEC.local_steps, state.moments)
+                case "kept":
+                    now, state = after, InnerState(state.steps, state.moments + np.float32(FAR * (is_last and not round)))
+                case _:
+                    drift = 1.5 * SPEC.replay_tolerance * (how == "drift" and step < DRAWN)
+                    now = now + np.float32(1 + drift) * (after - now) + np.float32(FAR * ((step == 1) - (step == DRAWN + 1)))
+            if how == "hidden" and step < 2:
+                hidden.add(hashlib.sha256(np.ascontiguousarray(now, dtype="<f4").tobytes()).digest())
+            on_state(now, state)
+        return parameters - now, 0.0
+
+    return update
+
+
+@pytest.mark.parametrize("how", ["drift", "hidden", "kept"])
+async def test_who_alone_finds_a_step_false_whose_start_was_chosen_is_called_no_liar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Where the first false step is none that others must see, is not shown, or was before the round."""
+    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.2)
+    monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, DRAWN))
+    hidden = set[bytes]()
+    async with trainers(tmp_path, serve=partial(Unserved, hidden)) as made:
+        me, liar = made.seats[0], made.workers[made.seats[3].public]
+        made.workers[me.public].ill = 0.1
+        monkeypatch.setattr(liar, "_update", lying(liar, how, hidden))
+        kept = Kept.KEEP if how == "kept" else Kept.RESET
+        job = await made.train(replace(SPEC, rounds=400, inner_state=kept, audit_window=4))
+
+        def refuted(driver: Driver) -> int:
+            """Of my findings at steps of the liar, those that most others did not confirm."""
+            return [(entry.auditor, entry.result) for entry in driver.state.audits.log].count((me.public, Result.REFUTED))
+
+        folders = list[int]()
+        with trio.fail_after(SECONDS_MAX):
+            while not refuted(me.driver):
+                folders.append(len(list((me.folder / "texts").glob(CHALLENGE + "*"))))
+                await trio.sleep(0.01)
+        assert {entry.finding for entry in me.driver.state.audits.log if entry.auditor == me.public} >= {Finding.UNCONFIRMED}
+        assert not any(standing(made, number).refuted for number in range(3)), "held against nobody"
+        assert max(folders) <= 1, "one round is re-executed at a time"
+        assert not me.driver.state.audits.jobs[job].unheard
+
+
+async def test_a_liar_that_goes_on_from_what_is_no_inner_state_hides_nothing_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, DRAWN))
+    load = InnerState.load
+
+    async with trainers(tmp_path) as made:
+        liar = made.workers[made.seats[3].public]
+
+        def load_also_its_own(path: Path, spec: JobSpec) -> InnerState:
+            if Path(path).is_relative_to(made.seats[3].folder):
+                return InnerState(2**40, np.fromfile(path, dtype="<f4", offset=8))
+            return load(path, spec)
+
+        monkeypatch.setattr(liar, "_update", lying(liar, "malformed", set()))
+        monkeypatch.setattr(proposals.InnerState, "load", staticmethod(load_also_its_own))
+        job = await made.train(replace(SPEC, rounds=400, audit_window=4, inner_state=Kept.KEEP))
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
+        cause = made.seats[0].driver.state.audits.jobs[job].causes[made.seats[3].public]
+        assert cause.result is Result.SUSPENDED and not any(standing(made, number).refuted for number in range(3))
+
+
 async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,12 +423,17 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
         await seat.until(has_finished(job))
         closed = {item.round: item.height for item in seat.driver.store.rounds(rounds)}
         times = [decode_header(seat.driver.store.header(closed[number]) or b"").time_ms for number in (2, 5)]
-        assert seat.auditing._seconds_of(job, rounds - 1, window) == (times[1] - times[0]) / 1_000 > 0
-        assert seat.auditing._seconds_of(job, rounds - 1, rounds) == 0.0, "of a round before the first nothing is known"
-        monkeypatch.setattr(seat.auditing, "_seconds_of", lambda key, last, count: 1e6 * count)
+        over = seat.driver.state.jobs.jobs[job]
+        assert seat.auditing._seconds_of(job, over, window) == (times[1] - times[0]) / 1_000 > 0
+        begun = decode_header(seat.driver.store.header(over.started) or b"").time_ms
+        assert seat.auditing._seconds_of(job, over, rounds) == (times[1] - begun) / 1_000, "of all its rounds: since it began"
+        monkeypatch.setattr(seat.auditing, "_seconds_of", lambda key, job, count: 1e6 * count)
         with trio.move_on_after(0.5) as waiting:
             await seat.auditing._opened(job, rounds + 1, window)
         assert waiting.cancelled_caught
+        monkeypatch.setattr(auditing, "AFTERMATH_HEIGHTS", 0)
+        with trio.fail_after(SECONDS_MAX):  # the audits themselves would be over
+            await seat.auditing._opened(job, rounds + 1, window)
 
 
 async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) -> None:

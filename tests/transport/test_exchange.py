@@ -14,7 +14,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, GetBlob, NoBlob
 from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
-from transport.exchange import PATIENCE_SECONDS, STALL_SECONDS, TRANSFERS_MAX, TURN_SECONDS, Exchange
+from transport.exchange import PATIENCE_SECONDS, REVEALS_MAX, STALL_SECONDS, TRANSFERS_MAX, TURN_SECONDS, Exchange
 from transport.framing import Priority
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public
@@ -203,7 +203,7 @@ async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autoj
     assert (LIVE, digest(blob)) in links.asked
 
 
-SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(TRANSFERS_MAX)]
+SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(REVEALS_MAX - 1)]
 
 
 async def drip(links: Links, blob: bytes) -> None:
@@ -217,22 +217,29 @@ async def drip(links: Links, blob: bytes) -> None:
             await trio.sleep(PATIENCE_SECONDS / 4)
 
 
-@pytest.mark.parametrize(("are_reveals", "seconds_max"), [(False, TURN_SECONDS + 1), (True, 0.1)])
+@pytest.mark.parametrize(
+    ("slow", "are_reveals", "is_reveal", "seconds_max"),
+    [
+        (SLOW[:TRANSFERS_MAX], False, False, TURN_SECONDS + 1),
+        (SLOW, True, False, 0.1),
+        (SLOW, True, True, 0.1),  # as many as one auditor ever fetches
+    ],
+)
 async def test_holders_that_drip_whole_chunks_hold_up_others_for_a_turn_and_reveals_hold_up_nobody(
-    are_reveals: bool, seconds_max: float, autojump_clock: MockClock
+    slow: list[bytes], are_reveals: bool, is_reveal: bool, seconds_max: float, autojump_clock: MockClock
 ) -> None:
-    async with running(Links(*SLOW, BLOBS[-1])) as links:
+    async with running(Links(*slow, BLOBS[-1])) as links:
         links.peers.discard(LIVE)
-        links.store.reveals |= {digest(blob) for blob in SLOW if are_reveals}
+        links.store.reveals |= {digest(blob) for blob in slow if are_reveals} | ({digest(BLOBS[-1])} if is_reveal else set())
         async with trio.open_nursery() as nursery:
-            for blob in SLOW:
+            for blob in slow:
                 nursery.start_soon(links.fetch, blob)
             await trio.testing.wait_all_tasks_blocked()
-            for blob in SLOW:
+            for blob in slow:
                 nursery.start_soon(drip, links, blob)
             await trio.sleep(1.0)
             links.peers.add(LIVE)
             links.exchange.peer_connected(LIVE)
-            links.lacking |= {(LIVE, digest(blob)) for blob in SLOW}
+            links.lacking |= {(LIVE, digest(blob)) for blob in slow}
             assert await links.fetch(BLOBS[-1], LIVE) < seconds_max
         assert not links.dropped, "what drips comes in the end"

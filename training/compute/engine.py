@@ -30,6 +30,8 @@ EVALUATION_TOKENS_MAX = 16_384  # of the held-out part, evenly spaced: below 0.2
 EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its logits, is then 4 MB for bytes
 GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
 
+PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
+
 Step = Callable[[], None]  # called after every micro-batch; raises to stop the work
 
 
@@ -41,7 +43,7 @@ class Metrics:
 
 @contextmanager
 def no_subnormal_numbers() -> Iterator[None]:
-    """What is below 2^-126 counts as zero, in this thread and in those that torch starts in here.
+    """What is below 2^-126 counts as zero, in this thread and in those that torch starts in here (`start_threads`).
 
     A processor takes twenty times as long with such numbers, and a liar chooses the state that a replay begins with. Not around
     exact arithmetic, which has them.
@@ -51,6 +53,16 @@ def no_subnormal_numbers() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
+
+
+def start_threads(count: int | None) -> None:
+    """Has torch start so many threads (None: what it chooses), once in a process and before anything else needs them: each goes
+    on treating subnormal numbers as when it was started, whatever `no_subnormal_numbers` says in the thread that uses it.
+    """
+    if count is not None:
+        torch.set_num_threads(count)
+    with no_subnormal_numbers():
+        torch.ones(PARALLEL_ELEMENTS).mul_(2)
 
 
 class Engine:

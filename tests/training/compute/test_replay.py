@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from training.compute import muon
 from training.compute.engine import Engine
 from training.data import open_tokens
 from training.default_text import default_text
-from training.inner_state import InnerState, OnState, hidden_matrices, inner_bytes, slots
+from training.inner_state import InnerState, OnState, directions, hidden_matrices, inner_bytes, inner_size, slots
 from training.replicated import codec, feedback
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array, layout_of
@@ -230,6 +232,31 @@ def test_a_replay_computes_with_no_subnormal_numbers_and_what_is_exact_does(text
     engine.local_steps(initial_parameters(spec), JOB, 0, TRAINER, look)
     assert len(seen) == 1 + spec.local_steps and set(seen) == {0.0}
     assert tiny * np.float32(1) > 0 and float(torch.tensor(tiny) * 1) > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_so_do_all_threads_of_the_worker_and_none_of_exact_arithmetic(threads: int) -> None:
+    """In a process of its own: torch starts its threads once."""
+    script = f"""
+import numpy as np, torch
+from training.compute.engine import no_subnormal_numbers, start_threads
+start_threads({threads})
+tiny = torch.full((1 << 22,), 1e-40)
+with no_subnormal_numbers():
+    print(torch.get_num_threads(), int((tiny * 1 != 0).sum()), int(((tiny.view(1 << 11, -1) @ torch.eye(1 << 11)) != 0).sum()))
+print(int((tiny.numpy() * np.float32(1) != 0).sum()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == [str(threads), "0", "0", str(1 << 22)], done.stdout
+
+
+@pytest.mark.parametrize("size", 10.0 ** np.arange(-44, 0, 4))
+def test_no_direction_is_made_of_subnormal_numbers_however_small_its_moments_are(size: float) -> None:
+    spec = SPECS["muon"]
+    moments = np.abs(np.random.default_rng(0).standard_normal(inner_size(spec), dtype=np.float32)) * np.float32(size)
+    found = np.abs(directions(InnerState(1, moments), spec))
+    matrices = np.concatenate([found[tensor.elements] for tensor in hidden_matrices(layout_of(spec))])
+    assert matrices[matrices != 0].min(initial=1.0) >= np.finfo(np.float32).tiny
 
 
 @pytest.mark.parametrize("file", ["m0", "payload0", "inner0"])
