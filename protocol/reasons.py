@@ -39,7 +39,7 @@ class Finding(enum.IntEnum):
     PAYLOAD = 3  # buffer or payload do not follow from the last state
     MALFORMED = 4  # the trace, a state or a buffer is not what a proposal of this job commits to
     WITHHELD = 5  # what the proposal commits to could not be got
-    UNCONFIRMED = 6  # as MISMATCH, but the step begins at a state that the trainer may have chosen, so that others may see none
+    UNCONFIRMED = 6  # another state, from one that the trainer may have chosen: others may not see it
 
     @property
     def label(self) -> str:
