@@ -135,11 +135,21 @@ def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state:
     return ExportView(str(folder), state.height, summary.state_root, model, len(files), size)
 
 
-def payloads_of(body: bytes) -> list[bytes]:
-    """Digests of the payloads that a block's closings accept."""
+def payloads_of(body: bytes) -> dict[bytes, int]:
+    """Digests and lengths of the payloads that a block's closings accept."""
     closings = decode_body(body).closings
     proposals = [codec.decode_message(signed.body, (Proposal,)) for closing in closings for signed in closing.proposals]
-    return [proposal.payload for proposal in proposals]
+    return {proposal.payload: proposal.payload_bytes for proposal in proposals}
+
+
+def missing_payloads(store: Store, blobs: Blobs) -> dict[bytes, int]:
+    """Of all blocks that are here: what a snapshot that was restored over them spared this peer, with lengths."""
+    missing: dict[bytes, int] = {}
+    for height in range(FIRST_HEIGHT, store.decided_height + 1):
+        if (decided := store.decision(height)) is not None:
+            accepted = payloads_of(decided.decode().body)
+            missing |= {digest: size for digest, size in accepted.items() if blobs.size(digest) is None}
+    return missing
 
 
 def certified_rounds(state: State, closed_by_last: set[bytes]) -> dict[bytes, int]:

@@ -26,7 +26,7 @@ from peer.auditing import suspension
 from peer.author import Author
 from peer.config import Config, nearest
 from peer.driver import Driver
-from peer.export import export
+from peer.export import export, missing_payloads
 from peer.invitation import make_invitation
 from peer.memory import process_memory_mb
 from peer.roles.trainer import Trainer
@@ -58,6 +58,7 @@ BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
 NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name"})  # they follow from what else was said
 ROUNDS_SHOWN_MAX = 10_000
+FETCHING_SECONDS_MAX = 600.0  # of an export: what nobody holds any more is not waited for longer
 
 
 @dataclass
@@ -350,9 +351,14 @@ class Service:
         return key, job
 
     async def export(self, path: str) -> ExportView:
-        return await trio.to_thread.run_sync(
-            export, self.driver.store, self.driver.blobs, self.driver.host, self.genesis, Path(path)
-        )
+        """What others hold of the updates that this peer lacks is fetched first."""
+        driver = self.driver
+        missing = await trio.to_thread.run_sync(missing_payloads, driver.store, driver.blobs)
+        with trio.move_on_after(FETCHING_SECONDS_MAX):
+            async with trio.open_nursery() as nursery:
+                for digest, size in missing.items():
+                    nursery.start_soon(driver.network.fetch, digest, size, ())
+        return await trio.to_thread.run_sync(export, driver.store, driver.blobs, driver.host, self.genesis, Path(path))
 
     async def stop(self) -> None:
         self.stop_daemon()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,19 @@ from typing import Any
 import trio
 
 from consensus.chain_proof import Anchor
+from ledger.audits import Due
 from ledger.blobs import Blobs
 from ledger.genesis import Founder, Genesis
 from ledger.jobs import Phase, Start, job_id
 from ledger.store import Store
 from peer.auditing import Auditing
 from peer.author import Author
+from peer.config import Config
 from peer.driver import Driver
 from peer.eventlog import EventLog
 from peer.roles.base import Role
 from peer.roles.voter import Voter
+from peer.service import Service
 from protocol.errors import StorageError
 from protocol.identity import Identity
 from training.host import ModelHost
@@ -112,6 +115,23 @@ class Seat:
         """Puts a scratch job on the log; its id once that is decided."""
         with trio.fail_after(SECONDS_MAX):
             return job_id(self.public, await self.author.submit("job/start", Start(SCRATCH.encode())))
+
+
+def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> Service:
+    return Service(
+        config=Config(data_directory=seat.folder),
+        genesis=seat.genesis,
+        driver=seat.driver,
+        network=seat.network,  # type: ignore[arg-type]
+        address=str,
+        role_name="trainer",
+        worker=None,
+        stop_daemon=lambda: None,
+        set_standing=lambda stands: None,
+        challenge_due=challenge or seat.auditing.challenge,
+        author=seat.author,
+        started=0.0,
+    )
 
 
 def _innermost(group: BaseExceptionGroup[StorageError]) -> StorageError:

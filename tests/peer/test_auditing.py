@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,19 +24,17 @@ from ledger.genesis import TRAINER
 from ledger.jobs import Phase, Start, job_id
 from ledger.state import State
 from peer import auditing
-from peer.config import Config
 from peer.driver import Driver
 from peer.roles.base import Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer
 from peer.roles.voter import Voter, fetch_reveal
-from peer.service import Service
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.reasons import Finding
 from tests.ledger.test_audits import Court, withheld
 from tests.ledger.world import PEOPLE
-from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll
+from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll, service_of
 from training import data, proposals, tasks
 from training.inner_state import InnerState, OnState
 from training.spec import Audit, JobSpec, ModelSpec
@@ -720,23 +718,6 @@ async def test_a_person_names_the_trainer_and_perhaps_the_round_of_what_is_chall
                 await service.challenge(peer_id(who), number)
         with pytest.raises(UserError, match="the disk is full"):
             await service.challenge(peer_id(trainer), None)
-
-
-def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]]) -> Service:
-    return Service(
-        config=Config(data_directory=seat.folder),
-        genesis=seat.genesis,
-        driver=seat.driver,
-        network=seat.network,  # type: ignore[arg-type]
-        address=str,
-        role_name="trainer",
-        worker=None,
-        stop_daemon=lambda: None,
-        set_standing=lambda stands: None,
-        challenge_due=challenge,
-        author=seat.author,
-        started=0.0,
-    )
 
 
 async def test_an_error_near_the_tolerance_is_told_and_not_challenged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

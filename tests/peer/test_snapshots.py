@@ -32,7 +32,7 @@ from protocol.identity import short_id
 from protocol.messages import GetSnapshot, Status
 from tests.ledger import snapshots as snapshots_of_ledgers
 from tests.peer.chain import lived
-from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, one_root, poll
+from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, certified, network, one_root, poll, service_of
 
 LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
 ROUNDS = 10
@@ -377,6 +377,24 @@ def test_a_peer_that_lacks_an_accepted_update_says_so_too_and_leaves_nothing(tmp
     assert "as after a snapshot" in str(error.value) and short_id(chain.people[0].public) in str(error.value)
     assert folder.exists() == existed and not (existed and list(folder.iterdir()))
     chain.close()
+
+
+async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        seat = made.seats[0]
+        job = await seat.scratch()
+        for other in made.seats:
+            await other.until(certified(job))
+        lost = export.payloads_of(seat.store.decision(seat.driver.state.jobs.jobs[job].opened).decode().body)
+        assert lost and not export.missing_payloads(seat.store, seat.blobs)
+        for digest in lost:
+            seat.blobs.path(digest).unlink()
+        assert export.missing_payloads(seat.store, seat.blobs) == lost
+        with trio.fail_after(SECONDS_MAX):
+            view = await service_of(seat).export(str(tmp_path / "export"))
+        assert view.height >= 2 and {file.stem for file in (tmp_path / "export" / export.PAYLOADS).iterdir()} >= {
+            digest.hex() for digest in lost
+        }
 
 
 def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -> None:
