@@ -24,7 +24,14 @@ KEEP_MAX: Final = 4_096  # all of them
 AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
 AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
 SUSPENSION_ROUNDS_MAX: Final = 100_000
+# Honest replays on other processors differ by 5e-6, some by up to 1e-4: below that, honest trainers would be suspended.
+TOLERANCE_MIN: Final = 1e-4
 TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of the work less than that
+
+# A job may rest on `challenge` alone; at less, whether anything at all can be drawn is decided by rounding.
+AUDIT_RATE_MIN: Final = 1e-9
+# Steps so small that float32 parameters hardly hold them: processors differ by half of what is tolerated with Muon at 1e-7.
+INNER_RATE_MIN: Final = 1e-6
 
 Positive = Annotated[int, Between(1, 2**31)]
 
@@ -43,6 +50,8 @@ FLOATS_MAX: Final = {
     "proposal_seconds": 86_400.0,
     "replay_tolerance": TOLERANCE_MAX,
 }
+# Below them honest work differs between processors by more than auditors may allow.
+FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 
 class Objective(enum.StrEnum):
@@ -204,6 +213,9 @@ class JobSpec:
         for name in positive:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
+        for name, value in FLOATS_MIN.items():
+            if getattr(self, name) < value:
+                return f"{name} {getattr(self, name):g} would call honest work of other processors false: take {value:g} at least"
         for name in fractions:
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
@@ -243,8 +255,9 @@ class JobSpec:
         if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
             size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"
             return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'"
-        if self.audit is Audit.SAMPLED and not self.audit_rate:
-            return "audit 'sampled' with audit_rate 0 would audit nothing: take a higher rate, or audit 'off', which says so"
+        if self.audit is Audit.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
+            nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
+            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
         if self.audit is Audit.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
             return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"

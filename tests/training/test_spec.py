@@ -28,6 +28,7 @@ def test_a_specification_survives_the_wire() -> None:
         {"batch": 2**31},
         {"inner_rate": 0.0},
         {"inner_rate": -1.0},
+        {"inner_rate": 9e-7},
         {"beta1": 1.0},
         {"beta2": 1.5},
         {"outer_momentum": 1.01},
@@ -45,12 +46,14 @@ def test_a_specification_survives_the_wire() -> None:
         {"decay_rounds": 59},
         {"audit_rate": 1.1},
         {"audit": Audit.SAMPLED, "audit_rate": 0.0},
+        {"audit": Audit.SAMPLED, "audit_rate": 1e-300},
         {"outer": Outer.SIGN},
         {"auditors": 0},
         {"auditors": 9},
         {"audit_window": 0},
         {"replay_tolerance": 0.0},
         {"replay_tolerance": 1.0},
+        {"replay_tolerance": 1e-12},
         {"suspension_rounds": 0},
         {"outer": Outer.ADAMW},
         {"outer": Outer.ADAMW, "local_steps": 1, "inner": Inner.MUON},
@@ -71,6 +74,23 @@ def test_a_person_is_told_which_value_is_wrong() -> None:
         replace(JOB, beta1=1.0).checked()
     with pytest.raises(UserError, match=r"^job 'job': keep: 3 is outside 4..4096$"):
         replace(JOB, keep=3).checked()
+
+
+@pytest.mark.parametrize(
+    "name, least, less, words",
+    [
+        ("replay_tolerance", 1e-4, 9e-5, "replay_tolerance 9e-05 would call honest work .* false: take 0.0001 at least"),
+        ("inner_rate", 1e-6, 9e-7, "inner_rate 9e-07 would call honest work .* false: take 1e-06 at least"),
+        ("audit_rate", 1e-9, 9e-10, "audit_rate 9e-10 would audit nothing: take 1e-09 at least, or audit 'off'"),
+    ],
+)
+def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_with_the_least(
+    name: str, least: float, less: float, words: str
+) -> None:
+    sampled: dict[str, Any] = {"audit": Audit.SAMPLED}
+    assert replace(JOB, **sampled, **{name: least}).checked()
+    with pytest.raises(UserError, match=words):
+        replace(JOB, **sampled, **{name: less}).checked()
 
 
 def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
