@@ -19,6 +19,7 @@ ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
 BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
 BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
+BYTES: Final = 256  # tokens without a tokenizer
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
 AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
@@ -227,6 +228,9 @@ class JobSpec:
         return None
 
     def _combination_problem(self) -> str | None:
+        if self.objective is Objective.LANGUAGE and self.tokenizer is None and self.model.vocabulary != BYTES:
+            needs = f"model.vocabulary {self.model.vocabulary} needs a tokenizer"
+            return f"{needs}: use `train --vocabulary {max(BYTES + 1, self.model.vocabulary)}`, or leave it at the {BYTES} bytes"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
         if self.decay_rounds is not None and self.warmup_rounds + self.decay_rounds > self.rounds:

@@ -58,6 +58,7 @@ def test_a_specification_survives_the_wire() -> None:
         {"outer": Outer.ADAMW},
         {"outer": Outer.ADAMW, "local_steps": 1, "inner": Inner.MUON},
         {"outer": Outer.ADAMW, "local_steps": 1, "inner_state": InnerState.KEEP},
+        {"model": ModelSpec(vocabulary=300)},
         {"model": ModelSpec(width=10, heads=4)},
         {"model": ModelSpec(heads=3, kv_heads=2, width=66)},
         {"model": ModelSpec(layers=2**31)},
@@ -94,6 +95,8 @@ def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_wi
 
 
 def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
+    with pytest.raises(UserError, match="model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at"):
+        replace(JOB, model=ModelSpec(vocabulary=300)).checked()
     with pytest.raises(UserError, match="outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'"):
         replace(JOB, outer=Outer.ADAMW).checked()
     with pytest.raises(UserError, match="audit 'sampled' needs shared data: name a text, or take audit 'off'"):
@@ -111,7 +114,7 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
 )
 def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fields: dict[str, Any]) -> None:
     for vocabulary, is_valid in ((62_300, True), (62_700, False)):
-        spec = replace(JOB, model=ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8), **fields)
+        spec = replace(JOB, tokenizer=bytes(32), model=ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8), **fields)
         if is_valid:
             assert inner_bytes(spec.checked()) <= BLOB_BYTES_MAX
         else:
@@ -122,17 +125,18 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fi
 
 
 FOUR_MILLION = ModelSpec(vocabulary=1024, width=256, layers=5, hidden=768)
+LARGE_JOB = replace(JOB, tokenizer=bytes(32), model=FOUR_MILLION)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_parameters(name: str) -> None:
     assert FOUR_MILLION.parameters >= 4_000_000
-    assert replace(JOB, **PRESETS[name] | {"audit": Audit.SAMPLED}, model=FOUR_MILLION).checked()
+    assert replace(LARGE_JOB, **PRESETS[name] | {"audit": Audit.SAMPLED}).checked()
 
 
 @pytest.mark.parametrize("name, window", [("local", 200), ("sparse", 80), ("per-step", 1000)])
 def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
-    spec = replace(JOB, **PRESETS[name] | {"audit": Audit.SAMPLED, "audit_window": window}, model=FOUR_MILLION)
+    spec = replace(LARGE_JOB, **PRESETS[name] | {"audit": Audit.SAMPLED, "audit_window": window})
     with pytest.raises(UserError, match=r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window"):
         spec.checked()
     assert replace(spec, audit_window=window // 4).checked() and replace(spec, audit=Audit.FULL).checked()
