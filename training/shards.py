@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.errors import UserError
+from protocol.errors import RemoteProtocolError, UserError
 
 FORMAT: Final = "folkmoot-tokens/1"
 MANIFEST: Final = "manifest.json"
@@ -97,7 +97,7 @@ def describe(folder: Path) -> str:
         raise UserError(f"no {SUFFIX} file in folder {folder}: put shards of 16-bit little-endian token ids there")
     tokenizer = folder / TOKENIZER
     text = tokenizer.read_bytes() if tokenizer.exists() else None
-    vocabulary = BYTE_VOCABULARY if text is None else _vocabulary_of(text)
+    vocabulary = BYTE_VOCABULARY if text is None else _vocabulary_of(text, tokenizer)
     plain = {
         "format": FORMAT,
         "vocabulary": vocabulary,
@@ -180,10 +180,15 @@ def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
         raise UserError(f"{path} cannot be read ({error.strerror}), but {MANIFEST} names it: put it there") from None
     if hashlib.sha256(text).hexdigest() != digest:
         raise UserError(f"{path} is not the tokenizer that {MANIFEST} names: the tokens would mean other text")
+    if (found := _vocabulary_of(text, path)) != vocabulary:
+        raise UserError(f"{path} has {found} tokens, but {MANIFEST} says vocabulary {vocabulary}: make it anew with `peer shards`")
     return text
 
 
-def _vocabulary_of(tokenizer: bytes) -> int:
+def _vocabulary_of(tokenizer: bytes, path: Path) -> int:
     from training.tokenizer import load_tokenizer
 
-    return load_tokenizer(tokenizer).vocabulary
+    try:
+        return load_tokenizer(tokenizer).vocabulary
+    except RemoteProtocolError as error:
+        raise UserError(f"{path} is no byte-level BPE ({error.detail}): put the JSON of the tokenizers package there") from None

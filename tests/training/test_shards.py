@@ -78,6 +78,24 @@ def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> Non
         shards.open_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "vocabulary", "words"),
+    [
+        (b"{}", 300, r"tokenizer.json is no byte-level BPE \(.*\): put the JSON of the tokenizers package there"),
+        (b"[" * 100_000, 300, "tokenizer.json is no byte-level BPE"),
+        (train_bpe([b"some text, some more text " * 20], 260), 300, "has 260 tokens, but manifest.json says vocabulary 300: make it"),
+    ],
+    ids=["no model", "nested", "another vocabulary"],
+)
+def test_a_tokenizer_that_no_peer_could_use_is_told_before_the_job_starts(
+    folder: Path, tokenizer: bytes, vocabulary: int, words: str
+) -> None:
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    changed(folder, vocabulary=vocabulary, tokenizer=hashlib.sha256(tokenizer).hexdigest())
+    with pytest.raises(UserError, match=words):
+        shards.open_folder(folder)
+
+
 def read(folder: Path) -> int:
     return sum(map(len, shards.open_folder(folder).pieces()))
 
