@@ -230,6 +230,8 @@ class Service:
             overrides["rounds"] = request.rounds
         spec = replace(base, **overrides)
         if request.data == LOCAL:
+            if request.vocabulary > tokenizer.BYTES:
+                raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
             if self.worker is not None and not self.config.local_data:
                 raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
             return replace(spec, data=None, audit=Audit.OFF).checked()
@@ -237,7 +239,7 @@ class Service:
         if request.data and shards.is_token_folder(Path(request.data).expanduser()):
             return _job_on_tokens(spec, request, keep)
         pieces, bpe = _pieces(request.data), None
-        if request.vocabulary > 256:
+        if request.vocabulary > tokenizer.BYTES:
             made = tokenizer.train_bpe(pieces(), request.vocabulary)
             bpe = tokenizer.BpeTokenizer(made)
             spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
@@ -411,6 +413,9 @@ def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes],
     if request.vocabulary:
         raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
     folder = shards.open_folder(Path(request.data).expanduser())
+    said = request.overrides.get("model.vocabulary")
+    if said is not None and spec.model.vocabulary != folder.vocabulary:
+        raise UserError(f"--set model.vocabulary={said}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
     made = None if folder.tokenizer is None else keep(folder.tokenizer)
     spec = replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=folder.vocabulary)).checked()
     if folder.tokens < data.bytes_needed(spec):

@@ -87,6 +87,21 @@ def test_a_field_without_a_value_is_refused(item: str) -> None:
         request(f"train --set {item}")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--rounds 10 --set rounds=5", "both --rounds 10 and --set rounds=5: say one"),
+        ("--set rounds=5 rounds=6", "both --set rounds=5 and --set rounds=6: say one"),
+        ("--vocabulary 512 --set model.vocabulary=300", "both --vocabulary 512 and --set model.vocabulary=300: say one"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(words: str, told: str) -> None:
+    with pytest.raises(UserError, match=f"^{told}$"):
+        request(f"train {words}")
+    assert request("train --rounds 5 --set rounds=5 rounds=5").rounds == 5
+    assert request("train --preset per-step --rounds 5").overrides["rounds"] == "600", "what a person says comes after the preset"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_each_command_explains_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str

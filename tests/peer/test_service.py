@@ -115,6 +115,8 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
     (tmp_path / "manifest.json").write_text(printed)
     assert train(trainer, "--data", str(tmp_path), *TINY)[0] == 0
     assert list((await finished(trainer)).accepted.values()) == [1]
+    status, out, error = train(trainer, "--data", str(tmp_path), *TINY, "--set", "model.vocabulary=100")
+    assert (status, out, error.count("\n")) == (2, "", 1) and "--set model.vocabulary=100: the tokens of " in error
     (tmp_path / "1.bin").unlink()
     status, out, error = train(trainer, "--data", str(tmp_path), *TINY)
     assert (status, out) == (2, "") and "1.bin is missing" in error and error.count("\n") == 1
@@ -126,8 +128,9 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
 async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(trainer: Daemon, settings: tuple[str, ...]) -> None:
     preset, *fields = settings
     steps = "1" if preset == "per-step" else "2"
-    chosen = [word for field in (*fields, f"local_steps={steps}") for word in ("--set", field)]
-    status, _, error = train(trainer, "--preset", preset, "--rounds", "3", *TINY, *chosen)
+    chosen = [word for field in fields for word in ("--set", field)]
+    tiny = [f"local_steps={steps}" if word == "local_steps=1" else word for word in TINY]
+    status, _, error = train(trainer, "--preset", preset, "--rounds", "3", *tiny, *chosen)
     assert (status, error) == (0, "")
     job = await finished(trainer)
     assert (job.rounds, list(job.accepted.values())) == (3, [3])
@@ -160,6 +163,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         (("--set", "batch=0"), "batch"),
         (("--set", "inner_rate=nan"), "inner_rate"),
         (("--set", "model.width=31"), "width 31"),
+        (("--data", "local", "--vocabulary", "512"), "--vocabulary 512: with local data the tokens are bytes; leave it out"),
     ):
         status, out, error = train(trainer, *arguments)
         assert (status, out) == (2, ""), arguments
