@@ -90,10 +90,10 @@ def add_preset_argument(command: argparse.ArgumentParser) -> None:
 
 
 def preset_overrides(preset: str | None) -> dict[str, str]:
-    """A preset's fields as a person would type them."""
+    """A preset's fields as a person would type them, but for the warm-up, which follows from how many rounds there are."""
     from training.spec import PRESETS
 
-    return {name: str(value) for name, value in PRESETS[preset].items()} if preset else {}
+    return {name: str(value) for name, value in PRESETS[preset].items() if name != "warmup_rounds"} if preset else {}
 
 
 def parse(line: str) -> argparse.Namespace | None:

@@ -224,11 +224,8 @@ class Service:
 
     def _job_spec(self, request: TrainRequest) -> JobSpec:
         """Makes the job's blobs: shards, manifest and tokenizer. `UserError` for text or values that cannot be used."""
-        overrides = completed(parse_overrides(request.overrides))
-        base = JobSpec(name=request.name or "text", data=bytes(32), liars=self._tolerated())
-        if request.rounds:
-            overrides["rounds"] = request.rounds
-        spec = replace(base, **overrides)
+        said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
+        spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=self._tolerated()), **completed(said))
         if request.data == LOCAL:
             if request.vocabulary > tokenizer.BYTES:
                 raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")

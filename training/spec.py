@@ -12,13 +12,15 @@ from typing import Annotated, Any, Final
 from protocol import codec
 from protocol.codec import Between, Count, Digest
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX
+from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX, TRAINERS_MAX
 from protocol.messages import Name
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
 BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
 BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
+ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
+WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
 BYTES: Final = 256  # tokens without a tokenizer
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
@@ -147,7 +149,7 @@ class JobSpec:
     data: Digest | None = None  # blob of the data manifest (`training.data`); None: each trainer's own text
     held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never trained on
     seed: Count = 0  # of the initialisation and of the sampler
-    rounds: Annotated[int, Between(1, ROUNDS_MAX)] = 60
+    rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
     local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = 10  # H, inner steps per round
     batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
     micro_batch: Annotated[int, Between(1, BATCH_MAX)] = (
@@ -157,7 +159,7 @@ class JobSpec:
     inner_state: InnerState = InnerState.RESET
     inner_rate: float = 3e-3  # peak learning rate of the inner optimizer, or of an outer AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round
-    warmup_rounds: Annotated[int, Between(0, 2**31)] = 2
+    warmup_rounds: Annotated[int, Between(0, 2**31)] = WARMUP_ROUNDS
     decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # the last ones, linearly; None: all after the warm-up
     beta1: float = 0.6  # an inner state that starts anew each round must not average over more than a few steps
     beta2: float = 0.95
@@ -172,7 +174,7 @@ class JobSpec:
     feedback_decay: float = 0.95  # of the error-feedback buffer e
     liars: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
     rule: Rule = Rule.ARC_NNM_TRIM
-    accepted_min: Positive = 1  # fewer accepted proposals: the round takes no step
+    accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # fewer accepted proposals: the round takes no step
     audit: Audit = Audit.FULL
     audit_rate: float = 1.0  # sampled: times `auditors` is how many replays of a step each accepted proposal gets on average
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
@@ -233,6 +235,9 @@ class JobSpec:
             return f"{needs}: use `train --vocabulary {max(BYTES + 1, self.model.vocabulary)}`, or leave it at the {BYTES} bytes"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
+        # A job of one round keeps the usual warm-up: nobody has to say that it needs none.
+        if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
+            return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
         if self.decay_rounds is not None and self.warmup_rounds + self.decay_rounds > self.rounds:
             both = f"warmup_rounds {self.warmup_rounds} and decay_rounds {self.decay_rounds}"
             return f"{both} do not fit into {self.rounds} rounds: shorten one of them"
@@ -355,9 +360,13 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that a person has set, with what follows from them for those that were left unset.
 
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888).
+    Its warm-up is that of `per-step`, of fewer rounds the same share.
     """
+    usual = PRESETS["per-step"]
+    rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))
     follows: dict[Any, dict[str, Any]] = {
-        Outer.ADAMW: {name: PRESETS["per-step"][name] for name in ("bits", "feedback_decay", "rule")},
+        Outer.ADAMW: {name: usual[name] for name in ("bits", "feedback_decay", "rule")}
+        | {"warmup_rounds": usual["warmup_rounds"] * rounds // usual["rounds"]},
         Outer.SIGN: {"outer_rate": SIGN_RATE},
     }
     return follows.get(fields.get("outer"), {}) | dict(fields)

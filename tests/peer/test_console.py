@@ -24,7 +24,7 @@ from protocol.api import AuditsView, TrainRequest
 from protocol.errors import UserError
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
-from training.spec import PRESETS
+from training.spec import PRESETS, completed
 
 
 def request(line: str) -> TrainRequest:
@@ -117,7 +117,7 @@ def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() 
     assert tuple(PRESETS) == grammar.PRESETS
     for preset, fields in PRESETS.items():
         overrides = request(f"train --preset {preset}").overrides
-        assert overrides.keys() == fields.keys() and parse_overrides(overrides) == fields
+        assert completed(parse_overrides(overrides)) == fields
     changed = request("train --set audit=full --preset per-step --set bits=8 --rounds 7")
     assert (changed.overrides["audit"], changed.overrides["bits"], changed.overrides["outer"]) == ("full", "8", "adamw")
     assert changed.rounds == 7
@@ -262,6 +262,26 @@ async def test_who_leaves_gradients_unaudited_is_told_which_rule_stands_better(
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
     assert status == 0 and ("rule=arc-nnm-trim stands better" in " ".join(printed.split())) is warned
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--set keep=8", "keep=8 does nothing with compression=dense: it counts with sparse"),
+        ("--preset sparse --set keep=8", ""),
+        ("--preset per-step --set outer_rate=0.3", "outer_rate=0.3 does nothing with outer=adamw"),
+        ("--set outer=sgd outer_momentum=0.9", "outer_momentum=0.9 does nothing with outer=sgd: it counts with nesterov or sign"),
+        ("--set audit_rate=0.3", "audit_rate=0.3 does nothing with audit=full"),
+        ("--data local --set audit=sampled audit_rate=0.3", "audit_rate=0.3 does nothing with audit=off"),
+        ("--preset per-step --set audit=full", ""),
+        ("--set outer=sgd outer_rate=0.9 audit=sampled audit_rate=0.3", ""),
+    ],
+)
+async def test_who_sets_what_does_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
+    assert status == 0 and told in printed and ("does nothing" in printed) is bool(told)
 
 
 async def test_a_test_shows_its_own_phases_until_it_is_done(

@@ -44,6 +44,8 @@ def test_a_specification_survives_the_wire() -> None:
         {"keep": 3},
         {"keep": 4097},
         {"decay_rounds": 59},
+        {"warmup_rounds": 61},
+        {"accepted_min": 201},
         {"audit_rate": 1.1},
         {"audit": Audit.SAMPLED, "audit_rate": 0.0},
         {"audit": Audit.SAMPLED, "audit_rate": 1e-300},
@@ -170,6 +172,21 @@ def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, 
     """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing of them."""
     assert replace(JOB, **completed({"local_steps": 1, **fields})).checked().bits == bits
     assert completed(PRESETS["per-step"]) == PRESETS["per-step"]
+
+
+@pytest.mark.parametrize("rounds, warmup", [(600, 30), (2_000, 30), (100, 5), (10, 0), (None, 3)])
+def test_gradients_of_fewer_rounds_are_warmed_up_for_the_same_share_unless_a_person_says_for_how_many(
+    rounds: int | None, warmup: int
+) -> None:
+    fields = {"outer": Outer.ADAMW, "local_steps": 1} | ({} if rounds is None else {"rounds": rounds})
+    assert replace(JOB, **completed(fields)).checked().warmup_rounds == warmup
+    assert completed(fields | {"warmup_rounds": 7})["warmup_rounds"] == 7
+
+
+def test_a_warm_up_longer_than_the_job_is_refused_but_the_usual_one_never() -> None:
+    assert replace(JOB, rounds=1).checked().warmup_rounds == 2
+    with pytest.raises(UserError, match="warmup_rounds 11 are more than the 10 rounds: shorten the warm-up"):
+        replace(JOB, rounds=10, warmup_rounds=11).checked()
 
 
 def test_sign_moves_every_parameter_by_a_rate_of_its_own_unless_a_person_says_another() -> None:
