@@ -231,7 +231,11 @@ class Service:
                 raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
             if self.worker is not None and not self.config.local_data:
                 raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
-            return replace(spec, data=None, audit=Audit.OFF).checked()
+            spec = replace(spec, data=None, audit=Audit.OFF).checked()
+            if self.worker is not None:
+                own = self.config.local_data
+                data.require_enough(spec, sum(map(len, data.read_text(Path(own).expanduser()))), own)
+            return spec
         keep = self.driver.blobs.add
         if request.data and shards.is_token_folder(Path(request.data).expanduser()):
             return _job_on_tokens(spec, request, keep)

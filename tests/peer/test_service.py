@@ -163,6 +163,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         (("--set", "batch=0"), "batch"),
         (("--set", "inner_rate=nan"), "inner_rate"),
         (("--set", "model.width=31"), "width 31"),
+        (("--data", "local", "--set", "model.context=2000000000"), "own.txt is too small: "),
         (("--data", "local", "--vocabulary", "512"), "--vocabulary 512: with local data the tokens are bytes; leave it out"),
     ):
         status, out, error = train(trainer, *arguments)
@@ -179,4 +180,17 @@ async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(t
         status, _, error = train(daemon, "--data", "local", *TINY)
         assert (status, error.count("\n")) == (2, 1)
         assert "--local-data PATH" in error
+        assert await daemon.client.jobs() == ()
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "no such file or folder: "), ("abc", "own.txt is too small: 4 bytes")])
+async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Path, text: str | None, words: str) -> None:
+    own = tmp_path / "own.txt"
+    if text is not None:
+        own.write_text(text)
+    assert peer("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
+    with daemons([tmp_path / "peer"]) as (daemon,):
+        await daemon.start("run", "--listen", "127.0.0.1:0", "--threads", "1", "--local-data", str(own)).answers()
+        status, _, error = train(daemon, "--data", "local", *TINY)
+        assert (status, error.count("\n")) == (2, 1) and words in error
         assert await daemon.client.jobs() == ()
