@@ -65,6 +65,8 @@ async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
     if view.standings:
         show(views.audits(view.log))
         show(views.standings(view.standings))
+        if view.suspended:
+            show(views.suspensions(view.suspended))
     else:
         show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
     if any(job.audit == "full" for job in await api.jobs()):

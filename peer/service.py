@@ -44,6 +44,7 @@ from protocol.api import (
     StandingView,
     StatsView,
     StatusView,
+    SuspensionView,
     TrainRequest,
 )
 from protocol.errors import FolkmootError, UserError
@@ -209,7 +210,7 @@ class Service:
         state = self.driver.state
         log = state.audits.log[-max(1, last) :]
         standings = tuple(_standing(key, standing) for key, standing in sorted(state.audits.standings.items()))
-        return AuditsView(standings, tuple(_audit(entry, state.members) for entry in log))
+        return AuditsView(standings, tuple(_audit(entry, state.members) for entry in log), suspensions(state))
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         return await self.driver.events.after(after, min(wait_seconds, 60.0))
@@ -439,6 +440,17 @@ def _spec(job: Job) -> JobSpec:
 def unaudited(state: State) -> tuple[str, ...]:
     """Names of running jobs whose updates nobody re-executes, neither before a ballot nor after a round."""
     return tuple(job.name for key, job in state.jobs.running().items() if not job.audited and key not in state.audits.jobs)
+
+
+def suspensions(state: State) -> tuple[SuspensionView, ...]:
+    """Who may not train in running jobs, and why, however much was logged since."""
+    found = []
+    for key, job in state.jobs.running().items():
+        audits = state.audits.jobs.get(key, JobAudits())
+        for trainer, until in sorted(audits.suspended.items()):
+            if until > job.round:
+                found.append(SuspensionView(until, _audit(audits.causes[trainer], state.members)))
+    return tuple(found)
 
 
 def _standing(key: bytes, standing: Standing) -> StandingView:

@@ -151,6 +151,7 @@ async def said(
         ("peers", ["abcdaaaa me", "[bold]ben", "1 approvals", "2.5 ms"]),
         ("jobs", ["3/80", "abcdaaaa:3", "abcebbbb: replay 2", "abcebbbb until 23"]),
         ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
+        ("audits 1", ["until round", "found by", "because of round", "payload"]),
         ("rounds", ["abcebbbb:replay", "abcdaaaa abcebbbb", "2.500", "40 ms"]),
         ("train --rounds 3", ["1" * 64]),
         ("challenge abce", [f"no false step of {OTHER}"]),

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from ledger.audits import Result
 from peer.demo_report import Disk
-from peer.service import unaudited
+from peer.service import suspensions, unaudited
 from protocol.api import JobView
+from protocol.identity import peer_id
+from tests.ledger.test_audits import A, B, C, Court, D
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
 from tests.peer.processes import Daemon, daemons, peer, poll
 
@@ -78,6 +81,21 @@ def test_running_jobs_without_any_audit_are_told_from_the_others(spec: bytes, na
     world = World()
     world.start(spec=spec)
     assert unaudited(world.state) == names
+
+
+def test_who_is_suspended_and_why_is_told_when_the_log_has_forgotten_it() -> None:
+    court = Court(suspension_rounds=12)
+    court.round(2)
+    assert suspensions(court.state) == ()
+    court.convict(A)
+    (cause,) = [entry for entry in court.state.audits.log if entry.result is Result.SUSPENDED]
+    court.round(11, trainers=(B, C, D))
+    assert cause not in court.state.audits.log
+    (told,) = suspensions(court.state)
+    assert (told.until, told.cause.trainer, told.cause.auditor) == (court.audits.suspended[A], peer_id(A), peer_id(cause.auditor))
+    assert (told.cause.job, told.cause.round, told.cause.step) == (court.key.hex(), cause.round, cause.step)
+    court.round(2, trainers=(B, C, D))
+    assert suspensions(court.state) == ()
 
 
 async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Daemon, tmp_path: Path) -> None:
