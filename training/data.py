@@ -127,7 +127,9 @@ def _records(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
             raise UserError(f'{shown(file)} line {number} is not JSON: every line must be like {{"text": "..."}}') from None
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise UserError(f'{shown(file)} line {number} has no "text" field with a string: every line must be like {{"text": "..."}}')
+            raise UserError(
+                f'{shown(file)} line {number} has no "text" field with a string: every line must be like {{"text": "..."}}'
+            )
         if "\0" in text:
             raise UserError(f"{shown(file)} line {number}: its text holds NUL, which no text has: take it out")
         if not text:
@@ -142,7 +144,9 @@ def _bounded_lines(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
     readline = getattr(stream, "readline")  # noqa: B009 - an open binary file
     for number, line in enumerate(iter(lambda: readline(LINE_BYTES_MAX + 1), b""), start=1):
         if len(line) > LINE_BYTES_MAX:
-            raise UserError(f"{shown(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records")
+            raise UserError(
+                f"{shown(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records"
+            )
         yield line
 
 
@@ -156,9 +160,8 @@ def bytes_needed(spec: JobSpec) -> int:
 def require_enough(spec: JobSpec, size: int, source: str) -> None:
     needed = bytes_needed(spec)
     if size < needed:
-        raise UserError(
-            f"{shown(source)} is too small: {size} bytes, but context {spec.model.context} needs at least {needed}; give more text"
-        )
+        few = f"{shown(source)} is too small: {size} bytes"
+        raise UserError(f"{few}, but context {spec.model.context} needs at least {needed}; give more text")
 
 
 # From bytes to shards and back ---------------------------------------------------------------------------------------

@@ -188,7 +188,9 @@ def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
     if hashlib.sha256(text).hexdigest() != digest:
         raise UserError(f"{path} is not the tokenizer that {MANIFEST} names: the tokens would mean other text")
     if (found := _vocabulary_of(text, path)) != vocabulary:
-        raise UserError(f"{path} has {found} tokens, but {MANIFEST} says vocabulary {vocabulary}: make it anew with `peer shards`")
+        raise UserError(
+            f"{path} has {found} tokens, but {MANIFEST} says vocabulary {vocabulary}: make it anew with `peer shards`"
+        )
     return text
 
 

@@ -83,7 +83,11 @@ def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> Non
     [
         (b"{}", 300, r"tokenizer.json is no byte-level BPE \(.*\): put the JSON of the tokenizers package there"),
         (b"[" * 100_000, 300, "tokenizer.json is no byte-level BPE"),
-        (train_bpe([b"some text, some more text " * 20], 260), 300, "has 260 tokens, but manifest.json says vocabulary 300: make it"),
+        (
+            train_bpe([b"some text, some more text " * 20], 260),
+            300,
+            "has 260 tokens, but manifest.json says vocabulary 300: make it",
+        ),
     ],
     ids=["no model", "nested", "another vocabulary"],
 )
@@ -171,15 +175,15 @@ def test_a_folder_that_can_have_no_manifest_is_told_why(folder: Path, tmp_path: 
     with pytest.raises(UserError, match=r"^no such folder: .*none \(name one with .bin files"):
         shards.describe(tmp_path / "none")
     (folder / "tokenizer.json").write_bytes(b"{}")
-    with pytest.raises(UserError, match="tokenizer.json is no byte-level BPE"):
+    with pytest.raises(UserError, match=r"tokenizer.json is no byte-level BPE"):
         shards.describe(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").mkdir()
-    with pytest.raises(UserError, match="tokenizer.json cannot be read"):
+    with pytest.raises(UserError, match=r"tokenizer.json cannot be read"):
         shards.describe(folder)
     (folder / "tokenizer.json").rmdir()
     write(folder, "002.bin", [])
-    with pytest.raises(UserError, match="002.bin is empty: put token ids into it, or take it out of the folder"):
+    with pytest.raises(UserError, match=r"002.bin is empty: put token ids into it, or take it out of the folder"):
         shards.describe(folder)
 
 

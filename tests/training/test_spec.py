@@ -97,7 +97,7 @@ def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_wi
 
 
 def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
-    with pytest.raises(UserError, match="model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at"):
+    with pytest.raises(UserError, match=r"model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at"):
         replace(JOB, model=ModelSpec(vocabulary=300)).checked()
     with pytest.raises(UserError, match="outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'"):
         replace(JOB, outer=Outer.ADAMW).checked()
