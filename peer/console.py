@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import trio
 from rich.console import Console, RenderableType
 
 from peer import views
-from peer.grammar import COMMANDS, help_text, option_names, parse, train_request
+from peer.grammar import COMMANDS, help_text, option_names, parse, set_overrides, train_request
 from protocol.api import EventView, PeerApi, TrainRequest
 from protocol.errors import UserError
 
@@ -22,6 +22,14 @@ PROMPT = "peer> "
 PATIENCE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
 TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
 WIDTH_WITHOUT_TERMINAL = 160  # columns; wide enough that no table wraps
+
+# A field, the field that decides whether it counts, with which of its values, and what that is unless it was set.
+USED_ONLY_WITH = (
+    ("keep", "compression", ("sparse",), "dense"),
+    ("outer_rate", "outer", ("nesterov", "sgd", "sign"), "nesterov"),
+    ("outer_momentum", "outer", ("nesterov", "sign"), "nesterov"),
+    ("audit_rate", "audit", ("sampled",), "full"),
+)
 
 Print = Callable[[RenderableType], None]
 Action = Callable[[PeerApi, argparse.Namespace, Print], Awaitable[None]]
@@ -57,6 +65,8 @@ async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
     if view.standings:
         show(views.audits(view.log))
         show(views.standings(view.standings))
+        if view.suspended:
+            show(views.suspensions(view.suspended))
     else:
         show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
     if any(job.audit == "full" for job in await api.jobs()):
@@ -98,13 +108,17 @@ async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None
     request = train_request(options)
     job = await _decided(api, show, api.train(request))
     show(f"job {job} is decided; `rounds` shows how it goes")
-    for warning in warnings_of(request):
+    for warning in warnings_of(request, set_overrides(options.set)):
         show(f"{warning} (`cancel {views.short(job)}` ends this job)")
 
 
-def warnings_of(request: TrainRequest) -> Iterator[str]:
-    """What is possible, but seldom meant."""
+def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]:
+    """What is possible, but seldom meant. `said` are the fields that the person named, not a preset."""
     overrides, local = request.overrides, request.data == "local"
+    for name, other, users, default in USED_ONLY_WITH:
+        value = "off" if local and other == "audit" else overrides.get(other, default)
+        if name in said and value not in users:
+            yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
     if local:
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
     if overrides.get("outer") != "adamw":

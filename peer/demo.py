@@ -27,7 +27,7 @@ from peer.control import ControlClient
 from peer.datadir import DataDirectory
 from peer.demo_display import Display
 from peer.demo_report import Disk, Report, make_report, write_files
-from peer.grammar import preset_overrides, set_overrides
+from peer.grammar import preset_overrides, said_of_job
 from peer.service import parse_overrides
 from protocol import codec
 from protocol.api import PARTS, JobView, RoundView, StatsView, TrainRequest
@@ -101,7 +101,7 @@ class Demo:
         options = self.options
         overrides = {"seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
         overrides |= preset_overrides(options.preset)
-        return overrides | ({"audit": options.audit} if options.audit else {}) | set_overrides(options.set)
+        return overrides | ({"audit": options.audit} if options.audit else {}) | said_of_job(options)
 
     @property
     def is_sampled(self) -> bool:

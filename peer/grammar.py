@@ -90,10 +90,10 @@ def add_preset_argument(command: argparse.ArgumentParser) -> None:
 
 
 def preset_overrides(preset: str | None) -> dict[str, str]:
-    """A preset's fields as a person would type them."""
+    """A preset's fields as a person would type them, but for the warm-up, which follows from how many rounds there are."""
     from training.spec import PRESETS
 
-    return {name: str(value) for name, value in PRESETS[preset].items()} if preset else {}
+    return {name: str(value) for name, value in PRESETS[preset].items() if name != "warmup_rounds"} if preset else {}
 
 
 def parse(line: str) -> argparse.Namespace | None:
@@ -114,21 +114,36 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
 
 
 def train_request(options: argparse.Namespace) -> TrainRequest:
-    overrides = preset_overrides(options.preset) | set_overrides(options.set)
+    overrides = preset_overrides(options.preset) | said_of_job(options)
     data = options.data
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
     return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides)
 
 
+# Fields of a job that `train` or `peer demo` have an argument for.
+ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "audit", "seed": "seed"}
+
+
+def said_of_job(options: argparse.Namespace) -> dict[str, str]:
+    """What `--set` says, by field. Raises `UserError`, too, where another argument says something else."""
+    said = set_overrides(options.set)
+    for argument, name in ARGUMENTS.items():
+        value = getattr(options, argument, None)
+        if value and said.get(name, str(value)) != str(value):
+            raise UserError(f"both --{argument} {value} and --set {name}={said[name]}: say one")
+    return said
+
+
 def set_overrides(items: Sequence[str]) -> dict[str, str]:
     """What `--set` says, by field. Raises `UserError`."""
-    overrides = {}
+    overrides: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
-        overrides[name] = value
+        if overrides.setdefault(name, value) != value:
+            raise UserError(f"both --set {name}={overrides[name]} and --set {name}={value}: say one")
     return overrides
 
 

@@ -44,6 +44,7 @@ from protocol.api import (
     StandingView,
     StatsView,
     StatusView,
+    SuspensionView,
     TrainRequest,
 )
 from protocol.errors import FolkmootError, UserError
@@ -210,7 +211,7 @@ class Service:
         state = self.driver.state
         log = state.audits.log[-max(1, last) :]
         standings = tuple(_standing(key, standing) for key, standing in sorted(state.audits.standings.items()))
-        return AuditsView(standings, tuple(_audit(entry, state.members) for entry in log))
+        return AuditsView(standings, tuple(_audit(entry, state.members) for entry in log), suspensions(state))
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         return await self.driver.events.after(after, min(wait_seconds, 60.0))
@@ -225,20 +226,23 @@ class Service:
 
     def _job_spec(self, request: TrainRequest) -> JobSpec:
         """Makes the job's blobs: shards, manifest and tokenizer. `UserError` for text or values that cannot be used."""
-        overrides = completed(parse_overrides(request.overrides))
-        base = JobSpec(name=request.name or "text", data=bytes(32), liars=self._tolerated())
-        if request.rounds:
-            overrides["rounds"] = request.rounds
-        spec = replace(base, **overrides)
+        said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
+        spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=self._tolerated()), **completed(said))
         if request.data == LOCAL:
+            if request.vocabulary > tokenizer.BYTES:
+                raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
             if self.worker is not None and not self.config.local_data:
                 raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
-            return replace(spec, data=None, audit=Audit.OFF).checked()
+            spec = replace(spec, data=None, audit=Audit.OFF).checked()
+            if self.worker is not None:
+                own = self.config.local_data
+                data.require_enough(spec, sum(map(len, data.read_text(Path(own).expanduser()))), own)
+            return spec
         keep = self.driver.blobs.add
         if request.data and shards.is_token_folder(Path(request.data).expanduser()):
             return _job_on_tokens(spec, request, keep)
         pieces, bpe = _pieces(request.data), None
-        if request.vocabulary > 256:
+        if request.vocabulary > tokenizer.BYTES:
             made = tokenizer.train_bpe(pieces(), request.vocabulary)
             bpe = tokenizer.BpeTokenizer(made)
             spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
@@ -417,6 +421,9 @@ def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes],
     if request.vocabulary:
         raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
     folder = shards.open_folder(Path(request.data).expanduser())
+    said = request.overrides.get("model.vocabulary")
+    if said is not None and spec.model.vocabulary != folder.vocabulary:
+        raise UserError(f"--set model.vocabulary={said}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
     made = None if folder.tokenizer is None else keep(folder.tokenizer)
     spec = replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=folder.vocabulary)).checked()
     if folder.tokens < data.bytes_needed(spec):
@@ -439,6 +446,17 @@ def _spec(job: Job) -> JobSpec:
 def unaudited(state: State) -> tuple[str, ...]:
     """Names of running jobs whose updates nobody re-executes, neither before a ballot nor after a round."""
     return tuple(job.name for key, job in state.jobs.running().items() if not job.audited and key not in state.audits.jobs)
+
+
+def suspensions(state: State) -> tuple[SuspensionView, ...]:
+    """Who may not train in running jobs, and why, however much was logged since."""
+    found = []
+    for key, job in state.jobs.running().items():
+        audits = state.audits.jobs.get(key, JobAudits())
+        for trainer, until in sorted(audits.suspended.items()):
+            if until > job.round:
+                found.append(SuspensionView(until, _audit(audits.causes[trainer], state.members)))
+    return tuple(found)
 
 
 def _standing(key: bytes, standing: Standing) -> StandingView:

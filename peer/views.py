@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from protocol.api import AuditView, EventView, JobView, PeerView, RoundView, StandingView, StatsView, StatusView
+from protocol.api import AuditView, EventView, JobView, PeerView, RoundView, StandingView, StatsView, StatusView, SuspensionView
 
 SHORT = 8  # characters of an id or root that people see
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
@@ -140,6 +140,23 @@ def audits(views: Iterable[AuditView]) -> Table:
             view.result,
             view.finding or "–",
             _optional(view.relative_error, ".1e"),
+        )
+    return table
+
+
+def suspensions(views: Iterable[SuspensionView]) -> Table:
+    table = _table("suspended", "until round", "in job", "because of round", "step", "found by", "finding")
+    for view in views:
+        cause = view.cause
+        finding = cause.finding or "–"
+        table.add_row(
+            short(cause.trainer),
+            str(view.until),
+            short(cause.job),
+            str(cause.round),
+            str(cause.step),
+            short(cause.auditor),
+            f"shunned: {finding}" if cause.result == "shunned" else finding,
         )
     return table
 

@@ -154,9 +154,18 @@ class AuditView:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspensionView:
+    """Why a trainer is suspended in a running job: the log of results soon forgets it."""
+
+    until: int  # the first round in which it may train again
+    cause: AuditView
+
+
+@dataclass(frozen=True, slots=True)
 class AuditsView:
     standings: tuple[StandingView, ...]
     log: tuple[AuditView, ...]  # the oldest first
+    suspended: tuple[SuspensionView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 READ_BYTES = 256 << 10  # one read of a text file: large enough that 50 MB cost no more than their hashing
 TOKENIZE_BYTES = 128 << 10  # tokenized at once: the package needs a hundred times the text's memory meanwhile
 LINE_BYTES_MAX = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
+CUT_BACK_MAX = 3  # bytes that the training part can lose where the cut moves back to the start of a UTF-8 character
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
 
 TokenArray = npt.NDArray[np.unsignedinteger]
@@ -58,17 +59,17 @@ def read_text(path: Path) -> Iterator[bytes]:
         if newline not in (b"", b"\n"):
             yield b"\n"  # the last line of one file must not run into the first of the next
     if not something:
-        raise UserError(f"{path} holds no text: give a file or folder with at least a few kB of .txt, .md or .jsonl")
+        raise UserError(f"{shown(path)} holds no text: give a file or folder with at least a few kB of .txt, .md or .jsonl")
 
 
 def _text_files(path: Path) -> list[Path]:
     if not path.exists():
-        raise UserError(f"no such file or folder: {path} (give a text file, or a folder of .txt, .md or .jsonl)")
+        raise UserError(f"no such file or folder: {shown(path)} (give a text file, or a folder of .txt, .md or .jsonl)")
     if not path.is_dir():
         return [path]
     found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names if name.lower().endswith(TEXT_SUFFIXES)]
     if not found:
-        raise UserError(f"no .txt, .md or .jsonl file in folder {path}: put the training text there, or name a file")
+        raise UserError(f"no .txt, .md or .jsonl file in folder {shown(path)}: put the training text there, or name a file")
     return sorted(found, key=lambda file: file.relative_to(path).as_posix())
 
 
@@ -78,7 +79,7 @@ def _pieces_of(file: Path) -> Iterator[bytes]:
             raw = _records(stream, file) if file.suffix.lower() == ".jsonl" else iter(lambda: stream.read(READ_BYTES), b"")
             yield from _checked(raw, file)
     except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+        raise UserError(f"cannot read {shown(file)}: {error.strerror or error}") from None
 
 
 def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
@@ -102,8 +103,13 @@ def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
         raise _binary(file, "it ends inside a UTF-8 character") from None
 
 
+def shown(path: Path | str) -> str:
+    """A path as it is written, or quoted where a line break in it would make two lines of an error."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
 def _binary(file: Path, why: str) -> UserError:
-    return UserError(f"{file} is not a text file ({why}): save it as UTF-8 text, or take it out of the folder")
+    return UserError(f"{shown(file)} is not a text file ({why}): save it as UTF-8 text, or take it out of the folder")
 
 
 def _records(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
@@ -111,40 +117,51 @@ def _records(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
     for number, line in enumerate(_bounded_lines(stream, file), start=1):
         if not line.strip():
             continue
+        if b"\0" in line:
+            raise _binary(file, f"NUL in line {number}, as UTF-16 has it")
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise _binary(file, f"not UTF-8 in line {number}") from None
         except (ValueError, RecursionError):
-            raise UserError(f'{file} line {number} is not JSON: every line must be like {{"text": "..."}}') from None
+            raise UserError(f'{shown(file)} line {number} is not JSON: every line must be like {{"text": "..."}}') from None
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise UserError(f'{file} line {number} has no "text" field with a string: every line must be like {{"text": "..."}}')
+            raise UserError(
+                f'{shown(file)} line {number} has no "text" field with a string: every line must be like {{"text": "..."}}'
+            )
+        if "\0" in text:
+            raise UserError(f"{shown(file)} line {number}: its text holds NUL, which no text has: take it out")
+        if not text:
+            continue
         try:
             yield text.encode() + b"\n"
         except UnicodeEncodeError:
-            raise UserError(f"{file} line {number}: its text holds half a surrogate pair, which is no character") from None
+            raise UserError(f"{shown(file)} line {number}: its text holds half a surrogate pair, which is no character") from None
 
 
 def _bounded_lines(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
     readline = getattr(stream, "readline")  # noqa: B009 - an open binary file
     for number, line in enumerate(iter(lambda: readline(LINE_BYTES_MAX + 1), b""), start=1):
         if len(line) > LINE_BYTES_MAX:
-            raise UserError(f"{file} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records")
+            raise UserError(
+                f"{shown(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records"
+            )
         yield line
 
 
 def bytes_needed(spec: JobSpec) -> int:
     """The fewest bytes of text with which both the training and the held-out part hold one sequence and its next byte."""
     sequence = spec.model.context + 1
-    parts = (spec.held_out_permille, 1000 - spec.held_out_permille)
-    return max(-(-sequence * 1000 // part) for part in parts if part)
+    parts = ((sequence, spec.held_out_permille), (sequence + CUT_BACK_MAX, 1000 - spec.held_out_permille))
+    return max(-(-least * 1000 // part) for least, part in parts if part)
 
 
 def require_enough(spec: JobSpec, size: int, source: str) -> None:
     needed = bytes_needed(spec)
     if size < needed:
-        raise UserError(
-            f"{source} is too small: {size} bytes, but context {spec.model.context} needs at least {needed}; give more text"
-        )
+        few = f"{shown(source)} is too small: {size} bytes"
+        raise UserError(f"{few}, but context {spec.model.context} needs at least {needed}; give more text")
 
 
 # From bytes to shards and back ---------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.errors import UserError
+from protocol.errors import RemoteProtocolError, UserError
 
 FORMAT: Final = "folkmoot-tokens/1"
 MANIFEST: Final = "manifest.json"
@@ -92,12 +92,17 @@ def open_folder(folder: Path) -> TokenFolder:
 
 def describe(folder: Path) -> str:
     """The manifest of the .bin files in `folder` by name, and of the tokenizer.json there, as JSON. Raises `UserError`."""
+    if not folder.is_dir():
+        raise UserError(f"no such folder: {folder} (name one with {SUFFIX} files of 16-bit little-endian token ids)")
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
         raise UserError(f"no {SUFFIX} file in folder {folder}: put shards of 16-bit little-endian token ids there")
     tokenizer = folder / TOKENIZER
-    text = tokenizer.read_bytes() if tokenizer.exists() else None
-    vocabulary = BYTE_VOCABULARY if text is None else _vocabulary_of(text)
+    try:
+        text = tokenizer.read_bytes() if tokenizer.exists() else None
+    except OSError as error:
+        raise UserError(f"{tokenizer} cannot be read ({error.strerror}): put the tokenizer of the shards there") from None
+    vocabulary = BYTE_VOCABULARY if text is None else _vocabulary_of(text, tokenizer)
     plain = {
         "format": FORMAT,
         "vocabulary": vocabulary,
@@ -122,6 +127,8 @@ def _described(file: Path, vocabulary: int) -> dict[str, Any]:
         hashed.update(piece)
         tokens += len(piece) // 2
         _require_known(piece, tokens, vocabulary, file)
+    if not tokens:
+        raise UserError(f"{file} is empty: put token ids into it, or take it out of the folder")
     return {"file": file.name, "tokens": tokens, "sha256": hashed.hexdigest()}
 
 
@@ -153,7 +160,7 @@ def _require_known(piece: bytes, end: int, vocabulary: int, path: Path) -> None:
 def _shard(entry: Any, path: Path) -> Shard:
     if not isinstance(entry, dict) or not isinstance(file := entry.get("file"), str):
         raise UserError(f'{path}: every shard must be like {{"file": "0.bin", "tokens": 1000, "sha256": "…"}}')
-    if not file or Path(file).name != file:
+    if not file.isprintable() or not file or Path(file).name != file:  # NUL, or half a surrogate pair, names no file
         raise UserError(f"{path}: {file!r} is no name of a file beside it")
     digest = entry.get("sha256")
     if not isinstance(digest, str) or len(digest) != 64 or digest.strip("0123456789abcdef"):
@@ -180,10 +187,17 @@ def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
         raise UserError(f"{path} cannot be read ({error.strerror}), but {MANIFEST} names it: put it there") from None
     if hashlib.sha256(text).hexdigest() != digest:
         raise UserError(f"{path} is not the tokenizer that {MANIFEST} names: the tokens would mean other text")
+    if (found := _vocabulary_of(text, path)) != vocabulary:
+        raise UserError(
+            f"{path} has {found} tokens, but {MANIFEST} says vocabulary {vocabulary}: make it anew with `peer shards`"
+        )
     return text
 
 
-def _vocabulary_of(tokenizer: bytes) -> int:
+def _vocabulary_of(tokenizer: bytes, path: Path) -> int:
     from training.tokenizer import load_tokenizer
 
-    return load_tokenizer(tokenizer).vocabulary
+    try:
+        return load_tokenizer(tokenizer).vocabulary
+    except RemoteProtocolError as error:
+        raise UserError(f"{path} is no byte-level BPE ({error.detail}): put the JSON of the tokenizers package there") from None

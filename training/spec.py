@@ -12,19 +12,29 @@ from typing import Annotated, Any, Final
 from protocol import codec
 from protocol.codec import Between, Count, Digest
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX
+from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX, TRAINERS_MAX
 from protocol.messages import Name
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
 BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
 BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
+ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
+WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
+BYTES: Final = 256  # tokens without a tokenizer
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
 AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
 AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
 SUSPENSION_ROUNDS_MAX: Final = 100_000
+# Honest replays on other processors differ by 5e-6, some by up to 1e-4: below that, honest trainers would be suspended.
+TOLERANCE_MIN: Final = 1e-4
 TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of the work less than that
+
+# A job may rest on `challenge` alone; at less, whether anything at all can be drawn is decided by rounding.
+AUDIT_RATE_MIN: Final = 1e-9
+# Steps so small that float32 parameters hardly hold them: processors differ by half of what is tolerated with Muon at 1e-7.
+INNER_RATE_MIN: Final = 1e-6
 
 Positive = Annotated[int, Between(1, 2**31)]
 
@@ -43,6 +53,8 @@ FLOATS_MAX: Final = {
     "proposal_seconds": 86_400.0,
     "replay_tolerance": TOLERANCE_MAX,
 }
+# Below them honest work differs between processors by more than auditors may allow.
+FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 
 class Objective(enum.StrEnum):
@@ -137,7 +149,7 @@ class JobSpec:
     data: Digest | None = None  # blob of the data manifest (`training.data`); None: each trainer's own text
     held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never trained on
     seed: Count = 0  # of the initialisation and of the sampler
-    rounds: Annotated[int, Between(1, ROUNDS_MAX)] = 60
+    rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
     local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = 10  # H, inner steps per round
     batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
     micro_batch: Annotated[int, Between(1, BATCH_MAX)] = (
@@ -147,7 +159,7 @@ class JobSpec:
     inner_state: InnerState = InnerState.RESET
     inner_rate: float = 3e-3  # peak learning rate of the inner optimizer, or of an outer AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round
-    warmup_rounds: Annotated[int, Between(0, 2**31)] = 2
+    warmup_rounds: Annotated[int, Between(0, 2**31)] = WARMUP_ROUNDS
     decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # the last ones, linearly; None: all after the warm-up
     beta1: float = 0.6  # an inner state that starts anew each round must not average over more than a few steps
     beta2: float = 0.95
@@ -162,7 +174,7 @@ class JobSpec:
     feedback_decay: float = 0.95  # of the error-feedback buffer e
     liars: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
     rule: Rule = Rule.ARC_NNM_TRIM
-    accepted_min: Positive = 1  # fewer accepted proposals: the round takes no step
+    accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # fewer accepted proposals: the round takes no step
     audit: Audit = Audit.FULL
     audit_rate: float = 1.0  # sampled: times `auditors` is how many replays of a step each accepted proposal gets on average
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
@@ -204,6 +216,9 @@ class JobSpec:
         for name in positive:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 return f"{name} must be positive, not {getattr(self, name)}"
+        for name, value in FLOATS_MIN.items():
+            if getattr(self, name) < value:
+                return f"{name} {getattr(self, name):g} would call honest work of other processors false: take {value:g} at least"
         for name in fractions:
             if not 0 <= getattr(self, name) <= 1:
                 return f"{name} must lie in 0..1, not {getattr(self, name)}"
@@ -215,8 +230,14 @@ class JobSpec:
         return None
 
     def _combination_problem(self) -> str | None:
+        if self.objective is Objective.LANGUAGE and self.tokenizer is None and self.model.vocabulary != BYTES:
+            needs = f"model.vocabulary {self.model.vocabulary} needs a tokenizer"
+            return f"{needs}: use `train --vocabulary {max(BYTES + 1, self.model.vocabulary)}`, or leave it at the {BYTES} bytes"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
+        # A job of one round keeps the usual warm-up: nobody has to say that it needs none.
+        if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
+            return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
         if self.decay_rounds is not None and self.warmup_rounds + self.decay_rounds > self.rounds:
             both = f"warmup_rounds {self.warmup_rounds} and decay_rounds {self.decay_rounds}"
             return f"{both} do not fit into {self.rounds} rounds: shorten one of them"
@@ -243,8 +264,9 @@ class JobSpec:
         if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
             size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"
             return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'"
-        if self.audit is Audit.SAMPLED and not self.audit_rate:
-            return "audit 'sampled' with audit_rate 0 would audit nothing: take a higher rate, or audit 'off', which says so"
+        if self.audit is Audit.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
+            nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
+            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
         if self.audit is Audit.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
             return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"
@@ -338,9 +360,13 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that a person has set, with what follows from them for those that were left unset.
 
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888).
+    Its warm-up is that of `per-step`, of fewer rounds the same share.
     """
+    usual = PRESETS["per-step"]
+    rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))
     follows: dict[Any, dict[str, Any]] = {
-        Outer.ADAMW: {name: PRESETS["per-step"][name] for name in ("bits", "feedback_decay", "rule")},
+        Outer.ADAMW: {name: usual[name] for name in ("bits", "feedback_decay", "rule")}
+        | {"warmup_rounds": usual["warmup_rounds"] * rounds // usual["rounds"]},
         Outer.SIGN: {"outer_rate": SIGN_RATE},
     }
     return follows.get(fields.get("outer"), {}) | dict(fields)

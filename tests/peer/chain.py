@@ -30,7 +30,7 @@ from training.replicated.scratch import known_update
 from training.spec import JobSpec, ModelSpec, Objective
 
 MODEL = ModelSpec(vocabulary=16, context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
-LANGUAGE = JobSpec(name="tiny", data=bytes(32), model=MODEL, rounds=2, liars=0)
+LANGUAGE = JobSpec(name="tiny", tokenizer=bytes(32), data=bytes(32), model=MODEL, rounds=2, liars=0)
 SCRATCH = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
 TIMERS = RoundTimers(1.0, 1.0)
 

@@ -18,6 +18,7 @@ from protocol.api import (
     StandingView,
     StatsView,
     StatusView,
+    SuspensionView,
     TrainRequest,
 )
 from protocol.errors import UserError
@@ -61,6 +62,7 @@ AUDITS = AuditsView(
         AuditView(9, "e" * 64, 1, ME, OTHER, 4, "lapsed", "", None),
         AuditView(11, "e" * 64, 2, OTHER, ME, 0, "challenged", "mismatch", 0.25),
     ),
+    (SuspensionView(23, AuditView(3, "e" * 64, 1, OTHER, ME, 7, "suspended", "payload", 0.5)),),
 )
 
 
@@ -88,7 +90,7 @@ class FakeApi:
         return ROUNDS[-last:]
 
     async def audits(self, last: int) -> AuditsView:
-        return AuditsView(AUDITS.standings, AUDITS.log[-last:])
+        return AuditsView(AUDITS.standings, AUDITS.log[-last:], AUDITS.suspended)
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         if after < 0:

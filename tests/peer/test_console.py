@@ -24,7 +24,7 @@ from protocol.api import AuditsView, TrainRequest
 from protocol.errors import UserError
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
-from training.spec import PRESETS
+from training.spec import PRESETS, completed
 
 
 def request(line: str) -> TrainRequest:
@@ -87,6 +87,21 @@ def test_a_field_without_a_value_is_refused(item: str) -> None:
         request(f"train --set {item}")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--rounds 10 --set rounds=5", "both --rounds 10 and --set rounds=5: say one"),
+        ("--set rounds=5 rounds=6", "both --set rounds=5 and --set rounds=6: say one"),
+        ("--vocabulary 512 --set model.vocabulary=300", "both --vocabulary 512 and --set model.vocabulary=300: say one"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(words: str, told: str) -> None:
+    with pytest.raises(UserError, match=f"^{told}$"):
+        request(f"train {words}")
+    assert request("train --rounds 5 --set rounds=5 rounds=5").rounds == 5
+    assert request("train --preset per-step --rounds 5").overrides["rounds"] == "600", "what a person says comes after the preset"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_each_command_explains_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
@@ -102,7 +117,7 @@ def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() 
     assert tuple(PRESETS) == grammar.PRESETS
     for preset, fields in PRESETS.items():
         overrides = request(f"train --preset {preset}").overrides
-        assert overrides.keys() == fields.keys() and parse_overrides(overrides) == fields
+        assert completed(parse_overrides(overrides)) == fields
     changed = request("train --set audit=full --preset per-step --set bits=8 --rounds 7")
     assert (changed.overrides["audit"], changed.overrides["bits"], changed.overrides["outer"]) == ("full", "8", "adamw")
     assert changed.rounds == 7
@@ -136,6 +151,7 @@ async def said(
         ("peers", ["abcdaaaa me", "[bold]ben", "1 approvals", "2.5 ms"]),
         ("jobs", ["3/80", "abcdaaaa:3", "abcebbbb: replay 2", "abcebbbb until 23"]),
         ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
+        ("audits 1", ["until round", "found by", "because of round", "payload"]),
         ("rounds", ["abcebbbb:replay", "abcdaaaa abcebbbb", "2.500", "40 ms"]),
         ("train --rounds 3", ["1" * 64]),
         ("challenge abce", [f"no false step of {OTHER}"]),
@@ -247,6 +263,26 @@ async def test_who_leaves_gradients_unaudited_is_told_which_rule_stands_better(
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
     assert status == 0 and ("rule=arc-nnm-trim stands better" in " ".join(printed.split())) is warned
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--set keep=8", "keep=8 does nothing with compression=dense: it counts with sparse"),
+        ("--preset sparse --set keep=8", ""),
+        ("--preset per-step --set outer_rate=0.3", "outer_rate=0.3 does nothing with outer=adamw"),
+        ("--set outer=sgd outer_momentum=0.9", "outer_momentum=0.9 does nothing with outer=sgd: it counts with nesterov or sign"),
+        ("--set audit_rate=0.3", "audit_rate=0.3 does nothing with audit=full"),
+        ("--data local --set audit=sampled audit_rate=0.3", "audit_rate=0.3 does nothing with audit=off"),
+        ("--preset per-step --set audit=full", ""),
+        ("--set outer=sgd outer_rate=0.9 audit=sampled audit_rate=0.3", ""),
+    ],
+)
+async def test_who_sets_what_does_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
+    assert status == 0 and told in printed and ("does nothing" in printed) is bool(told)
 
 
 async def test_a_test_shows_its_own_phases_until_it_is_done(

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from ledger.audits import Result
 from peer.demo_report import Disk
-from peer.service import unaudited
+from peer.service import suspensions, unaudited
 from protocol.api import JobView
+from protocol.identity import peer_id
+from tests.ledger.test_audits import A, B, C, Court, D
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
 from tests.peer.processes import Daemon, daemons, peer, poll
 
@@ -80,6 +83,21 @@ def test_running_jobs_without_any_audit_are_told_from_the_others(spec: bytes, na
     assert unaudited(world.state) == names
 
 
+def test_who_is_suspended_and_why_is_told_when_the_log_has_forgotten_it() -> None:
+    court = Court(suspension_rounds=12)
+    court.round(2)
+    assert suspensions(court.state) == ()
+    court.convict(A)
+    (cause,) = [entry for entry in court.state.audits.log if entry.result is Result.SUSPENDED]
+    court.round(11, trainers=(B, C, D))
+    assert cause not in court.state.audits.log
+    (told,) = suspensions(court.state)
+    assert (told.until, told.cause.trainer, told.cause.auditor) == (court.audits.suspended[A], peer_id(A), peer_id(cause.auditor))
+    assert (told.cause.job, told.cause.round, told.cause.step) == (court.key.hex(), cause.round, cause.step)
+    court.round(2, trainers=(B, C, D))
+    assert suspensions(court.state) == ()
+
+
 async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Daemon, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(SENTENCE * 30)
     (tmp_path / "b.md").write_text("# A heading\n\n" + SENTENCE * 30)
@@ -115,6 +133,8 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
     (tmp_path / "manifest.json").write_text(printed)
     assert train(trainer, "--data", str(tmp_path), *TINY)[0] == 0
     assert list((await finished(trainer)).accepted.values()) == [1]
+    status, out, error = train(trainer, "--data", str(tmp_path), *TINY, "--set", "model.vocabulary=100")
+    assert (status, out, error.count("\n")) == (2, "", 1) and "--set model.vocabulary=100: the tokens of " in error
     (tmp_path / "1.bin").unlink()
     status, out, error = train(trainer, "--data", str(tmp_path), *TINY)
     assert (status, out) == (2, "") and "1.bin is missing" in error and error.count("\n") == 1
@@ -126,8 +146,9 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
 async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(trainer: Daemon, settings: tuple[str, ...]) -> None:
     preset, *fields = settings
     steps = "1" if preset == "per-step" else "2"
-    chosen = [word for field in (*fields, f"local_steps={steps}") for word in ("--set", field)]
-    status, _, error = train(trainer, "--preset", preset, "--rounds", "3", *TINY, *chosen)
+    chosen = [word for field in fields for word in ("--set", field)]
+    tiny = [f"local_steps={steps}" if word == "local_steps=1" else word for word in TINY]
+    status, _, error = train(trainer, "--preset", preset, "--rounds", "3", *tiny, *chosen)
     assert (status, error) == (0, "")
     job = await finished(trainer)
     assert (job.rounds, list(job.accepted.values())) == (3, [3])
@@ -160,6 +181,8 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         (("--set", "batch=0"), "batch"),
         (("--set", "inner_rate=nan"), "inner_rate"),
         (("--set", "model.width=31"), "width 31"),
+        (("--data", "local", "--set", "model.context=2000000000"), "own.txt is too small: "),
+        (("--data", "local", "--vocabulary", "512"), "--vocabulary 512: with local data the tokens are bytes; leave it out"),
     ):
         status, out, error = train(trainer, *arguments)
         assert (status, out) == (2, ""), arguments
@@ -175,4 +198,17 @@ async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(t
         status, _, error = train(daemon, "--data", "local", *TINY)
         assert (status, error.count("\n")) == (2, 1)
         assert "--local-data PATH" in error
+        assert await daemon.client.jobs() == ()
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "no such file or folder: "), ("abc", "own.txt is too small: 4 bytes")])
+async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Path, text: str | None, words: str) -> None:
+    own = tmp_path / "own.txt"
+    if text is not None:
+        own.write_text(text)
+    assert peer("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
+    with daemons([tmp_path / "peer"]) as (daemon,):
+        await daemon.start("run", "--listen", "127.0.0.1:0", "--threads", "1", "--local-data", str(own)).answers()
+        status, _, error = train(daemon, "--data", "local", *TINY)
+        assert (status, error.count("\n")) == (2, 1) and words in error
         assert await daemon.client.jobs() == ()

@@ -77,6 +77,33 @@ def test_a_bad_jsonl_line_is_named_by_its_number(tmp_path: Path, line: str) -> N
         text_of(path)
 
 
+def test_jsonl_without_any_text_is_empty(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.jsonl holds no text"):
+        text_of(write(tmp_path / "a.jsonl", '{"text": ""}\n' * 3))
+    assert text_of(write(tmp_path / "a.jsonl", '{"text": ""}\n{"text": "a"}\n')) == b"a\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"text": "a\\u0000b"}', r"a\.jsonl line 2: its text holds NUL"),
+        ('{"text": "Gr\xfc\xdfe"}'.encode("latin-1"), r"a\.jsonl is not a text file \(not UTF-8 in line 2\)"),
+        ('{"text": "a"}'.encode("utf-16"), r"a\.jsonl is not a text file \(NUL in line 2, as UTF-16 has it\): save it as UTF-8"),
+        ('{"text": "a"}'.encode("utf-16-be"), r"a\.jsonl is not a text file \(NUL in line 2, as UTF-16 has it\)"),
+    ],
+    ids=["nul", "latin-1", "utf-16", "utf-16-be"],
+)
+def test_jsonl_that_is_no_text_is_told_what_it_is_and_where(tmp_path: Path, line: bytes, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        text_of(write(tmp_path / "a.jsonl", b'{"text": "good"}\n' + line + b"\n"))
+
+
+def test_a_file_name_with_a_line_break_makes_one_line_of_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\\nb\.txt' is not a text file") as caught:
+        text_of(write(tmp_path / "a\nb.txt", b"\0"))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_jsonl_line_that_is_too_long_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "LINE_BYTES_MAX", 100)
     with pytest.raises(UserError, match="line 1 is longer"):
@@ -118,6 +145,15 @@ def test_one_byte_less_than_needed_is_refused_with_the_number(tmp_path: Path, pe
     assert len(tokens.train) > spec.model.context and (len(tokens.held_out) > spec.model.context or not permille)
     with pytest.raises(UserError, match=f"{needed - 1} bytes.* at least {needed}"):
         open_tokens(spec, write(tmp_path / "a", b"x" * (needed - 1)), tokenizer.ByteTokenizer())
+
+
+@pytest.mark.parametrize("permille", [0, 100, 490, 500])
+def test_what_is_enough_stays_so_where_the_cut_moves_back_to_a_character(tmp_path: Path, permille: int) -> None:
+    spec = replace(SPEC, held_out_permille=permille)
+    for ahead in range(4):
+        content = (b"x" * ahead + "🙂".encode() * 600)[: bytes_needed(spec)]
+        tokens = open_tokens(spec, write(tmp_path / "a", content), tokenizer.ByteTokenizer())
+        assert len(tokens.train) > spec.model.context
 
 
 def test_the_default_text_is_large_enough_and_the_same_each_time() -> None:

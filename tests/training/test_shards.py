@@ -78,6 +78,28 @@ def test_a_tokenizer_beside_the_shards_gives_the_vocabulary(folder: Path) -> Non
         shards.open_folder(folder)
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "vocabulary", "words"),
+    [
+        (b"{}", 300, r"tokenizer.json is no byte-level BPE \(.*\): put the JSON of the tokenizers package there"),
+        (b"[" * 100_000, 300, "tokenizer.json is no byte-level BPE"),
+        (
+            train_bpe([b"some text, some more text " * 20], 260),
+            300,
+            "has 260 tokens, but manifest.json says vocabulary 300: make it",
+        ),
+    ],
+    ids=["no model", "nested", "another vocabulary"],
+)
+def test_a_tokenizer_that_no_peer_could_use_is_told_before_the_job_starts(
+    folder: Path, tokenizer: bytes, vocabulary: int, words: str
+) -> None:
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    changed(folder, vocabulary=vocabulary, tokenizer=hashlib.sha256(tokenizer).hexdigest())
+    with pytest.raises(UserError, match=words):
+        shards.open_folder(folder)
+
+
 def read(folder: Path) -> int:
     return sum(map(len, shards.open_folder(folder).pieces()))
 
@@ -127,6 +149,8 @@ def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
         ({"shards": []}, "lists no shards"),
         ({"shards": ["000.bin"]}, "every shard must be like"),
         ({"shards": [{"file": "../000.bin", "tokens": 1, "sha256": "0" * 64}]}, "'../000.bin' is no name of a file beside it"),
+        ({"shards": [{"file": "a\0.bin", "tokens": 1, "sha256": "0" * 64}]}, r"'a\\x00.bin' is no name of a file beside it"),
+        ({"shards": [{"file": "\ud800.bin", "tokens": 1, "sha256": "0" * 64}]}, "is no name of a file beside it"),
         ({"shards": [{"file": "000.bin", "tokens": 1, "sha256": "xyz"}]}, "not 64 hexadecimal digits"),
         ({"shards": [{"file": "000.bin", "tokens": True, "sha256": "0" * 64}]}, "tokens must be a number"),
     ],
@@ -145,6 +169,22 @@ def test_what_is_no_manifest_is_told(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no .bin file in folder"):
         shards.describe(tmp_path)
     assert not shards.is_token_folder(tmp_path) and shards.is_token_folder(folder)
+
+
+def test_a_folder_that_can_have_no_manifest_is_told_why(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^no such folder: .*none \(name one with .bin files"):
+        shards.describe(tmp_path / "none")
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(UserError, match=r"tokenizer.json is no byte-level BPE"):
+        shards.describe(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").mkdir()
+    with pytest.raises(UserError, match=r"tokenizer.json cannot be read"):
+        shards.describe(folder)
+    (folder / "tokenizer.json").rmdir()
+    write(folder, "002.bin", [])
+    with pytest.raises(UserError, match=r"002.bin is empty: put token ids into it, or take it out of the folder"):
+        shards.describe(folder)
 
 
 def test_too_few_tokens_and_half_a_token_from_strangers_are_refused(folder: Path) -> None:

@@ -28,6 +28,7 @@ def test_a_specification_survives_the_wire() -> None:
         {"batch": 2**31},
         {"inner_rate": 0.0},
         {"inner_rate": -1.0},
+        {"inner_rate": 9e-7},
         {"beta1": 1.0},
         {"beta2": 1.5},
         {"outer_momentum": 1.01},
@@ -43,18 +44,23 @@ def test_a_specification_survives_the_wire() -> None:
         {"keep": 3},
         {"keep": 4097},
         {"decay_rounds": 59},
+        {"warmup_rounds": 61},
+        {"accepted_min": 201},
         {"audit_rate": 1.1},
         {"audit": Audit.SAMPLED, "audit_rate": 0.0},
+        {"audit": Audit.SAMPLED, "audit_rate": 1e-300},
         {"outer": Outer.SIGN},
         {"auditors": 0},
         {"auditors": 9},
         {"audit_window": 0},
         {"replay_tolerance": 0.0},
         {"replay_tolerance": 1.0},
+        {"replay_tolerance": 1e-12},
         {"suspension_rounds": 0},
         {"outer": Outer.ADAMW},
         {"outer": Outer.ADAMW, "local_steps": 1, "inner": Inner.MUON},
         {"outer": Outer.ADAMW, "local_steps": 1, "inner_state": InnerState.KEEP},
+        {"model": ModelSpec(vocabulary=300)},
         {"model": ModelSpec(width=10, heads=4)},
         {"model": ModelSpec(heads=3, kv_heads=2, width=66)},
         {"model": ModelSpec(layers=2**31)},
@@ -73,7 +79,26 @@ def test_a_person_is_told_which_value_is_wrong() -> None:
         replace(JOB, keep=3).checked()
 
 
+@pytest.mark.parametrize(
+    "name, least, less, words",
+    [
+        ("replay_tolerance", 1e-4, 9e-5, "replay_tolerance 9e-05 would call honest work .* false: take 0.0001 at least"),
+        ("inner_rate", 1e-6, 9e-7, "inner_rate 9e-07 would call honest work .* false: take 1e-06 at least"),
+        ("audit_rate", 1e-9, 9e-10, "audit_rate 9e-10 would audit nothing: take 1e-09 at least, or audit 'off'"),
+    ],
+)
+def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_with_the_least(
+    name: str, least: float, less: float, words: str
+) -> None:
+    sampled: dict[str, Any] = {"audit": Audit.SAMPLED}
+    assert replace(JOB, **sampled, **{name: least}).checked()
+    with pytest.raises(UserError, match=words):
+        replace(JOB, **sampled, **{name: less}).checked()
+
+
 def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
+    with pytest.raises(UserError, match=r"model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at"):
+        replace(JOB, model=ModelSpec(vocabulary=300)).checked()
     with pytest.raises(UserError, match="outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'"):
         replace(JOB, outer=Outer.ADAMW).checked()
     with pytest.raises(UserError, match="audit 'sampled' needs shared data: name a text, or take audit 'off'"):
@@ -91,7 +116,7 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
 )
 def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fields: dict[str, Any]) -> None:
     for vocabulary, is_valid in ((62_300, True), (62_700, False)):
-        spec = replace(JOB, model=ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8), **fields)
+        spec = replace(JOB, tokenizer=bytes(32), model=ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8), **fields)
         if is_valid:
             assert inner_bytes(spec.checked()) <= BLOB_BYTES_MAX
         else:
@@ -102,17 +127,18 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fi
 
 
 FOUR_MILLION = ModelSpec(vocabulary=1024, width=256, layers=5, hidden=768)
+LARGE_JOB = replace(JOB, tokenizer=bytes(32), model=FOUR_MILLION)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_parameters(name: str) -> None:
     assert FOUR_MILLION.parameters >= 4_000_000
-    assert replace(JOB, **PRESETS[name] | {"audit": Audit.SAMPLED}, model=FOUR_MILLION).checked()
+    assert replace(LARGE_JOB, **PRESETS[name] | {"audit": Audit.SAMPLED}).checked()
 
 
 @pytest.mark.parametrize("name, window", [("local", 200), ("sparse", 80), ("per-step", 1000)])
 def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
-    spec = replace(JOB, **PRESETS[name] | {"audit": Audit.SAMPLED, "audit_window": window}, model=FOUR_MILLION)
+    spec = replace(LARGE_JOB, **PRESETS[name] | {"audit": Audit.SAMPLED, "audit_window": window})
     with pytest.raises(UserError, match=r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window"):
         spec.checked()
     assert replace(spec, audit_window=window // 4).checked() and replace(spec, audit=Audit.FULL).checked()
@@ -146,6 +172,21 @@ def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, 
     """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing of them."""
     assert replace(JOB, **completed({"local_steps": 1, **fields})).checked().bits == bits
     assert completed(PRESETS["per-step"]) == PRESETS["per-step"]
+
+
+@pytest.mark.parametrize("rounds, warmup", [(600, 30), (2_000, 30), (100, 5), (10, 0), (None, 3)])
+def test_gradients_of_fewer_rounds_are_warmed_up_for_the_same_share_unless_a_person_says_for_how_many(
+    rounds: int | None, warmup: int
+) -> None:
+    fields = {"outer": Outer.ADAMW, "local_steps": 1} | ({} if rounds is None else {"rounds": rounds})
+    assert replace(JOB, **completed(fields)).checked().warmup_rounds == warmup
+    assert completed(fields | {"warmup_rounds": 7})["warmup_rounds"] == 7
+
+
+def test_a_warm_up_longer_than_the_job_is_refused_but_the_usual_one_never() -> None:
+    assert replace(JOB, rounds=1).checked().warmup_rounds == 2
+    with pytest.raises(UserError, match="warmup_rounds 11 are more than the 10 rounds: shorten the warm-up"):
+        replace(JOB, rounds=10, warmup_rounds=11).checked()
 
 
 def test_sign_moves_every_parameter_by_a_rate_of_its_own_unless_a_person_says_another() -> None:

@@ -69,7 +69,7 @@ LARGEST = [
 @pytest.mark.parametrize("keep", [None, 4096, 3072, 2049, 2048, 1025, 4])
 def test_the_longest_payload_of_any_valid_job_fits_a_frame(model: ModelSpec, keep: int | None) -> None:
     mode = {"compression": Compression.DENSE} if keep is None else {"compression": Compression.SPARSE, "keep": keep}
-    spec = JobSpec(name="large", data=bytes(32), model=model, bits=8, **mode).checked()  # type: ignore[arg-type]
+    spec = JobSpec(name="large", tokenizer=bytes(32), data=bytes(32), model=model, bits=8, **mode).checked()  # type: ignore[arg-type]
     assert PARAMETERS_MAX - model.width < model.parameters <= PARAMETERS_MAX
     others = len(tasks.frame(0, tasks.Proposed(b"-", bytes(32), bytes(32), 0.5, 0.5, bytes(32), bytes(32)))) + 8
     assert payload_bytes_max(layout_of(spec), Mode.of(spec)) + others <= tasks.FRAME_BYTES_MAX
