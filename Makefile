@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint mutants model bench bench-consensus
+.PHONY: help setup demo test lint mutants model bench bench-consensus clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -15,6 +15,7 @@ help:
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make bench   the benchmarks behind the figures in the documents"
 	@echo "make bench-consensus  that of the agreement alone, as JSON in runs/benchmarks"
+	@echo "make clean   delete runs/, what demos and benchmarks left (some 40 MB a demo)"
 	@echo "make model   the model of the agreement, checked by spin (needs spin and gcc)"
 
 setup: $(STAMP)
@@ -61,3 +62,6 @@ bench-consensus: setup
 
 model:
 	python3 docs/model/check.py
+
+clean:
+	rm -rf runs

@@ -174,7 +174,8 @@ class JobsModule:
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
         if terms.is_reexecuted and len(job.auditors) < needed:
             mode = "full" if terms.audited else "sampled"
-            raise Refused(f"audit {mode!r} needs {needed} voters with a worker, there are {len(job.auditors)}")
+            there = f"there are {len(job.auditors)}: let more voters train, or take another audit"
+            raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
         return JobsState({**state.jobs, key: job})
 
     def open_round(

@@ -362,6 +362,8 @@ def _stand(state: MembersState, stand: Stand, author: bytes, context: Context) -
 def _approve(state: MembersState, candidate: bytes, author: bytes) -> MembersState:
     if author not in state.voters:
         raise Refused(f"{short_id(author)} does not vote, so it cannot approve")
+    if candidate in state.upcoming:
+        raise Refused(f"{short_id(candidate)} votes already, or will in two heights")
     if candidate not in state.standing:
         raise Refused(f"{short_id(candidate)} does not stand as a voter")
     approvals = tuple(sorted({*state.standing[candidate], author}))

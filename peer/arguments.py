@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -58,3 +59,14 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def not_negative(text: str) -> float:
+    """A type for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 0 or more")
+    return value

@@ -225,7 +225,7 @@ async def _export(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
     model_root = view.model_root or "none: no job was started yet"
     show(
         f"{view.path}: {view.files} files, {view.bytes / 1e6:.1f} MB, up to height {view.height}\n"
-        f"state root {view.state_root}\nmodel root {model_root}\ncheck it anywhere with `peer audit {view.path}`"
+        f"state root {view.state_root}\nmodel root of the last job {model_root}\ncheck it anywhere with `peer audit {view.path}`"
     )
 
 

@@ -196,6 +196,7 @@ class Display:
         first = f"{report.seconds_to_first_decision:.1f} s" if report.seconds_to_first_decision is not None else "never"
         table.add_row("time", f"{report.seconds_total:.1f} s, first decision after {first}")
         lies = "every liar was found out" if report.audit == "sampled" else "no lie was accepted"
+        lies = lies if report.malicious else "nobody lied"
         verdict = Text(f"all honest roots are equal, {lies}, the loss fell", "bold green")
         if not report.passed:
             verdict = Text("FAILED: " + "; ".join(report.failures), "bold red")

@@ -130,7 +130,8 @@ def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state:
     summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, certified.hex(), models)
     write_manifest(folder, summary)
     files = listed_files(folder)
-    model = str(list(models.values())[-1]["root"]) if models else ""
+    last_job = max(models, key=lambda job: state.jobs.jobs[bytes.fromhex(job)].started, default=None)
+    model = str(models[last_job]["root"]) if last_job else ""
     size = sum((folder / name).stat().st_size for name in files)
     return ExportView(str(folder), state.height, summary.state_root, model, len(files), size)
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.arguments import Parser, whole_number
+from peer.arguments import Parser, not_negative, whole_number
 from peer.config import nearest
 from protocol.api import TrainRequest
 from protocol.errors import UserError
@@ -67,7 +67,7 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
     elif name == "sample":
         command.add_argument("prompt", metavar="PROMPT", help="text to go on from")
         command.add_argument("--tokens", type=whole_number(1, 100_000), default=200, metavar="N", help="how many (default 200)")
-        command.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest (default 0.8)")
+        command.add_argument("--temperature", type=not_negative, default=0.8, metavar="T", help="0: the likeliest (default 0.8)")
         command.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the choice of tokens (default 0)")
 
 

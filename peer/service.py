@@ -271,17 +271,19 @@ class Service:
         return job_id(self.driver.signer.public, transaction).hex()
 
     async def cancel(self, job: str) -> str:
-        running = self.driver.state.jobs.running()
-        found = [key for key in running if job and key.hex().startswith(job.strip().lower())]
+        running, wanted = self.driver.state.jobs.running(), job.strip()
+        fits = (key for key, item in running.items() if wanted == item.name or key.hex().startswith(wanted.lower()))
+        found = list(fits) if wanted else []
         if len(found) != 1:
-            names = ", ".join(key.hex()[:8] for key in running) or "none"
+            names = ", ".join(f"{key.hex()[:8]} {item.name!r}" for key, item in running.items()) or "none"
             raise UserError(f"{job!r} fits {len(found)} running jobs (running: {names})")
         await self.author.submit("job/stop", Stop(found[0]))
         after = self.driver.state.jobs.jobs[found[0]]
         if after.phase is Phase.FINISHED:
             return f"job {after.name!r} is ended"
         voters = VoterSet(self.driver.state.members.voters)
-        return f"{len(after.stops)} voters of the {voters.quorum} needed want job {after.name!r} to end"
+        wanted = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
+        return f"{wanted}; its author can end it alone, the others have to say the same"
 
     async def invite(self) -> str:
         if self.driver.signer.public not in self.driver.state.members.voters:

@@ -131,5 +131,5 @@ def parse_peer_id(text: str) -> bytes:
     except ValueError:
         public = b""
     if len(public) != 32 or peer_id(public) != text.strip().lower():
-        raise UserError(f"{text!r} is not a peer id: expected the 52 characters that `peer status` prints as `peer id`")
+        raise UserError(f"{text!r} is not a peer id: expected the 52 characters that `peer identity` prints on its machine")
     return public

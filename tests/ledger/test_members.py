@@ -211,6 +211,7 @@ def test_the_same_voter_approves_once_and_who_does_not_vote_not_at_all(world: Wo
     admitted(world, OTHER, "o")
     assert "does not vote" in (world.problem(world.tx(OTHER, "member/approve", Approve(NEW.public))) or "")
     assert "does not stand" in (world.problem(world.tx(PEOPLE[0], "member/approve", Approve(OTHER.public))) or "")
+    assert "votes already" in (world.problem(world.tx(PEOPLE[0], "member/approve", Approve(PEOPLE[1].public))) or "")
 
 
 def test_standing_again_keeps_the_approvals(world: World) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -227,6 +228,12 @@ def test_the_ids_of_those_who_voted_stay_whole_on_a_narrow_terminal(width: int) 
     printed = shown.getvalue()
     for voter in voters:
         assert printed.count(voter[:8]) == 2, printed
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "warm"])
+def test_no_temperature_below_zero_or_beyond_numbers(value: str) -> None:
+    with pytest.raises(UserError, match=re.escape(value)):
+        parse(f"sample hello --temperature={value}")
 
 
 @pytest.mark.parametrize(

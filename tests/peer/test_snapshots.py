@@ -379,6 +379,17 @@ def test_a_peer_that_lacks_an_accepted_update_says_so_too_and_leaves_nothing(tmp
     chain.close()
 
 
+async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=1) as made:
+        seat = made.seats[0]
+        service, kept = service_of(seat), replace(SCRATCH, rounds=1_000_000, name="long")
+        await seat.author.submit("job/start", Start(kept.encode()))
+        for text in ("", "other", "zz"):
+        XX:
+                await service.cancel(text)
+        assert await service.cancel("long") == "job 'long' is ended"
+
+
 async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
         seat = made.seats[0]
