@@ -385,7 +385,7 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
         service, kept = service_of(seat), replace(SCRATCH, rounds=1_000_000, name="long")
         await seat.author.submit("job/start", Start(kept.encode()))
         for text in ("", "other", "zz"):
-        XX:
+            with pytest.raises(UserError, match=r"fits 0 running jobs .* 'long'"):
                 await service.cancel(text)
         assert await service.cancel("long") == "job 'long' is ended"
 
