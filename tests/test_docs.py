@@ -34,6 +34,7 @@ from ledger.pool import signed_digest, transaction_digest
 from ledger.short import ShortBody, ShortClosing, WholeBody, condense
 from ledger.state import EMPTY_BODY, Body
 from peer.invitation import InvitationString
+from peer.service import NOT_SET_BY_NAME
 from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
 from protocol.identity import Identity, Signed, peer_id, preimage, sign
@@ -300,6 +301,25 @@ def test_test_vectors_are_what_the_code_computes(protocol: str, name: str, value
     assert found, f"no test vector {name!r}"
     joined = " ".join(found[1].split())
     assert (joined if name == "batch" else joined.replace(" ", "")) == value
+
+
+def said(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(getattr(value, "value", value))
+
+
+def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    found: dict[str, str] = {}
+    for names, defaults in re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", guide[guide.index("## Training") :], re.MULTILINE
+    ):
+        found |= zip(names.replace("`", "").split(", "), defaults.split(", "), strict=False)
+    spec = JobSpec(name="job")
+    elsewhere = {*NOT_SET_BY_NAME, "liars", "rounds"}  # liars follow from the network, rounds have an argument of their own
+    free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
+    assert {name: found.get(name) for name in free} == free
+    model = dict(re.findall(r"`model\.(\w+)` (\d+)", guide))
+    assert model == {field.name: said(field.default) for field in dataclasses.fields(ModelSpec)}
 
 
 def test_every_reason_for_refusing_something_is_explained_in_the_guide() -> None:
