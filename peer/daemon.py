@@ -37,6 +37,7 @@ from peer.roles.voter import Voter
 from peer.service import Service
 from peer.worker import Worker
 from protocol.errors import RemoteProtocolError, StorageError
+from training.data import read_text
 from training.host import ModelHost
 from transport.swarm import Swarm
 
@@ -135,6 +136,8 @@ def configured_role(config: Config, worker: Worker | None, texts: Path, driver: 
     if worker is None:
         return Voter()
     local = Path(config.local_data).expanduser() if config.local_data else None
+    if local is not None:
+        next(read_text(local))  # what cannot be read is told now, not when the others wait for it
     return Trainer(worker, texts, local, config.evaluate)
 
 

@@ -204,11 +204,19 @@ async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(t
 @pytest.mark.parametrize(("text", "words"), [(None, "no such file or folder: "), ("abc", "own.txt is too small: 4 bytes")])
 async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Path, text: str | None, words: str) -> None:
     own = tmp_path / "own.txt"
-    if text is not None:
-        own.write_text(text)
+    own.write_text(text or SENTENCE)
     assert peer("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
     with daemons([tmp_path / "peer"]) as (daemon,):
         await daemon.start("run", "--listen", "127.0.0.1:0", "--threads", "1", "--local-data", str(own)).answers()
+        if text is None:
+            own.unlink()
         status, _, error = train(daemon, "--data", "local", *TINY)
         assert (status, error.count("\n")) == (2, 1) and words in error
         assert await daemon.client.jobs() == ()
+
+
+def test_a_trainer_whose_own_text_cannot_be_read_does_not_start(tmp_path: Path) -> None:
+    assert peer("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
+    arguments = ("run", "--data-dir", str(tmp_path / "peer"), "--listen", "127.0.0.1:0", "--local-data", str(tmp_path / "none"))
+    status, _, error = peer(*arguments)
+    assert status == 2 and error.startswith("peer: error: no such file or folder: ") and error.count("\n") == 1
