@@ -87,10 +87,6 @@ class AuditsModule:
         dockets = {key: self._of(key, state) for key in state.audits.jobs}
         return [due for due in others_audited(me, state) if dockets[due.job].may_challenge(me, due.place)]
 
-    def may_challenge(self, me: bytes, due: Due, state: State) -> bool:
-        """Whether I may challenge that step now without being asked."""
-        return due.job in state.audits.jobs and self._of(due.job, state).may_challenge(me, due.place)
-
     def is_disputed(self, due: Due, state: State) -> bool:
         """Whether that step will be judged already."""
         audits = state.audits.jobs.get(due.job)

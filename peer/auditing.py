@@ -11,6 +11,7 @@ import logging
 import math
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -75,7 +76,8 @@ class Auditing:
         self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
         self._is_behind = True  # of what is decided: how long rounds have been open already is not known
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
-        self._replaying, self._searching = trio.Lock(), trio.Lock()
+        self._replaying = trio.Lock()
+        self._searching = defaultdict[bytes, trio.Lock](trio.Lock)  # by trainer: who hides a state holds up no search but its own
         self._challenged: tuple[bytes, int] | None = None  # job and round of what is re-executed whole
         self._wake = trio.Event()
         self._has_ended = False  # an audit, whose files are to be deleted
@@ -167,40 +169,52 @@ class Auditing:
         assert isinstance(role, Trainer), "who replays steps has a worker"
         try:
             found = await self._search(role, past, due, due.step, late)
-        except StorageError:
-            raise
-        except (FolkmootError, OSError) as error:
-            log.info("no search before step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
-            found = None
+        except RemoteProtocolError:
+            return unsure  # what it goes on from is nothing to re-execute
         if found is None:
             return unsure  # not all that lies before it was shown in time
         if found[0] is None:
             return replayed
-        first, audits = replace(due, step=found[0]), self._driver.rules.audits
-        if audits.is_disputed(first, self._driver.state):
+        first = replace(due, step=found[0])
+        if self._driver.rules.audits.is_disputed(first, self._driver.state):
             return replace(replayed, finding=Finding.MATCH)
         seen = await self._replayed(first, past, late)
         is_false = seen.finding not in (Finding.MATCH, Finding.WITHHELD) and not _is_doubtful(seen, past.spec)
-        if not is_false or not audits.may_challenge(self._me, first, self._driver.state):
-            return unsure
-        self._nursery.start_soon(self._challenge_first, first, seen)
-        return replace(replayed, finding=Finding.MATCH)
+        is_challenged = is_false and await self._is_challenged(first, seen)
+        return replace(replayed, finding=Finding.MATCH) if is_challenged else unsure
 
-    async def _challenge_first(self, due: Due, seen: Replayed) -> None:
-        """Beside the report, which must not wait for it: the window may be over with the next block."""
-        try:
-            await self._say("audit/challenge", due, seen)
-        except FolkmootError as error:  # somebody was quicker, or the trainer has been suspended
-            log.info("challenge of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
+    async def _is_challenged(self, due: Due, seen: Replayed) -> bool:
+        """Whether a challenge of this step is on its way to the log. The report that follows stands behind it: alone it could end
+        the audit of what is to be challenged; and it does not wait for it, since the window may be over with the next block.
+        """
+        settled, waits = trio.Event(), False
+
+        def put() -> None:
+            nonlocal waits
+            waits = True
+            settled.set()
+
+        async def say() -> None:
+            try:
+                await self._say("audit/challenge", due, seen, put)
+            except StorageError:
+                raise
+            except FolkmootError as error:  # this peer has challenged in that round, or the trainer has been suspended since
+                log.info("challenge of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
+            settled.set()
+
+        self._nursery.start_soon(say)
+        await settled.wait()
+        return waits
 
     def _rest(self, key: Key, due: Due, error: Exception) -> None:
         pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
         self._rests[key] = trio.current_time() + pause, pause
         log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
 
-    async def _say(self, kind: str, due: Due, replayed: Replayed) -> None:
+    async def _say(self, kind: str, due: Due, replayed: Replayed, waits: Callable[[], object] = lambda: None) -> None:
         said = StepFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error))
-        await self._author.submit(kind, said, seconds_max=math.inf)  # rounds take as long as they take
+        await self._author.submit(kind, said, math.inf, waits)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
         if (due.job, due.round) not in (self._challenged, *(key[:2] for key in self._running)):
@@ -345,7 +359,7 @@ class Auditing:
         return await self._before(late, self._bisected(role, past, due, until))
 
     async def _bisected(self, role: Trainer, past: Round, due: Due, until: int) -> tuple[int | None, float]:
-        async with self._searching:  # a re-executed round fills as much of the disk as one's own
+        async with self._searching[due.trainer]:  # a re-executed round fills as much of the disk as one's own
             folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
             try:
                 theirs = await self._theirs(past, due)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -50,13 +50,17 @@ class Author:
         """Whether something of ours is not decided yet."""
         return bool(self._waiting())
 
-    async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
+    async def submit(
+        self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX, waits: Callable[[], object] = lambda: None
+    ) -> Transaction:
         """The transaction that stands in an applied block. `UserError` if it is refused, if nothing is decided in time (then it
-        may still be), or if a snapshot hides whether it was."""
+        may still be), or if a snapshot hides whether it was. `waits` is called when it waits to be decided, before whatever is
+        submitted after that."""
         with trio.move_on_after(seconds_max):
             async with self._places:
                 while True:
                     signed, transaction = await self._put_on_log(kind, content)
+                    waits()
                     if await self._was_decided(signed, transaction):
                         return transaction
         raise UserError(

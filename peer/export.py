@@ -61,8 +61,8 @@ def model_path(job: bytes) -> str:
     return f"{job.hex()}.safetensors"
 
 
-def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> ExportView:
-    """Writes everything up to the last applied block into a new folder."""
+def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path) -> State:
+    """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: name a new one")
     encoded = store.state()
@@ -73,7 +73,12 @@ def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder
         raise UserError(
             f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"
         )
-    existed = folder.exists()
+    return state
+
+
+def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> ExportView:
+    """Writes everything up to the last applied block into a new folder."""
+    state, existed = exported_state(store, host, genesis, folder), folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / BLOCKS).mkdir()  # one export at a time

@@ -26,7 +26,7 @@ from peer.auditing import suspension
 from peer.author import Author
 from peer.config import Config, nearest
 from peer.driver import Driver
-from peer.export import export, missing_payloads
+from peer.export import export, exported_state, missing_payloads
 from peer.invitation import make_invitation
 from peer.memory import process_memory_mb
 from peer.roles.trainer import Trainer
@@ -59,7 +59,8 @@ BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
 NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name"})  # they follow from what else was said
 ROUNDS_SHOWN_MAX = 10_000
-FETCHING_SECONDS_MAX = 600.0  # of an export: what nobody holds any more is not waited for longer
+FETCHING_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
+FETCHING_ONE_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more
 
 
 @dataclass
@@ -357,14 +358,15 @@ class Service:
         return key, job
 
     async def export(self, path: str) -> ExportView:
-        """What others hold of the updates that this peer lacks is fetched first."""
-        driver = self.driver
+        """What others hold of the updates that this peer lacks is fetched first, one by one: votes come before."""
+        driver, folder = self.driver, Path(path)
+        await trio.to_thread.run_sync(exported_state, driver.store, driver.host, self.genesis, folder)
         missing = await trio.to_thread.run_sync(missing_payloads, driver.store, driver.blobs)
         with trio.move_on_after(FETCHING_SECONDS_MAX):
-            async with trio.open_nursery() as nursery:
-                for digest, size in missing.items():
-                    nursery.start_soon(driver.network.fetch, digest, size, ())
-        return await trio.to_thread.run_sync(export, driver.store, driver.blobs, driver.host, self.genesis, Path(path))
+            for digest, size in missing.items():
+                with trio.move_on_after(FETCHING_ONE_SECONDS_MAX):
+                    await driver.network.fetch(digest, size, ())
+        return await trio.to_thread.run_sync(export, driver.store, driver.blobs, driver.host, self.genesis, folder)
 
     async def stop(self) -> None:
         self.stop_daemon()

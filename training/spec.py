@@ -27,14 +27,16 @@ KEEP_MAX: Final = 4_096  # all of them
 AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
 AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
 SUSPENSION_ROUNDS_MAX: Final = 100_000
-# Honest replays on other processors differ by 5e-6, some by up to 1e-4: below that, honest trainers would be suspended.
-TOLERANCE_MIN: Final = 1e-4
+# Honest replays on other processors differ by 5e-6, some by 1e-4, at the least rates by 5e-4: less would suspend honest trainers.
+TOLERANCE_MIN: Final = 1e-3
 TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of the work less than that
 
 # A job may rest on `challenge` alone; at less, whether anything at all can be drawn is decided by rounding.
 AUDIT_RATE_MIN: Final = 1e-9
 # Steps so small that float32 parameters hardly hold them: processors differ by half of what is tolerated with Muon at 1e-7.
 INNER_RATE_MIN: Final = 1e-6
+# Squares of gradients that are cut shorter are subnormal numbers, of which processors differ in what becomes zero.
+CLIP_MIN: Final = 1e-6
 
 Positive = Annotated[int, Between(1, 2**31)]
 
@@ -54,7 +56,7 @@ FLOATS_MAX: Final = {
     "replay_tolerance": TOLERANCE_MAX,
 }
 # Below them honest work differs between processors by more than auditors may allow.
-FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "replay_tolerance": TOLERANCE_MIN}
+FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 
 class Objective(enum.StrEnum):

@@ -388,6 +388,49 @@ async def test_who_alone_finds_a_step_false_whose_start_was_chosen_is_called_no_
         assert not me.driver.state.audits.jobs[job].unheard
 
 
+def backwards(worker: Sums) -> Callable[..., tuple[Any, float]]:
+    """Every step is false."""
+
+    def update(
+        parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
+    ) -> tuple[Any, float]:
+        state, now = inner or InnerState.fresh(SPEC), parameters
+        for step in range(SPEC.local_steps):
+            after, state = worker._inner_step(now, state, job, round, trainer, step)
+            now = now - (after - now)
+            on_state(now, state)
+        return parameters - now, 0.0
+
+    return update
+
+
+async def test_a_lie_in_the_last_round_is_challenged_before_its_audit_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a job's end nothing stays that nobody awaits: the report alone would end it."""
+    monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: {min(tickets): DRAWN})
+    async with trainers(tmp_path) as made:
+        liar = made.workers[made.seats[3].public]
+        monkeypatch.setattr(liar, "_update", backwards(liar))
+        job = await made.train(replace(SPEC, rounds=1))
+        await ended(made, job)
+        assert standing(made, 3).suspensions == 1 and standing(made, 3).rewards == 0
+        assert not any(standing(made, number).refuted for number in range(3))
+
+
+async def test_of_two_liars_in_a_round_the_second_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A re-executor challenges one proposal of a round; what it found of the other it says all the same."""
+    async with trainers(tmp_path) as made:
+        me = made.seats[0].public
+        monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: {me: DRAWN} if me in tickets else {})
+        for number in (2, 3):
+            liar = made.workers[made.seats[number].public]
+            monkeypatch.setattr(liar, "_update", backwards(liar))
+        job = await made.train(replace(SPEC, rounds=1))
+        await ended(made, job)
+        assert [standing(made, number).suspensions for number in range(4)] == [0, 0, 1, 1]
+
+
 async def test_a_liar_that_goes_on_from_what_is_no_inner_state_hides_nothing_by_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,8 +82,9 @@ def test_a_person_is_told_which_value_is_wrong() -> None:
 @pytest.mark.parametrize(
     "name, least, less, words",
     [
-        ("replay_tolerance", 1e-4, 9e-5, "replay_tolerance 9e-05 would call honest work .* false: take 0.0001 at least"),
+        ("replay_tolerance", 1e-3, 9e-4, "replay_tolerance 0.0009 would call honest work .* false: take 0.001 at least"),
         ("inner_rate", 1e-6, 9e-7, "inner_rate 9e-07 would call honest work .* false: take 1e-06 at least"),
+        ("clip", 1e-6, 9e-7, "clip 9e-07 would call honest work .* false: take 1e-06 at least"),
         ("audit_rate", 1e-9, 9e-10, "audit_rate 9e-10 would audit nothing: take 1e-09 at least, or audit 'off'"),
     ],
 )
