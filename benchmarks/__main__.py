@@ -31,9 +31,9 @@ BENCHMARKS = {
 # Of the clock on two idle cores, roughly: whoever starts all of them should know when to come back.
 MINUTES = {
     "decoding": 1,
-    "apply": 10,
-    "replay": 8,
-    "round": 4,
+    "apply": 4,
+    "replay": 2,
+    "round": 3,
     "tuning": 4,
     "demo": 10,
     "consensus": 20,

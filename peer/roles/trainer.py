@@ -29,6 +29,7 @@ R = TypeVar("R")
 TOKENIZER_BYTES_MAX = 16 << 20  # a byte-level BPE of 65536 tokens is about 4 MB of JSON
 
 
+EVALUATION_REST = 3.0  # times what the last measurement took, before the next: the worker is there for training first
 OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
 DEATHS_MAX = 3  # of the worker, by one request
 CHALLENGE = "challenge-"  # of the name of a folder where somebody's round is re-executed
@@ -107,19 +108,21 @@ class Trainer(Voter):
                 await self._open(round)
                 while self.evaluates and (newest := job.to_evaluate) is not None:
                     job.to_evaluate = None
-                    await self._evaluate(newest)
+                    await trio.sleep(EVALUATION_REST * await self._evaluate(newest))
         finally:
             job.observed, job.to_evaluate = False, None
 
-    async def _evaluate(self, round: OpenRound) -> None:
+    async def _evaluate(self, round: OpenRound) -> float:
+        """How many seconds the worker took."""
         try:
             done = await self._until_alive(tasks.Evaluate(round.job, str(round.model_directory)))
         except WorkerFailed:
             if round.model_directory.exists():
                 raise
-            return  # rounds go by faster than they are measured: this model was pruned meanwhile
+            return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
         if done.bits_per_byte is not None:
             await round.measured("held_out_bits_per_byte", done.bits_per_byte)
+        return done.seconds
 
     async def ask(self, round: Round, request: tasks.Request[R]) -> R:
         """The worker's reply. Cancelled with the round. Raises `WorkerFailed`."""

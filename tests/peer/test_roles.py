@@ -208,6 +208,28 @@ def opened(world: World, tmp_path: Path, host: ModelHost, number: int) -> tuple[
     return role, steps
 
 
+async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
+    world: World, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    host, begun = ModelHost(tmp_path / "language"), list[float]()
+    host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e6).encode())
+    role, steps = opened(world, tmp_path, host, 0)
+    role.evaluates = True
+
+    async def evaluate(request: Any) -> Any:
+        assert isinstance(request, tasks.Evaluate)
+        begun.append(trio.current_time())
+        await trio.sleep(1.0)
+        return tasks.Evaluated(2.5, 1.0)
+
+    steps.ask = evaluate  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        for _ in range(40):  # rounds of a tenth of a second
+            nursery.start_soon(role.observe, world.round)
+            await trio.sleep(0.1)
+    assert begun == pytest.approx([begun[0], begun[0] + 4.0]), "the newest is measured in the end"
+
+
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
     spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=Audit.SAMPLED, norm_start=1e6)
     host = ModelHost(tmp_path / "language")
