@@ -28,7 +28,7 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
-from peer.demo import Demo, DemoPeer, cast_roles
+from peer.demo import Demo, DemoPeer, cast_roles, end_like_ctrl_c
 from protocol.api import PARTS
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser
@@ -256,6 +256,7 @@ def main() -> int:
     options = parser.parse_args()
     if not options.real and not (options.virtual and options.round_trips):
         parser.error("nothing is to be measured: --real or --virtual with --round-trips needs a value")
+    end_like_ctrl_c()
     started, costs, rows = time.time(), Costs.measured(), list[Row]()
 
     def measured(row: Row) -> None:

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
+from peer.demo import end_like_ctrl_c
 from peer.grammar import PRESETS
 from scenarios.trials import COUNT, Parser
 from training import grid
@@ -49,6 +50,7 @@ def build_parser() -> Parser:
 
 def main() -> int:
     options = build_parser().parse_args()
+    end_like_ctrl_c()
     started, reports = time.time(), list[dict[str, Any]]()
     about: dict[str, Any] = {"seeds": list(options.seeds), "data": str(options.data or "built-in")}
     if options.data and options.data.is_file():
@@ -66,9 +68,14 @@ def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         file = Path(folder) / "report.json"
         command = [sys.executable, "-m", "peer.cli", *arguments(options, seed, Path(folder)), "--json", str(file)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            try:
+                status = process.wait()
+            except BaseException:
+                process.terminate()  # it ends its peers, and is waited for
+                raise
         if not file.exists():
-            sys.exit(f"{' '.join(command)} ended with status {done.returncode} and no report")
+            sys.exit(f"{' '.join(command)} ended with status {status} and no report")
         report: dict[str, Any] = json.loads(file.read_text())
         return report
 
