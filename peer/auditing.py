@@ -212,9 +212,9 @@ class Auditing:
         self._rests[key] = trio.current_time() + pause, pause
         log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
 
-    async def _say(self, kind: str, due: Due, replayed: Replayed, waits: Callable[[], object] = lambda: None) -> None:
+    async def _say(self, kind: str, due: Due, replayed: Replayed, queued: Callable[[], object] = lambda: None) -> None:
         said = StepFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error))
-        await self._author.submit(kind, said, math.inf, waits)  # rounds take as long as they take
+        await self._author.submit(kind, said, math.inf, queued)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
         if (due.job, due.round) not in (self._challenged, *(key[:2] for key in self._running)):

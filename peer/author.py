@@ -51,16 +51,16 @@ class Author:
         return bool(self._waiting())
 
     async def submit(
-        self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX, waits: Callable[[], object] = lambda: None
+        self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX, queued: Callable[[], object] = lambda: None
     ) -> Transaction:
         """The transaction that stands in an applied block. `UserError` if it is refused, if nothing is decided in time (then it
-        may still be), or if a snapshot hides whether it was. `waits` is called when it waits to be decided, before whatever is
+        may still be), or if a snapshot hides whether it was. `queued` is called when it waits to be decided, before whatever is
         submitted after that."""
         with trio.move_on_after(seconds_max):
             async with self._places:
                 while True:
                     signed, transaction = await self._put_on_log(kind, content)
-                    waits()
+                    queued()
                     if await self._was_decided(signed, transaction):
                         return transaction
         raise UserError(

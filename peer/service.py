@@ -52,7 +52,7 @@ from protocol.identity import parse_peer_id, peer_id, short_id
 from protocol.reasons import Verdict
 from training import data, default_text, shards, tasks, tokenizer
 from training.replicated.aggregate import is_plain_mean
-from training.spec import Audit, JobSpec, ModelSpec, Objective, completed
+from training.spec import BYTES, Audit, JobSpec, ModelSpec, Objective, completed
 from transport.network import LinkInfo, Network, Priority
 
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
@@ -230,7 +230,7 @@ class Service:
         said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
         spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=self._tolerated()), **completed(said))
         if request.data == LOCAL:
-            if request.vocabulary > tokenizer.BYTES:
+            if request.vocabulary > BYTES:
                 raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
             if self.worker is not None and not self.config.local_data:
                 raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
@@ -243,7 +243,7 @@ class Service:
         if request.data and shards.is_token_folder(Path(request.data).expanduser()):
             return _job_on_tokens(spec, request, keep)
         pieces, bpe = _pieces(request.data), None
-        if request.vocabulary > tokenizer.BYTES:
+        if request.vocabulary > BYTES:
             made = tokenizer.train_bpe(pieces(), request.vocabulary)
             bpe = tokenizer.BpeTokenizer(made)
             spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))

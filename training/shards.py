@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from protocol.errors import RemoteProtocolError, UserError
+from training.spec import BYTES
 
 FORMAT: Final = "folkmoot-tokens/1"
 MANIFEST: Final = "manifest.json"
@@ -27,7 +28,6 @@ TOKENIZER: Final = "tokenizer.json"
 SUFFIX: Final = ".bin"  # of the files that `describe` takes for shards
 MANIFEST_BYTES_MAX: Final = 16 << 20
 READ_BYTES: Final = 1 << 20  # even, so that no token is cut in two
-BYTE_VOCABULARY: Final = 256
 VOCABULARY_MAX: Final = 1 << 16  # an id is 16 bits
 
 
@@ -102,7 +102,7 @@ def describe(folder: Path) -> str:
         text = tokenizer.read_bytes() if tokenizer.exists() else None
     except OSError as error:
         raise UserError(f"{tokenizer} cannot be read ({error.strerror}): put the tokenizer of the shards there") from None
-    vocabulary = BYTE_VOCABULARY if text is None else _vocabulary_of(text, tokenizer)
+    vocabulary = BYTES if text is None else _vocabulary_of(text, tokenizer)
     plain = {
         "format": FORMAT,
         "vocabulary": vocabulary,
@@ -178,8 +178,8 @@ def _number(plain: dict[str, Any], name: str, path: Path, high: int) -> int:
 def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
     path = folder / TOKENIZER
     if digest is None:
-        if vocabulary != BYTE_VOCABULARY:
-            raise UserError(f"{folder / MANIFEST}: without a tokenizer the vocabulary is {BYTE_VOCABULARY}, not {vocabulary}")
+        if vocabulary != BYTES:
+            raise UserError(f"{folder / MANIFEST}: without a tokenizer the vocabulary is {BYTES}, not {vocabulary}")
         return None
     try:
         text = path.read_bytes()

@@ -21,7 +21,7 @@ BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
 BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
 ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
 WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
-BYTES: Final = 256  # tokens without a tokenizer
+BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
 AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
@@ -115,7 +115,7 @@ class Rule(enum.StrEnum):
 class ModelSpec:
     """A decoder-only transformer; the output layer is the transposed token embedding."""
 
-    vocabulary: Positive = 256
+    vocabulary: Positive = BYTES
     context: Positive = 128  # tokens per training sequence
     width: Positive = 64  # features of the residual stream
     layers: Positive = 3

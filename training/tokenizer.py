@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError, UserError
+from training.spec import BYTES
 
 VOCABULARY_MAX = 1 << 16  # token ids are kept as uint16
-BYTES = 256  # every byte is a token of its own, so that nothing is unknown
 BLOB_BYTES_MAX = 16 << 20  # a tokenizer of VOCABULARY_MAX tokens is about 4 MB of JSON
 
 

@@ -67,7 +67,7 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
     """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
     record = round.model.records.get(round.me)
     here = record is not None and None not in (round.blobs.size(record.buffer), round.blobs.size(record.payload))
-    goes_on = record is not None and here and round.spec.feedback_decay > 0
+    goes_on = here and round.spec.feedback_decay > 0
     inner = record.inner if record and record.inner and round.blobs.size(record.inner) is not None else None
     commits = round.spec.traces_states or round.spec.keeps_inner_state
     return Propose(

@@ -331,8 +331,10 @@ async def test_what_only_one_machine_finds_false_is_no_challenge_but_the_lie_bef
 DRAWN = 3  # the step that is replayed of every proposal
 
 
-def lying(worker: Sums, how: str, hidden: set[bytes]) -> Callable[..., tuple[Any, float]]:
-    """Rounds that go to a state far away and, but for kept moments, come back; the drawn step begins there."""
+def lying(worker: Sums, how: str, hidden: set[bytes] | None = None) -> Callable[..., tuple[Any, float]]:
+    """Rounds that go to a state far away and, but for kept moments, come back; the drawn step begins there. Of those that go
+    backwards, every step is false. `hidden` gets the digests of states that only a search asks for.
+    """
 
     def update(
         parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
@@ -342,6 +344,8 @@ def lying(worker: Sums, how: str, hidden: set[bytes]) -> Callable[..., tuple[Any
             after, state = worker._inner_step(now, state, job, round, trainer, step)
             is_last = step == SPEC.local_steps - 1
             match how:
+                case "backwards":
+                    now = now - (after - now)
                 case "malformed":
                     now = now - (after - now) if round else after
                     state = InnerState(2**40 if is_last else state.steps % SPEC.local_steps, state.moments)
@@ -350,7 +354,7 @@ def lying(worker: Sums, how: str, hidden: set[bytes]) -> Callable[..., tuple[Any
                 case _:
                     drift = 1.5 * SPEC.replay_tolerance * (how == "drift" and step < DRAWN)
                     now = now + np.float32(1 + drift) * (after - now) + np.float32(FAR * ((step == 1) - (step == DRAWN + 1)))
-            if how == "hidden" and step < 2:
+            if hidden is not None and how == "hidden" and step < 2:
                 hidden.add(hashlib.sha256(np.ascontiguousarray(now, dtype="<f4").tobytes()).digest())
             on_state(now, state)
         return parameters - now, 0.0
@@ -388,22 +392,6 @@ async def test_who_alone_finds_a_step_false_whose_start_was_chosen_is_called_no_
         assert not me.driver.state.audits.jobs[job].unheard
 
 
-def backwards(worker: Sums) -> Callable[..., tuple[Any, float]]:
-    """Every step is false."""
-
-    def update(
-        parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
-    ) -> tuple[Any, float]:
-        state, now = inner or InnerState.fresh(SPEC), parameters
-        for step in range(SPEC.local_steps):
-            after, state = worker._inner_step(now, state, job, round, trainer, step)
-            now = now - (after - now)
-            on_state(now, state)
-        return parameters - now, 0.0
-
-    return update
-
-
 async def test_a_lie_in_the_last_round_is_challenged_before_its_audit_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +399,7 @@ async def test_a_lie_in_the_last_round_is_challenged_before_its_audit_is_over(
     monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: {min(tickets): DRAWN})
     async with trainers(tmp_path) as made:
         liar = made.workers[made.seats[3].public]
-        monkeypatch.setattr(liar, "_update", backwards(liar))
+        monkeypatch.setattr(liar, "_update", lying(liar, "backwards"))
         job = await made.train(replace(SPEC, rounds=1))
         await ended(made, job)
         assert standing(made, 3).suspensions == 1 and standing(made, 3).rewards == 0
@@ -425,7 +413,7 @@ async def test_of_two_liars_in_a_round_the_second_does_not_pass(tmp_path: Path, 
         monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: {me: DRAWN} if me in tickets else {})
         for number in (2, 3):
             liar = made.workers[made.seats[number].public]
-            monkeypatch.setattr(liar, "_update", backwards(liar))
+            monkeypatch.setattr(liar, "_update", lying(liar, "backwards"))
         job = await made.train(replace(SPEC, rounds=1))
         await ended(made, job)
         assert [standing(made, number).suspensions for number in range(4)] == [0, 0, 1, 1]
@@ -445,7 +433,7 @@ async def test_a_liar_that_goes_on_from_what_is_no_inner_state_hides_nothing_by_
                 return InnerState(2**40, np.fromfile(path, dtype="<f4", offset=8))
             return load(path, spec)
 
-        monkeypatch.setattr(liar, "_update", lying(liar, "malformed", set()))
+        monkeypatch.setattr(liar, "_update", lying(liar, "malformed"))
         monkeypatch.setattr(proposals.InnerState, "load", staticmethod(load_also_its_own))
         job = await made.train(replace(SPEC, rounds=400, audit_window=4, inner_state=Kept.KEEP))
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))

@@ -10,11 +10,12 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from peer.auditing import AT_ONCE_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, GetBlob, NoBlob
 from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
-from transport.exchange import PATIENCE_SECONDS, REVEALS_MAX, STALL_SECONDS, TRANSFERS_MAX, TURN_SECONDS, Exchange
+from transport.exchange import PATIENCE_SECONDS, STALL_SECONDS, TRANSFERS_MAX, TURN_SECONDS, Exchange
 from transport.framing import Priority
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public
@@ -203,7 +204,7 @@ async def test_a_holder_that_drips_bytes_is_left_for_another(links: Links, autoj
     assert (LIVE, digest(blob)) in links.asked
 
 
-SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(REVEALS_MAX - 1)]
+SLOW = [bytes([n]) * (8 * BLOB_CHUNK_BYTES) for n in range(AT_ONCE_MAX)]
 
 
 async def drip(links: Links, blob: bytes) -> None:
