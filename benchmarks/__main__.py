@@ -37,7 +37,7 @@ MINUTES = {
     "tuning": 4,
     "demo": 10,
     "consensus": 20,
-    "training": 140,
+    "training": 180,
     "codec": 65,
     "attacks": 150,
 }

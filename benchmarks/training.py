@@ -9,8 +9,9 @@ Bytes are what a peer sends for one update (a round of ours), measured for all b
 reveals, which our daemon counts, are taken off and stand in a column of their own. Who was stopped after `--seconds` has no loss:
 it has seen fewer samples than the others. Sampled audits are those of the preset `per-step`, a fifth of a replayed step for each
 proposal; `ours-h15-audit-preset` has as many as a job that says no rate, two for each, `audit-full` re-executes everything, and
-`audit-off` nothing. `--resume` keeps the whole seeds that an ended run of the same commit and settings has left in its file, so
-that all rows of a seed are of one run, and looks for hivemind's fastest variant anew.
+`audit-off` nothing. Rows that a bound compares take turns, of which the median counts, and are compared seed by seed. `--resume`
+keeps the whole seeds that an ended run of the same commit and settings has left in its file, so that all rows of a seed are of
+one run, and looks for hivemind's fastest variant anew.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
@@ -72,7 +73,18 @@ REVEALS = "reveals"  # what only audits ask for, in a peer's own counters
 MATCHMAKING_H15 = 1.0  # of hivemind with local steps: its averages are in the background, and nobody waits for the next
 WARM_SECONDS_MAX = 120.0  # for the first rounds of ours, in which nothing is ready
 LAPSED_MAX = 0.05  # of the audits that came to an end: beyond it a speed is that of audits that were not made
-RATIOS_MIN = {"ours-h1 / gloo": 0.5, "ours-h15-audit-off / without-network": 0.9}  # the second with audits apart
+RATIOS_MIN = {("ours-h1", "gloo"): 0.5, ("ours-h15-audit-off", "without-network"): 0.9}  # the second with audits apart
+COMPARED = (
+    *RATIOS_MIN,
+    ("ours-h1-audit-full", "gloo"),
+    ("hivemind", "gloo"),
+    ("hivemind-h15", "without-network"),
+    ("ours-h15", "without-network"),
+    ("ours-h15-dense", "without-network"),
+    ("ours-h15-audit-preset", "without-network"),
+    ("ours-h15-audit-full", "without-network"),
+)
+TURNS = 3  # of the pairs of RATIOS_MIN in each seed, one after the other: the speed of a shared machine changes within minutes
 MEGABYTES_MAX = {"ours-h1": 1.5, "ours-h15": 0.1}
 WORSE_MAX = 1.02  # held-out, of 4-bit gradients against the float32 ones that gloo averages
 HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "audits (lapsed)", "held-out nats", "roots", "updates")
@@ -309,13 +321,16 @@ async def _everybody_at(network: scenario.Network, number: int) -> None:
 
 
 async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter[str]:
-    """Bytes that all peers have sent by now, by the kernel's count, and the audit reveals among them, by their own."""
+    """Bytes that all peers have sent by now, by the kernel's count, and the audit reveals among them, by their own.
+
+    One peer's counts are read next to each other: between them it may show an auditor another megabyte.
+    """
     counts = Counter[str]()
-    for peer in network.peers:  # first what they say: the kernel may only have counted more since
-        by_kind = (await peer.client.stats()).bytes_sent
+    for peer, kernel in zip(network.peers, traffic, strict=True):
+        by_kind = (await peer.client.stats()).bytes_sent  # first what it says: the kernel may only have counted more since
+        counts["kernel"] += kernel.sent()
         counts["reveals"] += by_kind.get(REVEALS, 0)
         counts["own"] += sum(count for kind, count in by_kind.items() if kind not in PARTS)
-    counts["kernel"] = sum(one.sent() for one in traffic)
     if counts["kernel"] < counts.pop("own"):
         raise Unavailable("the kernel's counters of TCP sockets say less than the peers have sent")
     return counts
@@ -386,27 +401,17 @@ def middle(rows: list[Row]) -> Row:
     return merged
 
 
-def ratios(rows: Iterable[Row]) -> dict[str, float]:
-    """What must hold: throughputs in one run, and what is sent."""
-    found = {row.name: row for row in rows if row.samples_per_second}
-
-    def over(left: str, right: str) -> dict[str, float]:
-        if left not in found or right not in found:
-            return {}
-        return {f"{left} / {right}": (found[left].samples_per_second or 0.0) / (found[right].samples_per_second or 1.0)}
-
-    pairs = (
-        ("ours-h1", "gloo"),
-        ("ours-h1-audit-full", "gloo"),
-        ("hivemind", "gloo"),
-        ("hivemind-h15", "without-network"),
-        ("ours-h15-audit-off", "without-network"),
-        ("ours-h15", "without-network"),
-        ("ours-h15-dense", "without-network"),
-        ("ours-h15-audit-preset", "without-network"),
-        ("ours-h15-audit-full", "without-network"),
-    )
-    return {key: value for pair in pairs for key, value in over(*pair).items()}
+def ratios(runs: Mapping[str, Sequence[Row]]) -> dict[str, float]:
+    """Throughputs of one run, rows by seed: medians of the ratios of each seed."""
+    found = {
+        f"{left} / {right}": [
+            one.samples_per_second / other.samples_per_second
+            for one, other in zip(runs.get(left, ()), runs.get(right, ()), strict=False)
+            if one.samples_per_second and other.samples_per_second
+        ]
+        for left, right in COMPARED
+    }
+    return {name: statistics.median(values) for name, values in found.items() if values}
 
 
 def verdicts(rows: Sequence[Row], compared: dict[str, float], wanted: Collection[str]) -> Iterator[str]:
@@ -415,9 +420,9 @@ def verdicts(rows: Sequence[Row], compared: dict[str, float], wanted: Collection
     for row in rows:
         if row.name.startswith("ours") and (reasons := row.failed + [row.reason] * bool(row.reason)):
             yield verdict(False, f"{row.name}: not measured: {'; '.join(reasons)}")
-    for name, least in RATIOS_MIN.items():
-        if set(name.split(" / ")) <= set(wanted):
-            seen = compared.get(name)
+    for pair, least in RATIOS_MIN.items():
+        if set(pair) <= set(wanted):
+            seen = compared.get(name := " / ".join(pair))
             yield verdict(seen is not None and seen >= least, f"{name} ≥ {least}: {_said(seen)}")
     for name, most in MEGABYTES_MAX.items():
         if name in found:
@@ -473,12 +478,23 @@ def attempt(name: str, task: Task) -> Row:
         return Row(name, reason="; ".join(map(str, known.exceptions)))
 
 
+def groups(names: Collection[str]) -> list[tuple[str, ...]]:
+    """What is measured in turns: the pairs that a bound compares, where both are wanted; then each of the others alone."""
+    pairs = [pair for pair in RATIOS_MIN if set(pair) <= set(names)]
+    return [*pairs, *((name,) for name in names if not any(name in pair for pair in pairs))]
+
+
+def of_turns(rows: list[Row]) -> Row:
+    return next((row for row in rows if row.reason), None) or middle(rows)
+
+
 def main() -> int:
     parser = Parser("training", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--steps", type=COUNT, default=150, metavar="N", help="optimizer steps of the global batch")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of model and batches; medians")
     parser.add_argument("--only", nargs="+", choices=MEASURED, default=tuple(MEASURED), metavar="NAME", help="just these rows")
+    parser.add_argument("--turns", type=COUNT, default=TURNS, metavar="N", help="of pairs that a bound compares, each seed")
     parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
     parser.add_argument("--rate", type=duration, default=3e-3, help="peak of everybody's learning rate")
     parser.add_argument("--seconds", type=duration, default=900.0, metavar="S", help="the most that one row of one seed may take")
@@ -496,7 +512,8 @@ def main() -> int:
     end_like_ctrl_c()
     torch.set_num_threads(1)
     about = {"set": options.set, "parameters": model.parameters, "steps": options.steps, "rate": options.rate}
-    about |= {"seeds": list(options.seeds), "seconds": options.seconds, "text": str(options.text or "built-in")}
+    about |= {"seeds": list(options.seeds), "turns": options.turns, "seconds": options.seconds}
+    about["text"] = str(options.text or "built-in")
     try:
         done = earlier(options.json, about) if options.resume else {}
     except UserError as error:
@@ -510,21 +527,25 @@ def main() -> int:
         """Of what has been measured so far, which it writes down."""
         rows = [middle(found) for found in runs.values() if found]
         by_seed = {name: [asdict(row) for row in found] for name, found in runs.items()}
-        write(options.json, started, {**about, "rows": [asdict(row) for row in rows], "ratios": ratios(rows), "by_seed": by_seed})
+        write(options.json, started, {**about, "rows": [asdict(row) for row in rows], "ratios": ratios(runs), "by_seed": by_seed})
         return rows
 
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         text = text_file(options.text, Path(folder))
         rows = summary()
         for seed in options.seeds[whole:]:
-            for name in options.only:
-                task = Task(text, options.steps, seed, options.rate, options.seconds, model)
-                runs[name].append(row := attempt(name, task))
-                said = row.reason or f"{row.samples_per_second or 0:.1f} samples/s"
-                print(f"seed {seed} {name}: {said}", file=sys.stderr, flush=True)
+            task = Task(text, options.steps, seed, options.rate, options.seconds, model)
+            for names in groups(options.only):
+                turns: dict[str, list[Row]] = {name: [] for name in names}
+                for name in names * (options.turns if len(names) > 1 else 1):
+                    turns[name].append(row := attempt(name, task))
+                    said = row.reason or f"{row.samples_per_second or 0:.1f} samples/s"
+                    print(f"seed {seed} {name}: {said}", file=sys.stderr, flush=True)
+                for name, found in turns.items():
+                    runs[name].append(of_turns(found))
                 rows = summary()
-    show(rows, ratios(rows), model.parameters)
-    return conclude(verdicts(rows, ratios(rows), options.only))
+    show(rows, ratios(runs), model.parameters)
+    return conclude(verdicts(rows, ratios(runs), options.only))
 
 
 if __name__ == "__main__":

@@ -279,6 +279,44 @@ def test_a_seed_that_failed_is_a_bound_that_was_missed() -> None:
     assert not any("gloo" in line for line in lines), "nobody asked for it"
 
 
+def test_speeds_are_compared_seed_by_seed() -> None:
+    def rows(*speeds: float | None) -> list[training.Row]:
+        return [training.Row("", speed, reason="" if speed else "hung") for speed in speeds]
+
+    runs = {"gloo": rows(100.0, 10.0, 50.0), "ours-h1": rows(60.0, 9.0, 20.0)}  # a machine that is slow for a while
+    assert training.ratios(runs) == {"ours-h1 / gloo": 0.6}, "that of the medians is .4"
+    assert training.ratios(runs | {"gloo": rows(100.0, None)}) == {"ours-h1 / gloo": 0.6}
+    assert training.ratios(runs | {"gloo": rows(None, None)}) == {}
+
+
+def test_what_a_bound_compares_takes_turns_and_a_turn_that_failed_is_the_seed_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def row(name: str, task: training.Task) -> training.Row:
+        measured.append(name)
+        return training.Row(name, float(len(measured)), 1.0, 2.0, 1, reason="hung" if len(measured) == failing else "")
+
+    names = ("gloo", "single", "ours-h1")
+    monkeypatch.setattr(training, "MEASURED", {name: partial(row, name) for name in names})
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["training", "--seeds", "4", "--turns", "3", "--json", str(file)])
+    failing = 0
+    assert training.main() == 0
+    assert measured == ["ours-h1", "gloo"] * 3 + ["single"]
+    assert {row["name"]: row["samples_per_second"] for row in json.loads(file.read_text())["rows"]} == {
+        "gloo": 4.0,
+        "single": 7.0,
+        "ours-h1": 3.0,  # its second turn
+    }
+    measured.clear()
+    failing = 3
+    assert training.main() == 1
+    found = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    assert found["ours-h1"]["reason"] == "hung" and found["gloo"]["samples_per_second"] == 4.0
+
+
 def test_a_seed_that_did_not_come_to_its_last_step_leaves_no_loss_to_compare() -> None:
     rows = [training.Row("ours-h1", 1.0, 1.0, nats, 1) for nats in (2.0, None, 2.0)]
     merged = training.middle(rows)
