@@ -54,7 +54,8 @@ KEEP = (0.0, 1.0)  # whether the moments of the inner AdamW outlive a round; wit
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
 FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "one process = fp32 H=1", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
-ONE_MAY_LIE = ", one may lie"  # ours under the robust rule of a job with liars=1; a job that says nothing has that
+# Ours under the robust rule of a job with liars=1; a job that says nothing has that. Centered clipping asks for no such number.
+ONE_MAY_LIE = ", one may lie"
 NATS_MORE_MAX, NATS_MORE_AIM = 0.05, 0.01  # of one bit every H=15 steps over fp32 DiLoCo
 WORSE_MAX = 1.02  # of four bits every step, of fp32 every step
 HEADINGS = ("", "H", "B/parameter/round", "B/parameter/step", "nats", "least", "most", "tuned")
@@ -237,7 +238,6 @@ METHODS = (
     Method(FP32_EVERY_STEP, 1, single),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
     ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),
-    ours(f"{FOUR_BIT}{ONE_MAY_LIE}", 1, "per-step", outer=False, bits=4, liars=1),
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
     ours(DENSE, 15, "local"),
     ours(f"{DENSE}{ONE_MAY_LIE}", 15, "local", liars=1),
@@ -330,10 +330,9 @@ def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
             more = found[name, 15] - found[DILOCO, 15]
             text = f"{name}, H=15: within +{NATS_MORE_MAX} nat of {rates} fp32 DiLoCo (aim +{NATS_MORE_AIM}): {more:+.3f}"
             yield verdict(more <= NATS_MORE_MAX, text)
-    for name in (FOUR_BIT, f"{FOUR_BIT}{ONE_MAY_LIE}"):
-        if {(name, 1), (FP32_EVERY_STEP, 1)} <= found.keys():
-            worse = found[name, 1] / found[FP32_EVERY_STEP, 1]
-            yield verdict(worse <= WORSE_MAX, f"{name}, H=1: ≤ {WORSE_MAX} × {rates} fp32 H=1: {worse:.3f}")
+    if {(FOUR_BIT, 1), (FP32_EVERY_STEP, 1)} <= found.keys():
+        worse = found[FOUR_BIT, 1] / found[FP32_EVERY_STEP, 1]
+        yield verdict(worse <= WORSE_MAX, f"{FOUR_BIT}, H=1: ≤ {WORSE_MAX} × {rates} fp32 H=1: {worse:.3f}")
 
 
 def main() -> int:

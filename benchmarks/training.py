@@ -485,6 +485,7 @@ def groups(names: Collection[str]) -> list[tuple[str, ...]]:
 
 
 def of_turns(rows: list[Row]) -> Row:
+    """One row of a seed: the median of its turns, or the first that failed."""
     return next((row for row in rows if row.reason), None) or middle(rows)
 
 
