@@ -38,7 +38,7 @@ MINUTES = {
     "demo": 10,
     "consensus": 20,
     "training": 180,
-    "codec": 60,
+    "codec": 65,
     "attacks": 150,
 }
 ALSO = {"apply": ("--large",)}  # 100 million parameters: bounds of their own
