@@ -2,8 +2,9 @@
 
 One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
 same for all, and every rate below is the best of a grid, on a seed that is not reported; a grid goes on where its best lies at an
-edge, and what is left at an edge is named. Ours are aggregated as a plain mean, like the rivals, but for the rows in which one
-may lie: those pay for the robust rule of a job with liars=1 too. Rivals: fp32 DiLoCo (arXiv:2311.08105), the format of SparseLoCo
+edge, and what is left at an edge is named. Ours with local steps are aggregated as a plain mean, like the rivals, but for the
+row in which one may lie: it pays for the robust rule of a job with liars=1 too, as all rows of a gradient a round do for theirs.
+Rivals: fp32 DiLoCo (arXiv:2311.08105), the format of SparseLoCo
 (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one process that sees every batch: fp32 with H=1.
 Bytes are those of one payload, header included for ours, per parameter and round. `--resume` goes on where an ended run of the
 same commit and settings has left its file.
