@@ -2,16 +2,18 @@
 
 One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
 same for all, and every rate below is the best of a grid, on a seed that is not reported; a grid goes on where its best lies at an
-edge, and what is left at an edge is named. Ours with local steps are aggregated as a plain mean, like the rivals, but for the
-row in which one may lie: it pays for the robust rule of a job with liars=1 too, as all rows of a gradient a round do for theirs.
-Rivals: fp32 DiLoCo (arXiv:2311.08105), the format of SparseLoCo
-(arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one process that sees every batch: fp32 with H=1.
+edge, then at half its distances, and what is left at an edge is named. Ours with local steps are aggregated as a plain mean, like
+the rivals, but for the rows in which one may lie: they pay for the robust rule of a job with liars=1 too, as all rows of a
+gradient a round do for theirs. Rivals: fp32 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo,
+arXiv:2505.23725), the format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one
+process that sees every batch: fp32 with H=1.
 Bytes are those of one payload, header included for ours, per parameter and round. `--resume` goes on where an ended run of the
 same commit and settings has left its file.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import tempfile
@@ -42,12 +44,13 @@ from training.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.schedule import inner_rate
-from training.spec import PRESETS, JobSpec
+from training.spec import PRESETS, Inner, JobSpec
 
 WARMUP = 0.05  # of all rounds
 TUNING_SEED = 1_000  # no row comes from it
 STEPS_MULTIPLE = 30  # every H divides it
 INNER_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+MUON_RATES = (1.2e-2, 2.4e-2, 4.8e-2)
 OUTER_RATES = (0.5, 0.7, 1.0)
 OUTER_MOMENTA = (0.0, 0.5, 0.8, 0.9)
 RATES = ("inner_rate", "outer_rate")  # their grids go on beyond an edge; a momentum of one and more has no meaning
@@ -55,6 +58,7 @@ KEEP = (0.0, 1.0)  # whether the moments of the inner AdamW outlive a round; wit
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
 FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "one process = fp32 H=1", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
+MUON = ", Muon"  # inside a round, instead of AdamW
 # Ours under the robust rule of a job with liars=1; a job that says nothing has that. Centered clipping asks for no such number.
 ONE_MAY_LIE = ", one may lie"
 NATS_MORE_MAX, NATS_MORE_AIM = 0.05, 0.01  # of one bit every H=15 steps over fp32 DiLoCo
@@ -102,7 +106,9 @@ class Method:
 # Ours -----------------------------------------------------------------------------------------------------------------
 
 
-def ours(name: str, local_steps: int, preset: str, outer: bool = True, **settings: Any) -> Method:
+def ours(
+    name: str, local_steps: int, preset: str, outer: bool = True, rates: Sequence[float] = INNER_RATES, **settings: Any
+) -> Method:
     """The preset with these settings; DiLoCo-like ones are tuned like DiLoCo."""
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
@@ -111,7 +117,7 @@ def ours(name: str, local_steps: int, preset: str, outer: bool = True, **setting
         rounds.run([trainer_key(number) for number in range(budget.trainers)])
         return rounds.held_out(), statistics.mean(rounds.payload_bytes) / rounds.model.layout.size
 
-    grid: dict[str, tuple[float, ...]] = {"inner_rate": INNER_RATES}
+    grid = {"inner_rate": tuple(rates)}
     if outer:
         grid |= {"outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
     return Method(name, local_steps, run, grid)
@@ -146,9 +152,11 @@ class FloatTrainers:
             yield delta
 
 
-def diloco(budget: Budget, local_steps: int, seed: int, tuned: Tuned, outer_rate: float, momentum: float) -> tuple[float, float]:
+def diloco(
+    budget: Budget, local_steps: int, seed: int, tuned: Tuned, outer_rate: float, momentum: float, inner: Inner = Inner.ADAMW
+) -> tuple[float, float]:
     keep = bool(tuned["keep"])
-    spec = budget.spec(local_steps, seed, beta1=0.9 if keep else 0.6, inner_rate=tuned["inner_rate"])
+    spec = budget.spec(local_steps, seed, inner=inner, beta1=0.9 if keep else 0.6, inner_rate=tuned["inner_rate"])
     trainers = FloatTrainers(spec, engine_of(spec, budget.text), budget.trainers, keep)
     velocity = np.zeros_like(trainers.parameters)
     for number in range(spec.rounds):
@@ -159,9 +167,9 @@ def diloco(budget: Budget, local_steps: int, seed: int, tuned: Tuned, outer_rate
     return held_out_nats(trainers.engine, trainers.parameters), 4.0
 
 
-def run_diloco(local_steps: int) -> Run:
+def run_diloco(local_steps: int, inner: Inner = Inner.ADAMW) -> Run:
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
-        return diloco(budget, local_steps, seed, tuned, tuned["outer_rate"], tuned["outer_momentum"])
+        return diloco(budget, local_steps, seed, tuned, tuned["outer_rate"], tuned["outer_momentum"], inner)
 
     return run
 
@@ -235,6 +243,7 @@ def single(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
 
 FEDAVG_GRID = {"keep": KEEP, "inner_rate": INNER_RATES}
 DILOCO_GRID = {**FEDAVG_GRID, "outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
+MULOCO_GRID = {**DILOCO_GRID, "inner_rate": MUON_RATES}
 METHODS = (
     Method(FP32_EVERY_STEP, 1, single),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
@@ -242,6 +251,9 @@ METHODS = (
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
     ours(DENSE, 15, "local"),
     ours(f"{DENSE}{ONE_MAY_LIE}", 15, "local", liars=1),
+    Method(f"{DILOCO}{MUON}", 15, run_diloco(15, Inner.MUON), MULOCO_GRID),
+    ours(f"{DENSE}{MUON}", 15, "local", rates=MUON_RATES, inner=Inner.MUON),
+    ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", rates=MUON_RATES, inner=Inner.MUON, liars=1),
     ours("ours sparse k=64", 15, "sparse"),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
     Method(DILOCO, 30, run_diloco(30), DILOCO_GRID),
@@ -255,7 +267,9 @@ METHODS = (
 
 @dataclass(frozen=True)
 class Tuning:
-    """The best of the grid on the tuning seed, one setting after another, and then the rates of the inner optimizer once more."""
+    """The best of the grid on the tuning seed, one setting after another, then the rates of the inner optimizer once more, and
+    both rates on a finer line: the best of a coarse one may lie on the wrong side of a ridge.
+    """
 
     best: dict[str, float]
     tried: dict[str, float] = field(default_factory=dict)
@@ -264,12 +278,9 @@ class Tuning:
 
 def tune(method: Method, budget: Budget) -> Tuning:
     tuning = untuned(method)
-    order = list(method.grid)
-    again = [name for name in ("keep", "inner_rate") if name in order[:-1]]  # what was chosen before any other was
-    for name in (*order, *again):
-        values = method.grid[name]
 
-        def nats(value: float, name: str = name) -> float:
+    def settle(name: str, values: Sequence[float]) -> None:
+        def nats(value: float) -> float:
             settings = {**tuning.best, name: value}
             label = " ".join(f"{key}={number:g}" for key, number in settings.items())
             if label not in tuning.tried:
@@ -284,7 +295,20 @@ def tune(method: Method, budget: Budget) -> Tuning:
         tuning.edges[:] = [edge for edge in tuning.edges if edge != name]
         if grid.at_edge(losses) and not whole:
             tuning.edges.append(name)
+
+    order = list(method.grid)
+    again = [name for name in ("keep", "inner_rate") if name in order[:-1]]  # what was chosen before any other was
+    for name in (*order, *again):
+        settle(name, method.grid[name])
+    for name in (name for name in order if name in RATES):
+        settle(name, finer(tuning.best[name], method.grid[name]))
     return tuning
+
+
+def finer(best: float, line: Sequence[float]) -> tuple[float, ...]:
+    """Around the best of a line of rates, at half the distance (of logarithms) that its first two have."""
+    half = math.sqrt(line[1] / line[0])
+    return float(f"{best / half:.3g}"), best, float(f"{best * half:.3g}")
 
 
 def untuned(method: Method) -> Tuning:
@@ -326,7 +350,7 @@ def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
     """What must hold, by means over the seeds, and whether it did."""
     found = {(row.name, row.local_steps): row.heldout_nats for row in rows}
     rates = "tuned" if tuned else "untuned"
-    for name in (DENSE, f"{DENSE}{ONE_MAY_LIE}"):
+    for name in (f"{DENSE}{inner}{lied}" for inner in ("", MUON) for lied in ("", ONE_MAY_LIE)):
         if {(name, 15), (DILOCO, 15)} <= found.keys():
             more = found[name, 15] - found[DILOCO, 15]
             text = f"{name}, H=15: within +{NATS_MORE_MAX} nat of {rates} fp32 DiLoCo (aim +{NATS_MORE_AIM}): {more:+.3f}"

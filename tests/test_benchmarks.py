@@ -464,6 +464,15 @@ def test_every_method_trains_on_its_budget(method: codec.Method, text: Path) -> 
     assert row.bytes_per_parameter <= 4
 
 
+def test_rates_are_tuned_on_a_finer_line_once_the_others_are_known(text: Path) -> None:
+    def run(budget: codec.Budget, seed: int, tuned: codec.Tuned) -> tuple[float, float]:
+        return sum(math.log(tuned[name] / best) ** 2 for name, best in (("inner_rate", 2.8), ("outer_rate", 11.0))), 1.0
+
+    method = codec.Method("ridge", 15, run, {"inner_rate": (1.0, 2.0, 4.0), "outer_rate": (0.5, 1.0, 2.0)})
+    tuning = codec.tune(method, codec.Budget(text, 30, 2, ()))
+    assert tuning.best == {"inner_rate": 2.83, "outer_rate": 11.3} and not tuning.edges
+
+
 def test_the_rival_sparse_format_says_four_values_of_the_largest() -> None:
     spec = JobSpec(name="format", data=bytes(32), model=TINY)
     buffer = np.random.default_rng(0).standard_normal(TINY.parameters).astype(np.float32)
