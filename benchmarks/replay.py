@@ -37,13 +37,13 @@ from training.default_text import default_text
 from training.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
-from training.spec import PRESETS, Inner, JobSpec
+from training.spec import PRESETS, Inner, JobSpec, completed
 from training.trace import distance, ratio, step_error
 
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **PRESETS["local"]),
-    "muon": JobSpec(name="replay", data=bytes(32), **PRESETS["local"] | {"inner": Inner.MUON}),
+    "muon": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"] | {"inner": Inner.MUON})),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
 }
 HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"

@@ -307,6 +307,7 @@ class JobSpec:
             raise UserError(f"job {self.name!r}: {told}") from None
 
 
+MUON_RATE: Final = 3e-2  # of .003 to .048 one of the best two, by decision 45; of AdamW it would be far too large
 SIGN_RATE: Final = 3e-3  # of .001, .003 and .01 the best for the default job
 SIGN_RATE_MAX: Final = 0.1  # no parameter of a model is much larger
 
@@ -370,5 +371,6 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
         Outer.ADAMW: {name: usual[name] for name in ("bits", "feedback_decay", "rule")}
         | {"warmup_rounds": usual["warmup_rounds"] * rounds // usual["rounds"]},
         Outer.SIGN: {"outer_rate": SIGN_RATE},
+        Inner.MUON: {"inner_rate": MUON_RATE},
     }
-    return follows.get(fields.get("outer"), {}) | dict(fields)
+    return follows.get(fields.get("outer"), {}) | follows.get(fields.get("inner"), {}) | dict(fields)

@@ -8,7 +8,7 @@ import pytest
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
 from training.inner_state import inner_bytes
-from training.spec import PRESETS, SIGN_RATE, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer, completed
+from training.spec import MUON_RATE, PRESETS, SIGN_RATE, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer, completed
 
 JOB = JobSpec(name="job", data=bytes(32))
 
@@ -195,6 +195,12 @@ def test_sign_moves_every_parameter_by_a_rate_of_its_own_unless_a_person_says_an
     assert replace(JOB, **completed({"outer": Outer.SIGN, "outer_rate": 0.01})).checked().outer_rate == 0.01
     with pytest.raises(UserError, match=r"would move every parameter by outer_rate 0.7 in each round: take 0.1 at most"):
         replace(JOB, outer=Outer.SIGN).checked()
+
+
+def test_muon_gets_a_rate_of_its_own_unless_a_person_says_another() -> None:
+    assert replace(JOB, **completed({"inner": Inner.MUON})).checked().inner_rate == MUON_RATE
+    assert replace(JOB, **completed({"inner": Inner.MUON, "inner_rate": 0.01})).checked().inner_rate == 0.01
+    assert replace(JOB, **completed({"inner": Inner.ADAMW})).checked().inner_rate == JOB.inner_rate
 
 
 @pytest.mark.parametrize("name, traces, keeps", [("local", False, False), ("sparse", False, True), ("per-step", False, False)])
