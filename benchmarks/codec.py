@@ -13,6 +13,7 @@ same commit and settings has left its file.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import sys
@@ -54,7 +55,7 @@ MUON_RATES = (1.2e-2, 2.4e-2, 4.8e-2)
 OUTER_RATES = (0.5, 0.7, 1.0)
 OUTER_MOMENTA = (0.0, 0.5, 0.8, 0.9)
 RATES = ("inner_rate", "outer_rate")  # their grids go on beyond an edge; a momentum of one and more has no meaning
-KEEP = (0.0, 1.0)  # whether the moments of the inner AdamW outlive a round; without, they average over less
+KEEP = (0.0, 1.0)  # whether the moments of the inner optimizer outlive a round; without, they average over less
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
 FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "one process = fp32 H=1", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
@@ -106,18 +107,16 @@ class Method:
 # Ours -----------------------------------------------------------------------------------------------------------------
 
 
-def ours(
-    name: str, local_steps: int, preset: str, outer: bool = True, rates: Sequence[float] = INNER_RATES, **settings: Any
-) -> Method:
+def ours(name: str, local_steps: int, preset: str, outer: bool = True, inner: Inner = Inner.ADAMW, **settings: Any) -> Method:
     """The preset with these settings; DiLoCo-like ones are tuned like DiLoCo."""
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
-        spec = budget.spec(local_steps, seed, **{**without(PRESETS[preset]), **settings, **tuned})
+        spec = budget.spec(local_steps, seed, **{**without(PRESETS[preset]), "inner": inner, **settings, **tuned})
         rounds = Rounds(spec, engine_of(spec, budget.text))
         rounds.run([trainer_key(number) for number in range(budget.trainers)])
         return rounds.held_out(), statistics.mean(rounds.payload_bytes) / rounds.model.layout.size
 
-    grid = {"inner_rate": tuple(rates)}
+    grid = {"inner_rate": MUON_RATES if inner is Inner.MUON else INNER_RATES}
     if outer:
         grid |= {"outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
     return Method(name, local_steps, run, grid)
@@ -252,8 +251,8 @@ METHODS = (
     ours(DENSE, 15, "local"),
     ours(f"{DENSE}{ONE_MAY_LIE}", 15, "local", liars=1),
     Method(f"{DILOCO}{MUON}", 15, run_diloco(15, Inner.MUON), MULOCO_GRID),
-    ours(f"{DENSE}{MUON}", 15, "local", rates=MUON_RATES, inner=Inner.MUON),
-    ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", rates=MUON_RATES, inner=Inner.MUON, liars=1),
+    ours(f"{DENSE}{MUON}", 15, "local", inner=Inner.MUON),
+    ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", inner=Inner.MUON, liars=1),
     ours("ours sparse k=64", 15, "sparse"),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
     Method(DILOCO, 30, run_diloco(30), DILOCO_GRID),
@@ -268,7 +267,7 @@ METHODS = (
 @dataclass(frozen=True)
 class Tuning:
     """The best of the grid on the tuning seed, one setting after another, then the rates of the inner optimizer once more, and
-    both rates on a finer line: the best of a coarse one may lie on the wrong side of a ridge.
+    both rates on a finer line.
     """
 
     best: dict[str, float]
@@ -300,7 +299,7 @@ def tune(method: Method, budget: Budget) -> Tuning:
     again = [name for name in ("keep", "inner_rate") if name in order[:-1]]  # what was chosen before any other was
     for name in (*order, *again):
         settle(name, method.grid[name])
-    for name in (name for name in order if name in RATES):
+    for name in (name for name in RATES if name in method.grid):
         settle(name, finer(tuning.best[name], method.grid[name]))
     return tuning
 
@@ -350,10 +349,11 @@ def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
     """What must hold, by means over the seeds, and whether it did."""
     found = {(row.name, row.local_steps): row.heldout_nats for row in rows}
     rates = "tuned" if tuned else "untuned"
-    for name in (f"{DENSE}{inner}{lied}" for inner in ("", MUON) for lied in ("", ONE_MAY_LIE)):
-        if {(name, 15), (DILOCO, 15)} <= found.keys():
-            more = found[name, 15] - found[DILOCO, 15]
-            text = f"{name}, H=15: within +{NATS_MORE_MAX} nat of {rates} fp32 DiLoCo (aim +{NATS_MORE_AIM}): {more:+.3f}"
+    for inner, lied in itertools.product(("", MUON), ("", ONE_MAY_LIE)):
+        name, rival = f"{DENSE}{inner}{lied}", f"{DILOCO}{inner}"
+        if {(name, 15), (rival, 15)} <= found.keys():
+            more = found[name, 15] - found[rival, 15]
+            text = f"{name}, H=15: within +{NATS_MORE_MAX} nat of {rates} {rival} (aim +{NATS_MORE_AIM}): {more:+.3f}"
             yield verdict(more <= NATS_MORE_MAX, text)
     if {(FOUR_BIT, 1), (FP32_EVERY_STEP, 1)} <= found.keys():
         worse = found[FOUR_BIT, 1] / found[FP32_EVERY_STEP, 1]

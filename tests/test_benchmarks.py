@@ -464,11 +464,21 @@ def test_every_method_trains_on_its_budget(method: codec.Method, text: Path) -> 
     assert row.bytes_per_parameter <= 4
 
 
+@pytest.mark.parametrize("name", [codec.DILOCO, codec.DENSE])
+def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, text: Path) -> None:
+    torch.set_num_threads(1)
+    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+    rates = {"keep": 0.0} if name == codec.DILOCO else {}
+    rates |= {"inner_rate": 0.01, "outer_rate": 0.7, "outer_momentum": 0.5}
+    methods = {method.name: method for method in codec.METHODS if method.local_steps == 15}
+    assert methods[name].run(budget, 0, rates) != methods[f"{name}{codec.MUON}"].run(budget, 0, rates)
+
+
 def test_rates_are_tuned_on_a_finer_line_once_the_others_are_known(text: Path) -> None:
     def run(budget: codec.Budget, seed: int, tuned: codec.Tuned) -> tuple[float, float]:
         return sum(math.log(tuned[name] / best) ** 2 for name, best in (("inner_rate", 2.8), ("outer_rate", 11.0))), 1.0
 
-    method = codec.Method("ridge", 15, run, {"inner_rate": (1.0, 2.0, 4.0), "outer_rate": (0.5, 1.0, 2.0)})
+    method = codec.Method("off the grid", 15, run, {"inner_rate": (1.0, 2.0, 4.0), "outer_rate": (0.5, 1.0, 2.0)})
     tuning = codec.tune(method, codec.Budget(text, 30, 2, ()))
     assert tuning.best == {"inner_rate": 2.83, "outer_rate": 11.3} and not tuning.edges
 
@@ -490,6 +500,8 @@ def test_bytes_and_loss_are_held_to_their_bounds() -> None:
         names = (
             (codec.DILOCO, 15, 2.0),
             (codec.DENSE, 15, dense),
+            (f"{codec.DILOCO}{codec.MUON}", 15, 1.0),
+            (f"{codec.DENSE}{codec.MUON}{codec.ONE_MAY_LIE}", 15, dense - 1),
             (codec.FP32_EVERY_STEP, 1, 2.0),
             (codec.FOUR_BIT, 1, four_bits),
         )
@@ -497,7 +509,7 @@ def test_bytes_and_loss_are_held_to_their_bounds() -> None:
         rows = [codec.Row(name, steps, 1.0, nats, [nats], {}, {}) for name, steps, nats in names]
         return [line.startswith("MISSED") for line in codec.verdicts(rows, tuned=True)]
 
-    assert missed(2.04, 2.03) == [False, False] and missed(2.06, 2.05) == [True, True]
+    assert missed(2.04, 2.03) == [False] * 3 and missed(2.06, 2.05) == [True] * 3
     assert list(codec.verdicts([], tuned=True)) == []
 
 
