@@ -109,7 +109,11 @@ class Membership:
         if self.author.waits:  # what this peer asked for before a restart, which others have told it
             return
         me = self.driver.signer.public
-        await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)), math.inf)
+        try:
+            await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)), math.inf)
+        except UserError:
+            if not self.author.waits:  # else they told it while this was on its way
+                raise
 
     async def _approve(self) -> None:
         """Policy: whom a voter invited, up to the number the operator set."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,19 +17,24 @@ from consensus.block import Block, encode_block
 from consensus.turn import Decided
 from ledger.genesis import TRAINER
 from ledger.jobs import Phase, Start, Stop, job_id
-from ledger.members import Register
+from ledger.members import Invitation, Register
 from ledger.pool import Pool
 from ledger.state import Body, State
 from peer import author as author_module
 from peer.author import Author
+from peer.eventlog import EventLog
+from peer.invitation import InvitationString
+from peer.membership import NOT_DECIDED, Membership
 from peer.rounds import Outcome
+from peer.witness import Witness
 from protocol import codec
 from protocol.errors import UserError
-from protocol.identity import Signed
+from protocol.identity import Signed, sign
 from protocol.messages import Certificate, Transaction
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.peer.network import SCRATCH as REAL_SCRATCH
 from tests.peer.network import SECONDS_MAX, Network, network, poll
+from tests.sim.keys import FastSigner
 
 ME, OTHER = PEOPLE[0], PEOPLE[1]
 
@@ -385,3 +391,30 @@ async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founde
         await founders.seats[1].author.submit("member/register", Register((TRAINER,)))
     await poll(lambda: seat.author.nonce == 2)
     assert len(seat.driver.state.jobs.jobs) == 1
+
+
+async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_only_not_decided_yet() -> None:
+    """After a restart: the peer has forgotten what it asked for, and a member hands it back at the same moment."""
+    async with logged() as (log, _):
+        newcomer: Any = FastSigner("newcomer")
+        told = log.world.admission(newcomer)
+        invited = InvitationString(
+            log.world.genesis, ("127.0.0.1:1",), sign(ME, log.chain_id, Invitation(bytes(32), 100)), bytes(32), None
+        )
+
+        class Told(Author):
+            @property
+            def waits(self) -> bool:
+                waited = super().waits
+                log.ledger.pool.add(told)
+                return waited
+
+        peer: Any = log
+        peer.signer, peer.witness = newcomer, Witness(EventLog(), lambda: 0.0)
+        peer.network = SimpleNamespace(connected=lambda: {ME.public})
+        author = Told(peer)
+        assert not Author(peer).waits
+        log.nursery.start_soon(Membership(peer, author, "newcomer", (), False, 0, invited).run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert author.waits and peer.witness.membership_problem == NOT_DECIDED
+        assert await peer.witness.events.after(0, 0.0) == ()
