@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ledger.crash_points import crash_points
 from ledger.durable import make_directory, sync_directory
-from protocol.errors import RemoteProtocolError, StorageError
+from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
 
 UNFINISHED = ".made"  # of the name of a folder of links that is not whole yet
 JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
@@ -65,6 +65,7 @@ class Blobs:
         return self.path(digest).parent != self._kept
 
     def read(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
+        """`MissingBlobError` if it is not here, or is deleted now."""
         path = self.path(digest)
         with _explained(path, "read"), path.open("rb", buffering=0) as file:
             file.seek(offset)
@@ -262,4 +263,6 @@ def _explained(path: Path, verb: str = "write") -> Iterator[None]:
         yield
     except OSError as error:
         way_out = "free some space and start again" if error.errno == errno.ENOSPC else "check the disk and its permissions"
-        raise StorageError(f"cannot {verb} {path}: {error.strerror}; {way_out}") from error
+        is_missing = verb == "read" and isinstance(error, FileNotFoundError)
+        kind = MissingBlobError if is_missing else StorageError
+        raise kind(f"cannot {verb} {path}: {error.strerror}; {way_out}") from error

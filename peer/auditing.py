@@ -31,7 +31,7 @@ from peer.driver import Driver
 from peer.roles.base import Round, audit_of
 from peer.roles.trainer import CHALLENGE, Trainer
 from peer.roles.voter import fetch_reveal, read_fetched, replay_request
-from protocol.errors import FolkmootError, RemoteProtocolError, StorageError, UserError
+from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
 from protocol.reasons import Finding
 from training.inner_state import inner_bytes
@@ -144,9 +144,10 @@ class Auditing:
                 elif replayed.finding is Finding.MISMATCH and past.spec.traces_states:
                     replayed = await self._unless_chosen(due, past, replayed, late)
                 await self._say("audit/report", due, replayed)
-        except StorageError:
-            raise
-        except (FolkmootError, OSError) as error:  # also a file that went meanwhile
+        except (FolkmootError, OSError) as error:
+            went = isinstance(error, MissingBlobError)  # meanwhile: what is shown for an audit passes
+            if isinstance(error, StorageError) and not went:
+                raise
             self._rest(key, due, error)
         finally:
             del self._running[key]

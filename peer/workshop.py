@@ -16,7 +16,7 @@ from peer.roles.base import Judged, OpenRound, Role
 from peer.rounds import Outcome as Said
 from peer.rounds import Rounds
 from protocol import codec
-from protocol.errors import FolkmootError, StorageError
+from protocol.errors import FolkmootError, MissingBlobError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -121,9 +121,9 @@ class Workshop:
         try:
             with storage_errors(self._store.path.parent):
                 await work(opened)
-        except StorageError:
-            raise
         except FolkmootError as error:
+            if isinstance(error, StorageError) and not isinstance(error, MissingBlobError):
+                raise
             text = f"{what} in round {opened.number} failed: {error}"
             self._events.add("warning", text, job=opened.job, round=opened.number)
 

@@ -27,5 +27,9 @@ class StorageError(UserError):
     """The data directory cannot be trusted or written any more; the peer stops rather than vote on it."""
 
 
+class MissingBlobError(StorageError):
+    """A blob is not here, or not any more: what only passes may be fetched again, what is kept may not be missing."""
+
+
 class LostVotesError(StorageError):
     """What this peer signed may be missing on its disk for good: only a new key makes that harmless."""

@@ -186,6 +186,8 @@ class Manifest:
         manifest = codec.decode(cls, data)
         if len(manifest.shards) != -(-manifest.size // DATA_SHARD_BYTES):
             raise RemoteProtocolError("bad-manifest", f"{len(manifest.shards)} shards for {manifest.size} bytes")
+        if len(set(manifest.shards)) < len(manifest.shards):
+            raise RemoteProtocolError("bad-manifest", "a shard is named twice: few bytes would fill many disks")
         if manifest.tokenized and manifest.size % 2:
             raise RemoteProtocolError("bad-manifest", f"{manifest.size} bytes of 16-bit tokens")
         return manifest
@@ -216,6 +218,8 @@ def split(pieces: Iterable[bytes], keep: Callable[[bytes], object], tokenized: b
         put(bytes(pending))
     if not size:
         raise UserError("the text is empty: give a file or folder with at least a few kB of text")
+    if len(set(shards)) < len(shards):
+        raise UserError(f"the text has the same {DATA_SHARD_BYTES >> 20} MiB twice, which no manifest may: leave the copies out")
     return Manifest(size, whole.digest(), tuple(shards), tokenized)
 
 

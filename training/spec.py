@@ -181,7 +181,7 @@ class JobSpec:
     audit_rate: float = 1.0  # sampled: times `auditors` is how many replays of a step each accepted proposal gets on average
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
     audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that states are kept for, and a challenge may come in
-    replay_tolerance: float = 1e-3  # of ‖Δ‖: honest float32 replays differ by 5e-6, wrong data by about 1
+    replay_tolerance: float = TOLERANCE_MIN  # of ‖Δ‖; wrong data differ by about 1
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
     norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it

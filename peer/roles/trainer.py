@@ -26,6 +26,7 @@ from training import data, tasks
 from training.spec import Audit, Objective
 
 R = TypeVar("R")
+SPARE_BYTES = 256 << 20  # of the disk, for ledger and models when a text has been fetched
 TOKENIZER_BYTES_MAX = 16 << 20  # a byte-level BPE of 65536 tokens is about 4 MB of JSON
 
 
@@ -170,10 +171,19 @@ class Trainer(Voter):
         manifest = data.Manifest.decode(read_fetched(round, digest, MESSAGE_BYTES_MAX))
         path = self.texts / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
         if not path.exists():
+            require_space(self.texts, manifest.size)
             for shard in manifest.shards:
                 await _fetch(round, shard, DATA_SHARD_BYTES)
             await trio.to_thread.run_sync(data.assemble, manifest, round.blobs.read, path)
         return path, manifest
+
+
+def require_space(folder: Path, size: int) -> None:
+    """`UserError` unless a text of so many bytes fits twice, in shards and whole. A full disk would end the peer."""
+    free = shutil.disk_usage(folder).free
+    if free < 2 * size + SPARE_BYTES:
+        needs = f"this job's text of {size >> 20} MiB needs twice that and {SPARE_BYTES >> 20} MiB to spare"
+        raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some, or leave the job to others")
 
 
 async def _fetch(round: Round, digest: bytes, size_max: int) -> None:

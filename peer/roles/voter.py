@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import trio
 
 from peer.roles.base import Judged, OpenRound, Round
-from protocol.errors import RemoteProtocolError, UserError
+from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
@@ -46,9 +46,8 @@ class Voter:
         """The cheap, exact checks that every voter makes alike."""
         if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec)):
             return Verdict.MALFORMED
-        await round.fetch(proposal.payload, proposal.payload_bytes, (signed.signer,))
         try:
-            payload = await trio.to_thread.run_sync(read_fetched, round, proposal.payload, proposal.payload_bytes)
+            payload = await _fetched(round, proposal.payload, proposal.payload_bytes, signed.signer)
         except RemoteProtocolError:
             return Verdict.MALFORMED
         return await trio.to_thread.run_sync(round.model.check, signed.signer, proposal, payload)
@@ -184,6 +183,16 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
         "previous_buffer": str(blobs.path(previous.buffer)) if previous else None,
         "previous_payload": str(blobs.path(previous.payload)) if previous else None,
     }
+
+
+async def _fetched(round: Round, digest: bytes, size: int, trainer: bytes) -> bytes:
+    """A payload. A liar may name what is here for an audit and is deleted now: then it is fetched like any other."""
+    await round.fetch(digest, size, (trainer,))
+    try:
+        return await trio.to_thread.run_sync(read_fetched, round, digest, size)
+    except MissingBlobError:
+        await round.fetch(digest, size, (trainer,))
+        return await trio.to_thread.run_sync(read_fetched, round, digest, size)
 
 
 def read_fetched(round: Round, digest: bytes, size_max: int) -> bytes:

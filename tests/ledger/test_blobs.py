@@ -11,7 +11,7 @@ import pytest
 
 from ledger import blobs as blobs_module
 from ledger.blobs import JOB_BYTES, Blobs
-from protocol.errors import RemoteProtocolError, StorageError
+from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
 from tests.ledger.power import Disk, PowerCut
 
 DATA = b"some payload" * 100
@@ -120,7 +120,7 @@ def test_a_disk_that_fills_while_a_blob_is_written_is_a_storage_error(blobs: Blo
 
 
 def test_a_blob_that_is_not_there_is_said_to_be_missing(blobs: Blobs) -> None:
-    with pytest.raises(StorageError, match=rf"cannot read .*{DIGEST.hex()}: No such file"):
+    with pytest.raises(MissingBlobError, match=rf"cannot read .*{DIGEST.hex()}: No such file"):
         blobs.read(DIGEST)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
@@ -14,7 +15,7 @@ from consensus.ballots import RoundTerms
 from ledger.blobs import JOB_BYTES, Blobs
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
-from peer.roles.trainer import CHALLENGE, Trainer, _Job
+from peer.roles.trainer import CHALLENGE, Trainer, _Job, require_space
 from peer.roles.voter import Voter, audit_request, read_fetched
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, sign
@@ -123,6 +124,23 @@ async def test_of_a_payload_that_is_here_as_something_larger_no_more_is_read_tha
         read_fetched(world.round, large, 99)
 
 
+async def test_a_payload_that_is_deleted_before_it_is_read_is_fetched_again(world: World) -> None:
+    """A liar names what is shown for an audit that ends at this moment: nobody's disk has failed."""
+    honest, blobs, fetched = await world.proposed(), world.round.blobs, list[bytes]()
+    payload = blobs.read(honest.payload)
+
+    async def fetch(digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
+        fetched.append(digest)
+        if len(fetched) == 1:
+            blobs.path(digest).unlink()
+        else:
+            blobs.add(payload)
+
+    world.round = replace(world.round, fetch=fetch)
+    assert await world.verdict(honest) is Verdict.ACCEPT
+    assert fetched[:2] == [honest.payload] * 2
+
+
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
@@ -152,6 +170,13 @@ async def test_a_trainer_without_local_text_says_how_to_name_it(world: World, tm
     local = replace(world.round, spec=JobSpec(name="own", audit=Audit.OFF))
     with pytest.raises(UserError, match="--local-data PATH"):
         await role.propose(local)
+
+
+def test_a_text_that_does_not_fit_the_disk_is_not_fetched(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    require_space(tmp_path, 1)
+    with pytest.raises(UserError, match=r"needs twice that and 256 MiB to spare, but .* MiB free"):
+        require_space(tmp_path, free // 2)
 
 
 # What a language job commits to beside payload and buffer ------------------------------------------------------------

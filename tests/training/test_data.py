@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError, UserError
@@ -170,14 +170,16 @@ def test_the_default_text_is_large_enough_and_the_same_each_time() -> None:
 def test_a_text_comes_back_whole_whatever_the_pieces_it_arrived_in(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
 ) -> None:
+    whole = b"".join(pieces)
+    shards = [whole[start : start + 16] for start in range(0, len(whole), 16)]
+    assume(len(set(shards)) == len(shards))  # no manifest may name one twice
     path = tmp_path_factory.mktemp("assembled") / "text"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "DATA_SHARD_BYTES", 16)
         blobs = Blobs()
         manifest = Manifest.decode(split(pieces, blobs.keep).encode())
         assemble(manifest, blobs.held.__getitem__, path)
-        assert split([b"".join(pieces)], lambda shard: None) == manifest
-    whole = b"".join(pieces)
+        assert split([whole], lambda shard: None) == manifest
     assert path.read_bytes() == whole
     assert [len(blobs.held[digest]) for digest in manifest.shards[:-1]] == [16] * (len(manifest.shards) - 1)
 
@@ -194,6 +196,15 @@ def test_a_manifest_whose_shards_do_not_fit_its_size_is_refused() -> None:
     manifest = Manifest(DATA_SHARD_BYTES + 1, bytes(32), (bytes(32),))
     with pytest.raises(RemoteProtocolError, match="1 shards"):
         Manifest.decode(manifest.encode())
+
+
+def test_no_shard_may_be_named_twice() -> None:
+    """One shard that is fetched once would fill the disk of every trainer."""
+    twice = Manifest(2 * DATA_SHARD_BYTES, bytes(32), (bytes(32),) * 2)
+    with pytest.raises(RemoteProtocolError, match="named twice"):
+        Manifest.decode(twice.encode())
+    with pytest.raises(UserError, match="the same 1 MiB twice"):
+        split([bytes(DATA_SHARD_BYTES)] * 2, lambda shard: None)
 
 
 def test_an_empty_text_has_no_manifest() -> None:

@@ -14,10 +14,10 @@ from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training import proposals, tasks
 from training.replicated import codec
-from training.replicated.feedback import REPLAY_TOLERANCE, buffer_digest
+from training.replicated.feedback import buffer_digest
 from training.replicated.model import Accepted, ReplicatedModel
 from training.replicated.scratch import known_update
-from training.spec import JobSpec, Objective
+from training.spec import TOLERANCE_MIN, JobSpec, Objective
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 SPEC = JobSpec(name="s", objective=Objective.SCRATCH)
@@ -67,7 +67,7 @@ def test_an_honest_proposal_is_accepted_with_and_without_feedback(two_rounds: Pa
 def test_feedback_other_than_the_claimed_one_is_a_failed_replay(two_rounds: Path, done: int | None, claimed: int | None) -> None:
     propose(two_rounds, 1, done)
     audited = proposals.audit(audit_of(two_rounds, 1, claimed), UPDATE)
-    assert audited.verdict is Verdict.REPLAY and audited.relative_error > 10 * REPLAY_TOLERANCE
+    assert audited.verdict is Verdict.REPLAY and audited.relative_error > 10 * TOLERANCE_MIN
 
 
 def test_another_trainers_work_a_short_buffer_and_poisoned_arithmetic_fail_the_replay(two_rounds: Path) -> None:
@@ -83,7 +83,7 @@ def test_another_trainers_work_a_short_buffer_and_poisoned_arithmetic_fail_the_r
 def test_a_payload_that_says_something_else_is_far_off_however_near_its_buffer_is(two_rounds: Path, off: float) -> None:
     """Errors between one and two tolerances are not reported, so nothing else may hide among them."""
     buffer = np.fromfile(two_rounds / "m0", "<f4")
-    buffer *= np.float32(1 + off * REPLAY_TOLERANCE)
+    buffer *= np.float32(1 + off * TOLERANCE_MIN)
     buffer.tofile(two_rounds / "m0")
     model = ReplicatedModel.open(two_rounds / "model0")
     (two_rounds / "p0").write_bytes(codec.encode(model.header(TRAINER), -buffer, model.layout))

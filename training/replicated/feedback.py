@@ -20,7 +20,6 @@ from protocol.reasons import Verdict
 from training.replicated import codec
 from training.replicated.layout import BLOCK, Float32Array, Layout
 
-REPLAY_TOLERANCE: Final = 1e-3  # of ‖Δ‖: honest float32 replays differ by 5e-6, wrong data by about 1
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
 
 
@@ -70,9 +69,9 @@ def judge_replay(
     header: codec.Header,
     layout: Layout,
     decay: float,
-    tolerance: float = REPLAY_TOLERANCE,
+    tolerance: float,
 ) -> Verdict:
-    """Whether `payload` encodes the committed `m` exactly, and `m` is what re-execution gives, up to rounding."""
+    """Whether `payload` encodes the committed `m` exactly, and `m` is what re-execution gives, up to `tolerance` · ‖Δ‖."""
     for vector in (m, e, delta_replay):
         if vector.shape != (layout.size,) or not _is_finite(vector):
             return Verdict.REPLAY

@@ -59,7 +59,7 @@ class ReplicatedModel:
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec) -> ReplicatedModel:
         parameters = initial_parameters(spec)
-        slots = {name: np.zeros_like(parameters) for name in outer.slots_of(spec)}
+        slots = {name: np.zeros(len(parameters), dtype=np.float32) for name in outer.slots_of(spec)}
         return cls.of(State(job, spec, 0, {}, (), outer.first_powers(spec)), {PARAMETERS: parameters, **slots})
 
     @classmethod

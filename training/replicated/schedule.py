@@ -8,14 +8,18 @@ Additions, multiplications and divisions of float64, each rounded once: no libra
 
 from __future__ import annotations
 
-from training.spec import JobSpec
+from training.spec import INNER_RATE_MIN, JobSpec
 
 
 def inner_rate(spec: JobSpec, round: int) -> float:
-    """The rate of every inner step, or of the one outer AdamW step, of a round; zero only in the last one, if the floor is."""
+    """The rate of every inner step, or of the one outer AdamW step, of a round; zero only in the last one, if the floor is, and
+    otherwise never below `INNER_RATE_MIN`.
+    """
     if round < spec.warmup_rounds:
-        return spec.inner_rate * (round + 1) / (spec.warmup_rounds + 1)
-    return spec.inner_rate * (spec.inner_rate_floor + (1 - spec.inner_rate_floor) * _left(spec, round))
+        rate = spec.inner_rate * (round + 1) / (spec.warmup_rounds + 1)
+    else:
+        rate = spec.inner_rate * (spec.inner_rate_floor + (1 - spec.inner_rate_floor) * _left(spec, round))
+    return max(rate, INNER_RATE_MIN) if rate else 0.0
 
 
 def _left(spec: JobSpec, round: int) -> float:

@@ -18,10 +18,9 @@ from training.compute.engine import Engine, evaluation_windows, is_out_of_memory
 from training.data import open_tokens
 from training.default_text import default_text
 from training.inner_state import InnerState
-from training.replicated.feedback import REPLAY_TOLERANCE
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
-from training.spec import PRESETS, Inner, JobSpec, ModelSpec
+from training.spec import PRESETS, TOLERANCE_MIN, Inner, JobSpec, ModelSpec
 from training.tokenizer import ByteTokenizer
 
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
@@ -71,7 +70,7 @@ def test_the_same_round_gives_the_same_bits_and_leaves_no_state_behind(text: Pat
 @pytest.mark.parametrize("other", [{"round": 4}, {"trainer": b"u" * 32}])
 def test_another_round_or_trainer_gives_an_update_far_beyond_tolerance(text: Path, other: dict[str, object]) -> None:
     engine = engine_of(text)
-    assert difference(delta_of(engine, **other), delta_of(engine)) > 100 * REPLAY_TOLERANCE  # type: ignore[arg-type]
+    assert difference(delta_of(engine, **other), delta_of(engine)) > 100 * TOLERANCE_MIN  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 8])
@@ -134,7 +133,7 @@ def test_a_replay_elsewhere_is_ten_times_closer_than_the_tolerance(
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": "."} | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
     subprocess.run([sys.executable, "-c", SCRIPT, threads, str(text), str(tmp_path / "d.npy")], check=True, env=environment)
-    assert difference(np.load(tmp_path / "d.npy"), delta_of(engine_of(text))) < 1e-4 < REPLAY_TOLERANCE
+    assert difference(np.load(tmp_path / "d.npy"), delta_of(engine_of(text))) < 1e-4 < TOLERANCE_MIN
 
 
 def test_running_out_of_memory_halves_the_micro_batch_and_goes_on(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

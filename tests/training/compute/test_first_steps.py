@@ -26,12 +26,17 @@ JOB = bytes(range(32))
 BATCHES = 40
 MODEL = ModelSpec(context=64, width=32, layers=2, heads=2, kv_heads=1, hidden=96)
 SPEC = JobSpec(name="first", data=bytes(32), model=MODEL, audit=Audit.SAMPLED)
-ROUNDS = 8  # trained before: at first no gradient is small
+ROUNDS = {"text": 8, "runs": 8, "one byte": 16}  # trained before: at first no gradient is small, at last the loss is 3e-5
 MARGIN = 10  # of the tolerance to the largest honest error; with an epsilon of 1e-8 it is 1.5 here, and below 1 after 30 rounds
 
 
-# Where a window has no variety, the gradients of queries and keys are nothing but rounding.
-TEXTS = {"text": default_text()[:200_000], "runs": b"".join(bytes([32 + number % 90]) * 600 for number in range(80))}
+# Where a window has no variety, the gradients of queries and keys are nothing but rounding; where a text is known by heart, the
+# whole gradient was (decision 46).
+TEXTS = {
+    "text": default_text()[:200_000],
+    "runs": b"".join(bytes([32 + number % 90]) * 600 for number in range(80)),
+    "one byte": b"a" * 60_000,
+}
 
 
 def engine_of(spec: JobSpec, kind: str = "text") -> Engine:
@@ -40,18 +45,18 @@ def engine_of(spec: JobSpec, kind: str = "text") -> Engine:
     return Engine(spec, Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer)
 
 
-def first_steps(engine: Engine, parameters: Float32Array) -> list[TrainingState]:
+def first_steps(engine: Engine, parameters: Float32Array, round: int) -> list[TrainingState]:
     """Where the first steps of as many trainers lead to, from one model."""
     found, fresh = [], InnerState.fresh(engine.spec)
     for number in range(BATCHES):
-        after, inner = engine.inner_step(parameters, fresh, JOB, ROUNDS, number.to_bytes(32, "big"), 0)
+        after, inner = engine.inner_step(parameters, fresh, JOB, round, number.to_bytes(32, "big"), 0)
         found.append((after.copy(), InnerState(inner.steps, inner.moments.copy())))
     return found
 
 
-def trained(engine: Engine) -> Float32Array:
+def trained(engine: Engine, rounds: int) -> Float32Array:
     parameters = initial_parameters(engine.spec)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         delta, _ = engine.local_steps(parameters, JOB, number, bytes(32))
         parameters = parameters - np.float32(0.5) * delta
     return parameters
@@ -60,7 +65,7 @@ def trained(engine: Engine) -> Float32Array:
 def write(inner: str, folder: str) -> None:
     for kind in TEXTS:
         engine = engine_of(replace(SPEC, inner=Inner(inner)), kind)
-        steps = first_steps(engine, np.load(Path(folder) / f"{kind}.npy"))
+        steps = first_steps(engine, np.load(Path(folder) / f"{kind}.npy"), ROUNDS[kind])
         after, moments = [now for now, _ in steps], [state.moments for _, state in steps]
         np.savez(Path(folder) / f"{kind}.npz", after=after, moments=moments)
 
@@ -71,7 +76,7 @@ def test_no_honest_first_step_comes_near_the_tolerance_on_a_processor_without_ve
     environment = {**os.environ, **baseline.variables, "PYTHONPATH": os.pathsep.join(sys.path)}
     spec = replace(SPEC, inner=inner)
     engines = {kind: engine_of(spec, kind) for kind in TEXTS}
-    models = {kind: trained(engine) for kind, engine in engines.items()}
+    models = {kind: trained(engine, ROUNDS[kind]) for kind, engine in engines.items()}
     for kind, parameters in models.items():
         np.save(tmp_path / f"{kind}.npy", parameters)
     subprocess.run([sys.executable, __file__, inner.value, str(tmp_path)], env=environment, check=True)
@@ -79,7 +84,7 @@ def test_no_honest_first_step_comes_near_the_tolerance_on_a_processor_without_ve
         with np.load(tmp_path / f"{kind}.npz") as file:
             there, moments = file["after"], file["moments"]
         before, errors = (parameters, InnerState.fresh(spec)), []
-        for number, here in enumerate(first_steps(engines[kind], parameters)):
+        for number, here in enumerate(first_steps(engines[kind], parameters, ROUNDS[kind])):
             errors.append(step_error(before, (there[number], InnerState(1, moments[number])), here, spec))
         assert 0 < max(errors) < spec.replay_tolerance / MARGIN, kind
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from training.compute.model import GPT, choose, rotary_tables
+from training.compute.model import GPT, _CrossEntropy, choose, rotary_tables
 from training.replicated.init import initial_parameters
 from training.replicated.layout import layout_of
 from training.spec import JobSpec, ModelSpec
@@ -92,6 +92,22 @@ def test_the_gradient_is_the_slope_of_the_loss() -> None:
             model.parameters.add_(direction, alpha=sign * step)
             losses.append(model.loss(x_BT[:, :-1], x_BT[:, 1:], "sum").item() / x_BT[:, 1:].numel())
     assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(float(model.gradients @ direction), rel=3e-2)
+
+
+@pytest.mark.parametrize("lead", [0.0, 5.0, 15.0, 40.0])
+def test_the_gradient_of_the_loss_is_exact_however_sure_the_model_is(lead: float) -> None:
+    logits_NV = torch.randn(6, 9, generator=torch.Generator().manual_seed(2))
+    logits_NV[range(6), range(6)] += lead
+    found, exact = logits_NV.clone().requires_grad_(), logits_NV.double().requires_grad_()
+    loss = _CrossEntropy.apply(found, torch.arange(6))
+    loss.backward()
+    F.cross_entropy(exact, torch.arange(6), reduction="sum").backward()
+    assert found.grad is not None and exact.grad is not None
+    assert loss.item() == pytest.approx(F.cross_entropy(exact, torch.arange(6), reduction="sum").item(), rel=1e-5, abs=1e-5)
+    others = ~torch.eye(6, 9, dtype=torch.bool)
+    torch.testing.assert_close(found.grad.double()[others], exact.grad[others], rtol=1e-5, atol=0)
+    right = -(exact.grad * others).sum(dim=1)  # in float64, too, p − 1 is rounding at a lead of 40
+    torch.testing.assert_close(found.grad.diagonal().double(), right, rtol=1e-5, atol=0)
 
 
 def test_every_parameter_gets_a_gradient() -> None:

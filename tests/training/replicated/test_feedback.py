@@ -12,6 +12,7 @@ from tests.training.replicated.support import RAGGED, buffer, header
 from training.replicated import codec
 from training.replicated.feedback import Record, accumulate, buffer_digest, feedback_after, judge_replay
 from training.replicated.layout import Float32Array
+from training.spec import TOLERANCE_MIN
 
 M = buffer(RAGGED, "m")
 PAYLOAD = codec.encode(header(), M, RAGGED)
@@ -22,7 +23,7 @@ DECAY = 0.95
 
 def judge(m: Float32Array, e: Float32Array = E_0, replay: Float32Array = DELTA, payload: bytes | None = None) -> Verdict:
     sent = codec.encode(header(), m, RAGGED) if payload is None else payload
-    return judge_replay(m, e, replay, sent, header(), RAGGED, DECAY)
+    return judge_replay(m, e, replay, sent, header(), RAGGED, DECAY, TOLERANCE_MIN)
 
 
 def test_a_first_proposal_starts_from_zero() -> None:

@@ -317,7 +317,9 @@ def test_a_scratch_job_can_be_replayed_by_anybody() -> None:
     assert verdict(model, item) is Verdict.ACCEPT
     again = known_update(model.job, model.round, trainer(0), model.layout)
     e = feedback.feedback_after(None, None, None, model.layout)
-    judged = feedback.judge_replay(delta, e, again, item.payload, model.header(trainer(0)), model.layout, spec.feedback_decay)
+    judged = feedback.judge_replay(
+        delta, e, again, item.payload, model.header(trainer(0)), model.layout, spec.feedback_decay, spec.replay_tolerance
+    )
     assert judged is Verdict.ACCEPT
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from training.replicated.schedule import inner_rate
-from training.spec import JobSpec
+from training.spec import INNER_RATE_MIN, JobSpec
 
 JOB = JobSpec(name="j", data=bytes(32), inner_rate=1.0, inner_rate_floor=0.25)
 
@@ -51,6 +51,12 @@ GOLDEN = [
 def test_short_jobs_have_a_positive_rate_in_every_round(rounds: int, warmup: int) -> None:
     spec = replace(JOB, rounds=rounds, warmup_rounds=warmup)
     assert all(0 < inner_rate(spec, round) <= spec.inner_rate for round in range(rounds + 1))
+
+
+def test_no_round_but_the_last_has_a_rate_below_what_float32_steps_are_told_apart_at() -> None:
+    long = rates(inner_rate=3e-4, inner_rate_floor=0.0, warmup_rounds=0, rounds=2000)
+    assert long[-2] == long[-3] == INNER_RATE_MIN < long[0] and long[-1] == 0
+    assert rates(inner_rate=INNER_RATE_MIN, warmup_rounds=5, rounds=5) == [INNER_RATE_MIN] * 5
 
 
 @pytest.mark.parametrize("decay", [None, 3])
