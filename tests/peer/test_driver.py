@@ -13,7 +13,7 @@ from peer.roles.base import Judged, OpenRound
 from peer.roles.voter import Voter
 from peer.worker import WorkerFailed
 from protocol import codec
-from protocol.errors import StorageError, UserError
+from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, Commit, Prepare, Proposal, Relay, Vote
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
@@ -187,7 +187,7 @@ class Failing(Voter):
             raise self._error
 
 
-@pytest.mark.parametrize("error", [UserError("no such text"), WorkerFailed("out of memory")])
+@pytest.mark.parametrize("error", [UserError("no such text"), WorkerFailed("out of memory"), MissingBlobError("it went")])
 @pytest.mark.parametrize(("at", "what"), [("judge", "judging"), ("observe", "measuring")])
 async def test_a_role_that_fails_is_a_warning_and_the_peer_goes_on(tmp_path: Path, error: Exception, at: str, what: str) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
