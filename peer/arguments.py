@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from peer.config import nearest
+from protocol.codec import COUNT_MAX
 from protocol.errors import UserError
 
 
@@ -46,16 +47,16 @@ class Parser(argparse.ArgumentParser):
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """A type for argparse: integers in low..high, whose name is what argparse says of anything else."""
+    most = COUNT_MAX if high is None else high
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < low or (high is not None and value > high):
-            raise argparse.ArgumentTypeError(
-                f"{value} is less than {low}" if high is None else f"{value} is outside {low}..{high}"
-            )
+        if not low <= value <= most:
+            is_less = high is None and value < low
+            raise argparse.ArgumentTypeError(f"{value} is less than {low}" if is_less else f"{value} is outside {low}..{most}")
         return value
 
     return read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
@@ -18,6 +19,8 @@ from peer.grammar import COMMANDS, help_text, option_names, parse, set_overrides
 from protocol.api import EventView, PeerApi, TrainRequest
 from protocol.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 PROMPT = "peer> "
 PATIENCE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
 TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
@@ -29,6 +32,8 @@ USED_ONLY_WITH = (
     ("outer_rate", "outer", ("nesterov", "sgd", "sign"), "nesterov"),
     ("outer_momentum", "outer", ("nesterov", "sign"), "nesterov"),
     ("audit_rate", "audit", ("sampled",), "full"),
+    ("auditors", "audit", ("sampled",), "full"),
+    ("audit_window", "audit", ("sampled",), "full"),
 )
 
 Print = Callable[[RenderableType], None]
@@ -309,6 +314,10 @@ async def _do(api: PeerApi, line: str, show: Print) -> str:
         await execute(api, options, show)
     except UserError as error:
         show(f"error: {error}")
+        return "error"
+    except Exception:  # a typed line must not stop a peer that votes
+        logger.exception("the prompt failed at %r", line)
+        show(f"error: the peer failed at {line.strip()!r}; its log says why")
         return "error"
     return str(options.command)
 

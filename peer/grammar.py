@@ -74,7 +74,7 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
 def _add_train_arguments(command: argparse.ArgumentParser) -> None:
     add_preset_argument(command)
     command.add_argument("--rounds", type=whole_number(1), default=0, metavar="N", help="how many rounds to train")
-    command.add_argument("--data", default="", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
+    command.add_argument("--data", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
     command.add_argument("--name", default="", metavar="NAME", help="what people call the job")
     command.add_argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 256: train a BPE")
     add_set_argument(command)
@@ -106,6 +106,9 @@ def parse(line: str) -> argparse.Namespace | None:
 
 
 def parse_words(words: Sequence[str]) -> argparse.Namespace:
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):  # as Python reads bytes that are no characters
+            raise UserError(f"{word!r} is not UTF-8: type it in a UTF-8 terminal, or save the commands as UTF-8")
     if words[0] not in COMMANDS:
         raise UserError(f"no command {words[0]!r}{nearest(words[0], COMMANDS)}")
     if not {"-h", "--help"}.isdisjoint(words[1:]):
@@ -115,7 +118,9 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
 
 def train_request(options: argparse.Namespace) -> TrainRequest:
     overrides = preset_overrides(options.preset) | said_of_job(options)
-    data = options.data
+    if options.data == "":
+        raise UserError("--data '' names no text: give a file or folder, or leave --data out for the built-in text")
+    data = options.data or ""
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
     return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides)

@@ -32,6 +32,7 @@ from peer.memory import process_memory_mb
 from peer.roles.trainer import Trainer
 from peer.witness import why_disputed, why_halted, why_waiting
 from peer.worker import Worker
+from protocol import codec
 from protocol.api import (
     AuditsView,
     AuditView,
@@ -221,7 +222,10 @@ class Service:
 
     async def train(self, request: TrainRequest) -> str:
         self._require_member()
-        spec = await trio.to_thread.run_sync(self._job_spec, request)
+        try:
+            spec = await trio.to_thread.run_sync(self._job_spec, request)
+        except OSError as error:  # of the text that was named
+            raise UserError(f"{data.shown(request.data)} cannot be read: {error.strerror}; name another file or folder") from None
         transaction = await self.author.submit("job/start", Start(spec.encode()))
         return job_id(self.driver.signer.public, transaction).hex()
 
@@ -413,11 +417,14 @@ def _typed(kind: Any, name: str, text: str) -> Any:
             return None
         kind = get_args(kind)[0]
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
         if issubclass(kind, enum.Enum):
             raise UserError(f"{name} = {text!r} is none of {', '.join(kind)}") from None
-        raise UserError(f"{name} = {text!r} is not a number") from None
+        raise UserError(f"{name} = {text!r} is not a {'whole ' if kind is int else ''}number") from None
+    if kind is int and abs(value) > codec.INTEGER_MAX:
+        raise UserError(f"{name} = {data.shown(text)} is too large: no whole number is beyond {codec.INTEGER_MAX}")
+    return value
 
 
 def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes]) -> JobSpec:

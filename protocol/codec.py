@@ -53,7 +53,8 @@ class Between:
 Digest = Annotated[bytes, Length(32, 32)]  # SHA-256
 Key = Annotated[bytes, Length(32, 32)]  # Ed25519 public key: a peer's identity
 SignatureBytes = Annotated[bytes, Length(64, 64)]  # Ed25519
-Count = Annotated[int, Between(0, 2**53 - 1)]  # heights, views, sizes, milliseconds: exact in every language's double
+COUNT_MAX = 2**53 - 1
+Count = Annotated[int, Between(0, COUNT_MAX)]  # heights, views, sizes, milliseconds: exact in every language's double
 
 
 def encode(value: Any) -> bytes:

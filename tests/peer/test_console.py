@@ -67,6 +67,9 @@ def test_the_path_of_the_data_is_made_absolute(monkeypatch: pytest.MonkeyPatch, 
         ("train --vocabulary 255", "255 is less than 256"),
         ("train --rounds", "expected one argument"),
         ("log 0", "0 is less than 1"),
+        ("rounds 99999999999999999999999", "99999999999999999999999 is outside 1..9007199254740991"),
+        ("sample x --seed 18446744073709551615", "18446744073709551615 is outside 0..9007199254740991"),
+        ("train --name \udcff", "'\\udcff' is not UTF-8"),
         ("stats now", "unknown argument 'now'"),
         ("approve", "PEER"),
         ("challenge", "TRAINER"),
@@ -359,6 +362,32 @@ async def test_a_peer_may_be_named_by_its_first_letters(
     assert (status, api.asked) == (1, [])
     assert "fits 2 peers" in printed
     assert "begins with 'xyz'" in printed
+
+
+async def test_a_line_at_which_the_peer_itself_fails_does_not_stop_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OverflowError("Integer value out of range")
+
+    monkeypatch.setitem(console.ACTIONS, "stats", fail)
+    printed, status, _ = await said(monkeypatch, capsys, "stats\ninvite\n")
+    assert status == 1
+    assert "error: the peer failed at 'stats'; its log says why" in printed
+    assert "invitation-string" in printed
+
+
+def test_a_text_named_by_nothing_is_not_the_built_in_one() -> None:
+    with pytest.raises(UserError, match="--data '' names no text"):
+        request("train --data ''")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [("9" * 23, f"seed = {'9' * 23} is too large"), ("1.5", "seed = '1.5' is not a whole number")]
+)
+def test_a_field_that_no_message_can_carry_is_refused_by_name(value: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        parse_overrides({"seed": value})
 
 
 async def test_one_failed_command_does_not_stop_the_next_but_shows_in_the_status(

@@ -21,6 +21,7 @@ from training.spec import JobSpec, ModelSpec
 
 ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
 NORM_EPSILON = 1e-6
+TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -182,6 +183,6 @@ def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
 
 
 def choose(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
-    if temperature <= 0:
+    if temperature < TEMPERATURE_MIN:
         return int(logits_V.argmax())
-    return int(torch.multinomial(torch.softmax(logits_V / temperature, dim=-1), 1, generator=generator))
+    return int(torch.multinomial(torch.softmax((logits_V - logits_V.max()) / temperature, dim=-1), 1, generator=generator))

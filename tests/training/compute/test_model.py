@@ -138,7 +138,7 @@ def test_generation_goes_on_when_the_context_is_full_and_repeats_with_its_seed()
 
 def test_a_low_temperature_prefers_the_likeliest_token() -> None:
     logits, generator = torch.tensor([0.0, 1.0, 0.5]), torch.Generator().manual_seed(0)
-    assert choose(logits, 0, generator) == 1
+    assert choose(logits, 0, generator) == choose(logits, 1e-320, generator) == choose(1e5 * logits, 2e-6, generator) == 1
     often = [choose(logits, 0.05, generator) for _ in range(100)].count(1)
     seldom = [choose(logits, 10.0, generator) for _ in range(100)].count(1)
     assert often > 95 and seldom < 60
