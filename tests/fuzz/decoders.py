@@ -111,7 +111,9 @@ def _special() -> list[Decoder]:
     return [
         _of_class(JobSpec, SPEC, SCRATCH),
         _of_class(Genesis, GENESIS),
-        _of_class(Manifest, Manifest(3, bytes(32), (bytes(32),)), Manifest((1 << 20) + 1, bytes(32), (bytes(32),) * 2)),
+        _of_class(
+            Manifest, Manifest(3, bytes(32), (bytes(32),)), Manifest((1 << 20) + 1, bytes(32), (bytes(32), bytes([1]) * 32))
+        ),
         _traces(),
         _signed(),
         _peer_ids(),
