@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Annotated, Protocol
 
 from consensus.ballots import Outcome, RoundTerms
-from consensus.quorum import faults_tolerated
+from consensus.quorum import quorum
 from consensus.voters import VoterSet
 from ledger.genesis import TRAINER, Genesis
 from ledger.members import MembersState
@@ -276,12 +276,12 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
 
 
 def _is_stuck(job: Job, members: MembersState) -> bool:
-    """Whether f silent voters, or the loss of keys alone, could keep its open round open for ever."""
+    """Whether its open round may never be closed, although blocks are decided: n − q silent voters stop no block."""
     if job.phase is not Phase.RUNNING:
         return False
     voters = members.round_voters
-    votes = len(set(voters) & set(job.voters)) - faults_tolerated(len(voters))
-    return votes < VoterSet(job.voters).quorum or not any(map(members.speaks, job.trainers))
+    ballots = len(set(voters) & set(job.voters)) - (len(voters) - quorum(len(voters)))
+    return ballots < VoterSet(job.voters).quorum or not any(map(members.speaks, job.trainers))
 
 
 def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:

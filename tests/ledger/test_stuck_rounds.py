@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.ballots import RoundBook
-from consensus.quorum import faults_tolerated
+from consensus.quorum import quorum
 from ledger import jobs as jobs_module
 from ledger.genesis import TRAINER
 from ledger.jobs import Job, Phase
@@ -33,9 +34,9 @@ def transition_of(world: World, *transactions: Signed) -> Transition:
 
 
 def can_be_closed(world: World, job: Job) -> bool:
-    """By those who vote now, even if f of them do nothing."""
+    """By those who vote now, even if as many of them do nothing as blocks can do without."""
     voters = world.state.members.round_voters
-    voting = len(set(voters) & set(job.voters)) - faults_tolerated(len(voters))
+    voting = len(set(voters) & set(job.voters)) - (len(voters) - quorum(len(voters)))
     return voting >= job.terms(bytes(32)).quorum and any(map(world.state.members.speaks, job.trainers))
 
 
@@ -71,9 +72,26 @@ def test_a_round_of_which_enough_voters_are_left_goes_on_as_it_was_opened() -> N
     world = World(voters=6)
     key = world.start()
     before = world.job(key)
-    world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
+    world.decide(world.tx(PEOPLE[5], "member/leave", Leave()))
     empty_blocks(world)
-    assert world.job(key) == before
+    assert len(world.state.members.voters) == 5 and world.job(key) == before
+
+
+@pytest.mark.parametrize("voters", range(2, 9))
+@pytest.mark.parametrize("goes", ["leaves", "is expelled"])
+def test_one_voter_goes_and_the_round_still_closes_with_every_quorum_that_decides_blocks(voters: int, goes: str) -> None:
+    world = World(voters, trainers=1)
+    key = world.start(spec=UNAUDITED)
+    gone = PEOPLE[voters - 1]
+    if goes == "leaves":
+        world.decide(world.tx(gone, "member/leave", Leave()))
+    else:
+        world.decide(evidence=(world.double(gone),))
+    empty_blocks(world)
+    present, taking_part = world.state.members.round_voters, set(world.job(key).voters)
+    assert len(present) == voters - 1
+    for silent in combinations(present, len(present) - quorum(len(present))):
+        assert len(taking_part & set(present) - set(silent)) >= world.job(key).terms(key).quorum
 
 
 def test_voters_that_leave_make_a_round_the_affair_of_the_others() -> None:
