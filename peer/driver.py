@@ -351,6 +351,8 @@ class Driver:
             if isinstance(change, RoundClosed):
                 self.workshop.close(change.key)
             else:
+                if change.renewed:
+                    self.witness.renewed(change.key, change.job)
                 self.workshop.open(change.key, change.job, change.spoken)
         for item in items:
             if isinstance(item, AppliedBlock):

@@ -103,6 +103,7 @@ class RoundOpened:
     key: RoundKey
     job: Job
     spoken: bool  # our proposal of before a restart stands
+    renewed: bool  # the round was open already, with other voters
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +348,7 @@ class Node:
             job, spoken = self.state.jobs.jobs[key[0]], self._spoken(*key)
             seconds = self.rules.jobs.rules.terms(job.spec).proposal_seconds
             self._say(self.rounds.open(key[0], job, self._now, spoken, seconds, self._links))
-            self._changes.append(RoundOpened(key, job, Proposal.TAG in spoken))
+            self._changes.append(RoundOpened(key, job, Proposal.TAG in spoken, renewed=key in closed))
 
     # Messages --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from consensus.evidence import Evidence
 from consensus.replica import Replica
 from consensus.turn import Decided, StoredBlock, Turn
 from consensus.voters import VoterSet
-from ledger.jobs import ClosedRound
+from ledger.jobs import ClosedRound, Job
 from ledger.members import Member
 from ledger.state import State
 from peer.early import RoundKey, RoundMessage
@@ -124,6 +124,10 @@ class Witness:
             return {}
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
+
+    def renewed(self, key: RoundKey, job: Job) -> None:
+        text = f"round {key[1]} of {job.name} goes on with {len(job.voters)} voters: too few of those it was opened with are left"
+        self.events.add("job", text, job=key[0], round=key[1])
 
     def applied(self, state: State) -> None:
         text = f"height {state.height} applied, state root {state.root.hex()[:16]}"

@@ -178,7 +178,8 @@ def test_a_trainer_that_does_not_vote_is_expelled_without_a_change_of_voters(wor
     assert not members.change_due(world.state.members) and not world.state.members.speaks(NEW.public)
 
 
-def test_the_open_round_keeps_an_expelled_voter_and_trainer_and_the_next_one_does_not_know_it(world: World) -> None:
+def test_the_open_round_keeps_an_expelled_voter_and_trainer_and_the_next_one_does_not_know_it() -> None:
+    world = World(voters=6)  # of which five can close the open round
     key = world.start(spec=LANGUAGE + b":9")
     liar = BY_KEY[world.job(key).trainers[0]]
     world.decide(evidence=(world.double(liar),))
@@ -187,7 +188,7 @@ def test_the_open_round_keeps_an_expelled_voter_and_trainer_and_the_next_one_doe
     assert liar.public in {ballot.signer for ballot in closing.ballots}
     world.decide(closings=(closing,))
     job = world.job(key)
-    assert liar.public not in {*job.voters, *job.trainers, *job.auditors, *job.awaited} and len(job.voters) == 3
+    assert liar.public not in {*job.voters, *job.trainers, *job.auditors, *job.awaited} and len(job.voters) == 5
 
 
 def test_a_round_opened_in_the_block_of_the_evidence_is_opened_without_the_liar(world: World) -> None:
@@ -392,12 +393,11 @@ def test_nobody_fills_the_table_of_members_by_rotating(world: World) -> None:
     assert "cannot rotate its key any more" in (world.problem(world.rotation(keys[-2], keys[-1])) or "")
 
 
-def test_rounds_opened_after_a_rotation_know_the_new_key_and_the_open_one_the_old() -> None:
-    world = World(voters=6)  # of which five can close the open round, whichever one of them is silent
+def test_rounds_opened_after_a_rotation_know_the_new_key_alone(world: World) -> None:
     key = world.start(PEOPLE[1], LANGUAGE + b":9")
     old = PEOPLE[0]
     world.decide(world.rotation(old, KEY))
-    assert old.public in world.job(key).voters and old.public in world.job(key).trainers
+    assert old.public in world.job(key).trainers
     world.decide(closings=(world.closing(key),))
     job = world.job(key)
     for keys in (job.voters, job.trainers, job.auditors, job.awaited):
