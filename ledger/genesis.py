@@ -12,6 +12,7 @@ from protocol.codec import Count, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
+from protocol.names import check_name
 
 TRAINER = "trainer"  # trains, and re-executes what others trained if it also votes
 ROLES = frozenset({TRAINER})  # roles the ledger knows; a lightweight voter has none beside its vote
@@ -44,7 +45,9 @@ class Genesis:
     @classmethod
     def decode(cls, data: bytes) -> Genesis:
         genesis = codec.decode(cls, data)
+        check_name(genesis.network)
         for founder in genesis.founders.values():
+            check_name(founder.name)
             check_roles(founder.roles)
         return genesis
 

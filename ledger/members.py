@@ -22,6 +22,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, open_signed, short_id
 from protocol.limits import MEMBERS_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
+from protocol.names import check_name
 
 ROTATIONS_MAX = 16  # keys of one member: an old one stays in the table for ever, and nobody may fill that table alone
 PRESENT_MAX = MEMBERS_MAX * 2 // 5  # members, each under its last key
@@ -52,6 +53,13 @@ class Register:
     """`member/register`: the author's roles from now on."""
 
     roles: Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """`member/name`: what people call the author from now on. Several members may have one name."""
+
+    name: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +151,11 @@ def rotation_preimage(chain_id: bytes, old_key: bytes) -> bytes:
     return b"folkmoot/rotation\x00" + chain_id + old_key
 
 
-Content = Admit | Register | Stand | Approve | Leave | Rotate
+Content = Admit | Register | Rename | Stand | Approve | Leave | Rotate
 KINDS: dict[str, type[Content]] = {
     "member/admit": Admit,
     "member/register": Register,
+    "member/name": Rename,
     "member/stand": Stand,
     "member/approve": Approve,
     "member/leave": Leave,
@@ -177,6 +186,9 @@ class MembersModule:
             case Register():
                 check_roles(content.roles)
                 return _with_member(state, author, replace(state.members[author], roles=content.roles))
+            case Rename():
+                check_name(content.name)
+                return _with_member(state, author, replace(state.members[author], name=content.name))
             case Stand():
                 return _stand(state, content, author, context)
             case Approve():
@@ -335,6 +347,7 @@ def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context
     if len(present) >= PRESENT_MAX:
         raise Refused(f"the network has {PRESENT_MAX} members, the most it can hold")
     check_roles(admit.roles)
+    check_name(admit.name)
     invitation = open_signed(admit.invitation, context.chain_id, context.verifier, (Invitation,))
     if admit.invitation.signer not in state.voters or not state.speaks(admit.invitation.signer):
         raise Refused(f"the invitation is signed by {short_id(admit.invitation.signer)}, who does not vote")

@@ -24,6 +24,7 @@ from protocol import codec
 from protocol.errors import LostVotesError, UserError
 from protocol.identity import Ed25519Verifier, Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
+from protocol.names import name_problem
 
 if TYPE_CHECKING:
     from peer.daemon import MakeRole
@@ -92,6 +93,8 @@ def init(options: argparse.Namespace) -> None:
     network = options.network.strip()
     if not 1 <= len(network) <= NAME_CHARACTERS_MAX:
         raise UserError(f"--network {options.network!r}: a name has 1 to {NAME_CHARACTERS_MAX} characters")
+    if problem := name_problem(network):
+        raise UserError(f"--network {options.network!r} {problem}")
     others = [parse_peer_id(text) for text in options.voter]
     for at, key in enumerate(others):
         if key in others[:at]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from protocol.errors import UserError
 from protocol.limits import NAME_CHARACTERS_MAX
+from protocol.names import name_problem
 
 FILE_NAME = "peer.toml"
 PREFIX = "PEER_"
@@ -200,8 +201,10 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise refuse("threads", f"is outside 0..{THREADS_MAX}")
     if not 0 <= config.approve_invited <= APPROVALS_MAX:
         raise refuse("approve_invited", f"is outside 0..{APPROVALS_MAX}")
-    if len(config.name) > NAME_CHARACTERS_MAX or not config.name.isprintable():
-        raise refuse("name", f"must be printable and at most {NAME_CHARACTERS_MAX} characters long")
+    if len(config.name) > NAME_CHARACTERS_MAX:
+        raise refuse("name", f"is longer than {NAME_CHARACTERS_MAX} characters")
+    if problem := name_problem(config.name):
+        raise refuse("name", problem)
     split_address(config.listen, f"listen ({origins['listen']})")
     for address in config.bootstrap:
         _, port = split_address(address, f"bootstrap ({origins['bootstrap']})")

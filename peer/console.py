@@ -201,20 +201,11 @@ async def _cancel(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
 
 
 async def _approve(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await _decided(api, show, api.approve(await _find_peer(api, options.peer))))
-
-
-async def _find_peer(api: PeerApi, beginning: str) -> str:
-    known = [view.peer for view in await api.peers() if view.peer.startswith(beginning.lower())]
-    if len(known) == 1:
-        return known[0]
-    if not known:
-        raise UserError(f"no member's peer id begins with {beginning!r}; `peers` lists them")
-    raise UserError(f"{beginning!r} fits {len(known)} peers: {', '.join(views.short(peer) for peer in known)}; type more of it")
+    show(await _decided(api, show, api.approve(options.peer)))
 
 
 async def _challenge(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await _decided(api, show, api.challenge(await _find_peer(api, options.peer), options.round)))
+    show(await _decided(api, show, api.challenge(options.peer, options.round)))
 
 
 async def _leave(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

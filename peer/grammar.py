@@ -13,6 +13,7 @@ from protocol.api import TrainRequest
 from protocol.errors import UserError
 
 PRESETS = ("local", "sparse", "per-step")  # of `training.spec`, which is imported only where they are used
+PEER_ABOUT = "a member's name, or its peer id, of which the first characters are enough"
 LINES_SHOWN = 20  # of rounds, audits and log, unless told otherwise
 
 COMMANDS = {
@@ -53,9 +54,9 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
     elif name == "cancel":
         command.add_argument("job", metavar="JOB", help="a running job's id; its first characters are enough")
     elif name == "approve":
-        command.add_argument("peer", metavar="PEER", help="a member's peer id; its first characters are enough")
+        command.add_argument("peer", metavar="PEER", help=PEER_ABOUT)
     elif name == "challenge":
-        command.add_argument("peer", metavar="TRAINER", help="its peer id; the first characters are enough")
+        command.add_argument("peer", metavar="TRAINER", help=PEER_ABOUT)
         about = "which of its proposals (default: the last one that can be challenged)"
         command.add_argument("round", nargs="?", type=whole_number(0), metavar="ROUND", help=about)
     elif name == "export":

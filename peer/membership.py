@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ledger.members import Approve, Register, Rotate, Stand, rotation_preimage
+from ledger.members import Approve, Register, Rename, Rotate, Stand, rotation_preimage
 from peer.author import Author
 from peer.driver import Driver
 from peer.invitation import InvitationString, admission
@@ -32,6 +32,7 @@ class Membership:
     forget_former: Callable[[], None] = lambda: None
     _told: frozenset[bytes] = field(default_factory=frozenset)
     _is_joining: bool = False
+    _has_said_name: bool = False  # once a start: two peers with one key and two names would else never stop
 
     async def run(self) -> None:
         """After every block, does the one next thing that is missing."""
@@ -78,6 +79,9 @@ class Membership:
             await self._join()
         elif member.roles != self.roles:
             await self.author.submit("member/register", Register(self.roles))
+        elif self.name and member.name != self.name and not self._has_said_name:
+            await self.author.submit("member/name", Rename(self.name))
+            self._has_said_name = True
         elif self.stands and not self._is_to_vote and me not in state.members.standing and state.certified_roots:
             height = max(state.certified_roots)
             await self.author.submit("member/stand", Stand(height, state.certified_roots[height]))

@@ -29,6 +29,7 @@ from peer.driver import Driver
 from peer.export import export, exported_state, missing_payloads
 from peer.invitation import make_invitation
 from peer.memory import process_memory_mb
+from peer.naming import find
 from peer.roles.trainer import Trainer
 from peer.witness import why_disputed, why_halted, why_waiting
 from peer.worker import Worker
@@ -49,7 +50,7 @@ from protocol.api import (
     TrainRequest,
 )
 from protocol.errors import FolkmootError, UserError
-from protocol.identity import parse_peer_id, peer_id, short_id
+from protocol.identity import peer_id, short_id
 from protocol.reasons import Verdict
 from training import data, default_text, shards, tasks, tokenizer
 from training.replicated.aggregate import is_plain_mean
@@ -303,7 +304,7 @@ class Service:
         return (self.address(), *others)[:8]
 
     async def approve(self, peer: str) -> str:
-        candidate = self._resolve(peer)
+        candidate = find(peer, self.driver.state.members)
         await self.author.submit("member/approve", Approve(candidate))
         members = self.driver.state.members
         if candidate not in members.standing:
@@ -312,7 +313,7 @@ class Service:
 
     async def challenge(self, trainer: str, round: int | None) -> str:
         self._require_member()
-        state, accused = self.driver.state, self._resolve(trainer)
+        state, accused = self.driver.state, find(trainer, self.driver.state.members)
         current = state.members.current
         found = [
             due
@@ -381,15 +382,6 @@ class Service:
             raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
         if not members.speaks(me):
             raise UserError("this peer is not a member yet: it follows the log until its admission is decided")
-
-    def _resolve(self, text: str) -> bytes:
-        """A peer id, or the beginning of one that only one known peer has."""
-        known = [key for key in self.driver.state.members.members if peer_id(key).startswith(text.strip().lower())]
-        if len(known) == 1 and text.strip():
-            return known[0]
-        if len(known) > 1:
-            raise UserError(f"{text!r} fits {len(known)} peers: give more characters")
-        return parse_peer_id(text)
 
 
 def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class PeerApi(Protocol):
         ...
 
     async def approve(self, peer: str) -> str:
-        """Approves a member as a voter; says how many approvals it has and needs."""
+        """Approves a member, by its name or id, as a voter; says how many approvals it has and needs."""
         ...
 
     async def challenge(self, trainer: str, round: int | None) -> str:

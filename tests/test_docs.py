@@ -39,6 +39,7 @@ from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
 from protocol.identity import Identity, Signed, peer_id, preimage, sign
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, Transaction
+from protocol.names import REFUSED
 from protocol.reasons import Finding, Verdict
 from training.data import Manifest, batch_offsets
 from training.replicated import codec, outer, stream
@@ -287,6 +288,14 @@ def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> N
     rows = limit_rows()
     assert names == {row.split("`")[1] for row in rows}, "a limit without a reason beside it"
     assert not [row for row in rows if row not in protocol.splitlines()]
+
+
+def test_the_characters_that_no_name_holds_are_those_of_the_code(protocol: str) -> None:
+    listed = protocol.split("hold none of these characters:\n")[1].split(". They")[0]
+    documented: set[int] = set()
+    for first, last in re.findall(r"([0-9A-F]+)(?:–([0-9A-F]+))?", listed.replace("U+", "")):
+        documented |= set(range(int(first, 16), int(last or first, 16) + 1))
+    assert documented == {code for code in range(sys.maxunicode + 1) if re.match(f"[{REFUSED}]", chr(code))}
 
 
 def test_every_verdict_and_finding_is_documented(protocol: str) -> None:

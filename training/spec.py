@@ -14,6 +14,7 @@ from protocol.codec import Between, Count, Digest
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX, TRAINERS_MAX
 from protocol.messages import Name
+from protocol.names import name_problem
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
@@ -207,6 +208,9 @@ class JobSpec:
 
     def problem(self) -> str | None:
         """What is wrong with it, naming the value; None if nothing is."""
+        name = name_problem(self.name)
+        if name:
+            return f"its name {name}"
         return self._number_problem() or self._combination_problem() or self.model.problem()
 
     def _number_problem(self) -> str | None:

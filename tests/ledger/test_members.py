@@ -8,7 +8,7 @@ import pytest
 
 from ledger import members
 from ledger.genesis import TRAINER, Founder, Genesis
-from ledger.members import Approve, Leave, Register, Stand, warning_for_removal
+from ledger.members import Admit, Approve, Leave, Register, Rename, Stand, warning_for_removal
 from ledger.state import Body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -172,6 +172,35 @@ def test_nobody_joins_twice_or_with_a_role_that_does_not_exist(world: World) -> 
 def test_roles_change_with_a_registration(world: World) -> None:
     world.decide(world.tx(PEOPLE[0], "member/register", Register(())))
     assert world.state.members.members[PEOPLE[0].public].roles == ()
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_names_itself_and_only_its_name_changes(world: World) -> None:
+    before = world.state.members.members
+    world.decide(world.tx(PEOPLE[1], "member/name", Rename("ben")))
+    after = world.state.members.members
+    assert after[PEOPLE[1].public] == replace(before[PEOPLE[1].public], name="ben", nonce=1)
+    assert {**after, PEOPLE[1].public: before[PEOPLE[1].public]} == before
+    world.decide(world.tx(PEOPLE[2], "member/name", Rename("ben")))
+    assert world.state.members.members[PEOPLE[2].public].name == "ben", "two may have one name"
+
+
+def test_a_new_key_keeps_the_name(world: World) -> None:
+    world.decide(world.tx(PEOPLE[1], "member/name", Rename("ben")))
+    world.decide(world.rotation(PEOPLE[1], OTHER))
+    assert world.state.members.members[OTHER.public].name == "ben"
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\u202eb", " ben"])
+def test_a_name_that_a_screen_shows_otherwise_is_refused_from_members_newcomers_and_founders(world: World, name: str) -> None:
+    assert (world.problem(world.tx(PEOPLE[0], "member/name", Rename(name))) or "").startswith("bad-name")
+    admit = codec.decode(Admit, world.rules.open_transaction(world.admission(NEW)).content)
+    assert (world.problem(world.tx(NEW, ADMITTED, replace(admit, name=name))) or "").startswith("bad-name")
+    for wrong in (replace(world.genesis, network=name), replace(world.genesis, founders={bytes(32): Founder(name, ())})):
+        with pytest.raises(RemoteProtocolError, match="bad-name"):
+            Genesis.decode(codec.encode(wrong))
 
 
 # Voters ---------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from consensus.block import Block, encode_block
 from consensus.turn import Decided
 from ledger.genesis import TRAINER
 from ledger.jobs import Phase, Start, Stop, job_id
-from ledger.members import Invitation, Register
+from ledger.members import Invitation, Register, Rename
 from ledger.pool import Pool
 from ledger.state import Body, State
 from peer import author as author_module
@@ -391,6 +391,19 @@ async def test_a_command_behind_one_that_left_the_pool_for_good_acts_once(founde
         await founders.seats[1].author.submit("member/register", Register((TRAINER,)))
     await poll(lambda: seat.author.nonce == 2)
     assert len(seat.driver.state.jobs.jobs) == 1
+
+
+async def test_a_peer_says_its_name_once_a_start_even_where_somebody_with_its_key_says_another() -> None:
+    async with logged() as (log, author):
+        peer: Any = log
+        peer.signer, peer.witness = ME, Witness(EventLog(), lambda: 0.0)
+        other = log.world.tx(ME, "member/name", Rename("bne"), ahead=2)
+        log.nursery.start_soon(Membership(peer, author, "ben", (TRAINER,), False, 0, None).run)
+        said = await log.said()
+        assert codec.decode(Rename, codec.decode_message(said.body, (Transaction,)).content) == Rename("ben")
+        log.decide([said], [other], [])
+        await trio.testing.wait_all_tasks_blocked()
+        assert log.state.members.members[ME.public].name == "bne" and log.is_silent()
 
 
 async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_only_not_decided_yet() -> None:

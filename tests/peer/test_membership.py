@@ -61,6 +61,10 @@ async def stands(daemon: Daemon, candidate: str) -> bool:
     return candidate in {view.peer for view in await daemon.client.peers() if "stands as a voter" in view.record}
 
 
+async def is_called(daemon: Daemon, key: str, name: str) -> bool:
+    return name in {view.name for view in await daemon.client.peers() if view.peer == key}
+
+
 async def is_trained(*daemons: Daemon) -> bool:
     return all([(await daemon.client.jobs())[-1].state == "finished" for daemon in daemons])
 
@@ -78,7 +82,7 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
     assert not (await ben.client.status()).voter
     assert (await ben.client.status()).name == "ben"
 
-    status, out, _ = peer("approve", key[:8], "--data-dir", str(anna.directory))
+    status, out, _ = peer("approve", "ben", "--data-dir", str(anna.directory))
     assert (status, "has the approvals it needs" in out) == (0, True)
     assert (await ben.until(voter=True)).voters == 2
 
@@ -143,11 +147,12 @@ async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_
     _, key, _ = peer("identity", "--data-dir", str(ben.directory))
     assert "voters      2" in init(anna, key.strip())
     await anna.start("run", "--role", "voter", *LOOPBACK).answers()
-    ben.start("join", ask(anna, "invite").strip(), "--role", "voter", *LOOPBACK)
+    ben.start("join", ask(anna, "invite").strip(), "--role", "voter", *LOOPBACK, "--name", "ben")
     assert (await ben.answers()).peer == key.strip()
     assert (await ben.client.status()).voter
     assert "accepted" in ask(ben, "test")
     assert "admitted" not in ben.log
+    await poll(lambda: is_called(anna, key.strip(), "ben"))  # `peer init` knew only its id
 
 
 async def test_an_admission_that_waits_for_a_quorum_says_so_also_after_a_restart(three: list[Daemon]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ledger.audits import Due, StepFinding, due_for, others_audited
 from ledger.genesis import TRAINER
 from ledger.jobs import Start, Stop
-from ledger.members import Admit, Approve, Invitation, Leave, Register, Rotate, Stand, rotation_preimage, token_preimage
+from ledger.members import Admit, Approve, Invitation, Leave, Register, Rename, Rotate, Stand, rotation_preimage, token_preimage
 from ledger.state import State
 from ledger.transactions import Refused
 from peer.node import Do
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LIFETIME_HEIGHTS = 30  # of a transaction: one that was lost is made anew
 INVITED_UNTIL = 10_000  # height
+RENAMED = 10  # of a hundred numbers to add: a new name instead
 CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused does other things as well
 
 
@@ -89,7 +90,8 @@ class Author:
                 step, finding = challenge
                 return "audit/challenge", StepFinding(due.job, due.round, due.trainer, step, finding, 0)
         if self.random.random() < self.work:
-            return "counter/add", Add(self.random.randrange(100))
+            number = self.random.randrange(100)
+            return ("member/name", Rename(f"name {number}")) if number < RENAMED else ("counter/add", Add(number))
         return None
 
     def restarted(self) -> None:

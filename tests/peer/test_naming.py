@@ -1,0 +1,65 @@
+"""Whom a typed text means: a name, or the beginning of an id, and never silently one of two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ledger.members import MembersState
+from peer.naming import find
+from protocol.errors import UserError
+from protocol.identity import peer_id, short_id
+from tests.ledger.world import PEOPLE, World
+
+KEYS = [person.public for person in PEOPLE[:4]]
+
+
+def known(*names: str) -> MembersState:
+    members = World().state.members
+    called = {key: replace(members.members[key], name=name) for key, name in zip(KEYS, names, strict=False)}
+    return replace(members, members={**members.members, **called})
+
+
+def test_a_name_is_enough_and_so_are_the_first_letters_of_an_id() -> None:
+    members = known("anna", "ben", "carl ä", "dora")
+    assert [find(text, members) for text in (" ben ", "carl ä")] == [KEYS[1], KEYS[2]]
+    assert find(short_id(KEYS[3]).upper(), members) == find(peer_id(KEYS[3]), members) == KEYS[3]
+
+
+def test_a_name_of_two_is_refused_with_the_ids_of_both() -> None:
+    with pytest.raises(UserError, match=rf"'ben' fits 2 peers: .*{short_id(KEYS[1])} \(ben\).*; type more of the peer id"):
+        find("ben", known("anna", "ben", "ben", "dora"))
+
+
+@pytest.mark.parametrize("text", ["", " ", "xyz", "Ben"])
+def test_what_names_nobody_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="no member is called"):
+        find(text, known("anna", "ben"))
+
+
+def test_whoever_takes_anothers_id_for_a_name_is_never_meant_by_it() -> None:
+    members = known("anna", peer_id(KEYS[0]), short_id(KEYS[0]))
+    assert find(peer_id(KEYS[0]), members) == KEYS[0]
+    with pytest.raises(UserError, match="fits 2 peers"):
+        find(short_id(KEYS[0]), members)
+    stranger = PEOPLE[9].public
+    assert find(peer_id(stranger), known(peer_id(stranger))) == stranger
+
+
+def test_a_key_that_was_changed_means_its_owner_and_an_expelled_one_has_no_name() -> None:
+    world = World()
+    world.decide(world.rotation(PEOPLE[0], PEOPLE[8]))
+    assert find(short_id(KEYS[0]), world.state.members) == PEOPLE[8].public
+    members = known("anna", "ben")
+    members = replace(members, members={**members.members, KEYS[1]: replace(members.members[KEYS[1]], expelled=3)})
+    with pytest.raises(UserError, match="no member is called 'ben'"):
+        find("ben", members)
+    assert find(short_id(KEYS[1]), members) == KEYS[1]
+
+
+def test_a_long_list_of_namesakes_is_cut() -> None:
+    world = World(voters=12)
+    with pytest.raises(UserError) as caught:
+        find("founder", world.state.members)
+    assert "fits 12 peers" in str(caught.value) and str(caught.value).count("founder") == 9 and ", …;" in str(caught.value)
