@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import logging
 import secrets
+import signal
 import sys
 import time
 from functools import partial
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from ledger.genesis import Founder, Genesis
 from peer.config import Config, Settings, load, toml
 from peer.datadir import DataDirectory, storage_errors
 from peer.invitation import InvitationString, parse_invitation
+from peer.terminal import let_go, terminals
 from protocol import codec
 from protocol.errors import LostVotesError, UserError
 from protocol.identity import Ed25519Verifier, Identity, parse_peer_id, peer_id, short_id
@@ -173,6 +176,7 @@ async def _run(config: Config, on_terminal: bool, make_role: MakeRole | None) ->
     from peer import console
     from peer.daemon import running, wait_for_end
 
+    hung_up = partial(_end_with_terminal, terminals()) if on_terminal or _logs_to_terminal(config) else _reopen_log
     async with running(config, make_role) as daemon:
         status = await daemon.service.status()
         logging.getLogger("peer").info("%s listens on %s, network %s", status.peer, status.address, status.network)
@@ -184,16 +188,40 @@ async def _run(config: Config, on_terminal: bool, make_role: MakeRole | None) ->
                     daemon.stopped.set()
 
                 nursery.start_soon(prompt)
-                await wait_for_end(daemon)
+                await wait_for_end(daemon, (signal.SIGTERM,), hung_up)  # SIGINT is the prompt's
                 nursery.cancel_scope.cancel()
         else:
-            await wait_for_end(daemon)
+            await wait_for_end(daemon, (signal.SIGINT, signal.SIGTERM), hung_up)
     return 0
 
 
+# When the terminal closes ---------------------------------------------------------------------------------------------
+
+
+def _logs_to_terminal(config: Config) -> bool:
+    return not config.log_file and sys.stderr.isatty()
+
+
+def _end_with_terminal(streams: tuple[int, ...]) -> bool:
+    """SIGHUP, where the prompt or the log is in front of a person: the peer ends as with `quit`."""
+    let_go(streams)
+    return False
+
+
+def _reopen_log() -> bool:
+    """SIGHUP for a daemon: the peer goes on. A log file that was moved away is made anew."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, WatchedFileHandler):
+            handler.reopenIfNeeded()
+    logging.getLogger("peer").info("SIGHUP: the log is reopened, the peer goes on")
+    return True
+
+
 def _log_to(config: Config, file: Path | None) -> None:
-    """To standard error, or into a file while the prompt has the terminal."""
-    handler: logging.Handler = logging.StreamHandler() if file is None else logging.FileHandler(file)
+    """To the file of the settings, else to standard error, or into `file` while the prompt has the terminal."""
+    file = Path(config.log_file).expanduser() if config.log_file else file
+    with storage_errors(file or Path("standard error")):
+        handler: logging.Handler = logging.StreamHandler() if file is None else WatchedFileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
 

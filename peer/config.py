@@ -48,6 +48,7 @@ class Config:
     approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
     stand: bool = _about("ask to become a voter once this peer is a member and has caught up", True)
     log_level: str = _about("debug, info, warning or error", "info")
+    log_file: str = _about("where the log goes; empty: standard error, or peer.log while the prompt has the terminal", "")
     control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
 
 

@@ -6,10 +6,13 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, cast
 
 import trio
 from rich.console import Console, RenderableType
@@ -18,6 +21,9 @@ from peer import views
 from peer.grammar import COMMANDS, help_text, option_names, parse, set_overrides, train_request
 from protocol.api import EventView, PeerApi, TrainRequest
 from protocol.errors import UserError
+
+if TYPE_CHECKING:
+    from peer.prompt import Prompt  # prompt_toolkit is slow to import, and a script needs none of it
 
 logger = logging.getLogger(__name__)
 
@@ -264,10 +270,11 @@ async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
 # Reading lines -------------------------------------------------------------------------------------------------------
 
 
-def printer() -> Print:
-    """Prints to whatever `sys.stdout` is at the time, so that the prompt can keep its line."""
+def printer(out: TextIO | None = None) -> Print:
+    """Prints to this stream, else to standard output."""
+    out = out or sys.stdout
     console = Console(
-        width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, soft_wrap=False
+        file=out, width=None if out.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, soft_wrap=False
     )
 
     def show(what: RenderableType) -> None:
@@ -281,19 +288,67 @@ async def run(api: PeerApi, *, attached: bool, history: Path | None = None) -> i
 
     Returns the exit status: 1 if a command from a pipe failed.
     """
-    show = printer()
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return await _run_lines(api, show, attached=attached)
+        return await _run_lines(api, printer(), attached=attached)
     from peer.prompt import Prompt
 
     prompt = Prompt(PROMPT, history, {name: option_names(name) for name in COMMANDS})
-    with prompt.above():
-        show("type `help`; `quit` " + ("leaves the peer running" if attached else "stops the peer"))
-        while (line := await prompt.ask()) is not None and await _do(api, line, show) != "quit":
-            pass
+    await _run_prompt(api, prompt, printer(cast(TextIO, prompt)), "leaves the peer running" if attached else "stops the peer")
     if not attached:
         await api.stop()
     return 0
+
+
+async def _run_prompt(api: PeerApi, prompt: Prompt, show: Print, quitting: str) -> None:
+    """Until `quit`, or what else ends the prompt."""
+    show(f"type `help`; `quit` {quitting}")
+    interrupts = _Interrupts(show, quitting)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(interrupts.follow, nursery.cancel_scope)
+        while (line := await prompt.ask(interrupts.dropped)) is not None:
+            if await interrupts.run(line, partial(_do, api, line, show)) == "quit":
+                break
+        nursery.cancel_scope.cancel()
+
+
+class _Interrupts:
+    """Ctrl-C is a key while the prompt waits for a line. While a command runs it is a signal, which ends that command alone."""
+
+    def __init__(self, show: Print, quitting: str) -> None:
+        self._show, self._quitting = show, quitting
+        self._running: trio.CancelScope | None = None
+        self._was_warned = False
+
+    async def run(self, line: str, command: Callable[[], Awaitable[str]]) -> str:
+        """The command's name, or empty if it was interrupted."""
+        self._was_warned = False
+        try:
+            with trio.CancelScope() as self._running:
+                return await command()
+        finally:
+            self._running = None
+        self._show(f"interrupted: {line.strip()!r}; what it asked the others for may still be decided")
+        return ""
+
+    def dropped(self, typed: str) -> bool:
+        """Whether this Ctrl-C at the prompt ends it: the second one in a row with nothing typed."""
+        if typed:
+            self._was_warned = False
+        elif self._was_warned:
+            return True
+        else:
+            self._was_warned = True
+            self._show(f"`quit`, Ctrl-D, or Ctrl-C once more {self._quitting}")
+        return False
+
+    async def follow(self, prompt: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                if self._running is not None:
+                    self._running.cancel()
+                elif self.dropped(""):  # the command ended just before, or somebody signals this process
+                    prompt.cancel()
 
 
 async def _do(api: PeerApi, line: str, show: Print) -> str:

@@ -167,17 +167,22 @@ def reachable(address: str) -> str:
     return f"{host}:{port}"
 
 
-async def wait_for_end(daemon: Daemon) -> None:
-    """Returns when the peer was asked to stop, by a person or by a signal."""
+async def wait_for_end(daemon: Daemon, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool]) -> None:
+    """Returns when the peer was asked to stop: by a person, by one of the signals `ending`, or by SIGHUP.
+
+    `hung_up` is called at SIGHUP and says whether the peer goes on.
+    """
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, daemon.stopped)
+        nursery.start_soon(_stop_on_signal, daemon.stopped, ending, hung_up)
         await daemon.stopped.wait()
         nursery.cancel_scope.cancel()
 
 
-async def _stop_on_signal(stopped: trio.Event) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+async def _stop_on_signal(stopped: trio.Event, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool]) -> None:
+    with trio.open_signal_receiver(*ending, signal.SIGHUP) as signals:
         async for number in signals:
+            if number == signal.SIGHUP and hung_up():
+                continue
             log.info("stopping on %s", signal.Signals(number).name)
             if stopped.is_set():
                 os._exit(128 + number)  # asked twice: everything that matters is on disk already

@@ -29,6 +29,7 @@ from peer.demo_display import Display
 from peer.demo_report import Disk, Report, make_report, write_files
 from peer.grammar import preset_overrides, said_of_job
 from peer.service import parse_overrides
+from peer.terminal import let_go, terminals
 from protocol import codec
 from protocol.api import PARTS, JobView, RoundView, StatsView, TrainRequest
 from protocol.errors import UserError
@@ -159,10 +160,21 @@ def _is_interrupt(error: BaseException) -> bool:
 def end_like_ctrl_c() -> None:
     """Whoever ends this process ends its peers too. Trio raises KeyboardInterrupt only where that is safe, and for SIGINT only.
 
-    A shell lets its background jobs ignore SIGINT, and Trio would leave it at that.
+    A shell lets its background jobs ignore SIGINT, and Trio would leave it at that. `nohup` lets what it starts ignore SIGHUP,
+    and there it stays ignored.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    streams = terminals()
+
+    def hung_up(*_: object) -> None:
+        # Kernel and shell may both say it; a second one must not cut off the stopping of the peers.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        let_go(streams)
+        signal.raise_signal(signal.SIGINT)
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hung_up)
 
 
 def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -404,10 +405,14 @@ def keys() -> Iterator[PipeInput]:
         yield pipe
 
 
+def go_on(dropped: str) -> bool:
+    return False
+
+
 async def test_a_typed_line_is_returned_and_remembered(keys: PipeInput, tmp_path: Path) -> None:
     prompt = Prompt("> ", tmp_path / "history", {"stats": ()})
     keys.send_text("stats\rsecond\r")
-    assert [await prompt.ask(), await prompt.ask()] == ["stats", "second"]
+    assert [await prompt.ask(go_on), await prompt.ask(go_on)] == ["stats", "second"]
     assert "+stats" in (tmp_path / "history").read_text()
 
 
@@ -427,15 +432,59 @@ def test_commands_and_then_their_options_are_completed(typed: str, offered: list
     assert [found.text for found in completer.get_completions(Document(typed), CompleteEvent())] == offered
 
 
-@pytest.mark.parametrize("pressed", ["\x04", "\x03"])
-async def test_control_d_and_control_c_on_an_empty_line_end_the_prompt(keys: PipeInput, pressed: str) -> None:
-    keys.send_text(pressed)
-    assert await Prompt("> ", None, {}).ask() is None
+async def test_control_d_on_an_empty_line_ends_the_prompt(keys: PipeInput) -> None:
+    keys.send_text("\x04")
+    assert await Prompt("> ", None, {}).ask(go_on) is None
 
 
-async def test_control_c_drops_what_was_typed(keys: PipeInput) -> None:
-    keys.send_text("sta\x03stats\r")
-    assert await Prompt("> ", None, {}).ask() == "stats"
+async def test_control_c_drops_what_was_typed_and_ends_the_prompt_where_that_is_wanted(keys: PipeInput) -> None:
+    dropped: list[str] = []
+
+    def note(typed: str) -> bool:
+        dropped.append(typed)
+        return len(dropped) == 3
+
+    keys.send_text("\x03sta\x03\x03")
+    assert await Prompt("> ", None, {}).ask(note) is None
+    assert dropped == ["", "sta", ""]
+
+
+def test_only_a_second_control_c_in_a_row_with_nothing_typed_ends_the_prompt() -> None:
+    shown: list[object] = []
+    interrupts = console._Interrupts(shown.append, "stops the peer")
+    assert [interrupts.dropped(typed) for typed in ("", "sta", "", "")] == [False, False, False, True]
+    assert shown == ["`quit`, Ctrl-D, or Ctrl-C once more stops the peer"] * 2
+
+
+async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -> None:
+    shown: list[str] = []
+    interrupts = console._Interrupts(shown.append, "stops the peer")  # type: ignore[arg-type]
+    api = FakeApi()
+    options = parse("sample wait")
+    assert options is not None
+
+    async def wait() -> str:
+        await console.execute(api, options, lambda what: None)
+        return "sample"
+
+    async def nothing() -> str:
+        return "stats"
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(interrupts.follow, nursery.cancel_scope)
+
+        async def interrupt() -> None:
+            await api.waiting.wait()
+            signal.raise_signal(signal.SIGINT)
+
+        nursery.start_soon(interrupt)
+        with trio.fail_after(10):
+            assert await interrupts.run("sample wait", wait) == ""
+        assert api.cancelled.is_set() and shown == [
+            "interrupted: 'sample wait'; what it asked the others for may still be decided"
+        ]
+        assert await interrupts.run("stats", nothing) == "stats"
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_cancelled_prompt_ends_and_gives_the_terminal_back(keys: PipeInput) -> None:
@@ -443,13 +492,13 @@ async def test_a_cancelled_prompt_ends_and_gives_the_terminal_back(keys: PipeInp
     for _ in range(20):  # however far the thread has come
         with trio.CancelScope() as scope:
             scope.cancel()
-            await prompt.ask()
+            await prompt.ask(go_on)
         assert not prompt._session.app.is_running
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(prompt.ask)
+        nursery.start_soon(prompt.ask, go_on)
         while not prompt._session.app.is_running:
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
     assert not prompt._session.app.is_running
     keys.send_text("on\r")
-    assert await prompt.ask() == "on"
+    assert await prompt.ask(go_on) == "on"

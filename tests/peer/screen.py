@@ -1,0 +1,116 @@
+"""Programs in a pseudo-terminal of their own, and what a person sees there: the screen is kept by a terminal emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pyte
+
+from tests.peer.processes import environment
+
+# Makes standard input the controlling terminal of the new session, then becomes the program.
+WRAPPER = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+SECONDS_MAX = 30.0
+
+
+class _Emulated(pyte.HistoryScreen):
+    """Answers what a program asks its terminal, such as where the cursor is."""
+
+    answer: Callable[[str], None] = staticmethod(lambda data: None)
+
+    def write_process_input(self, data: str) -> None:
+        self.answer(data)
+
+
+class Terminal:
+    """`command` in a terminal of this size, as the leader of its session, as a shell's foreground program would be."""
+
+    def __init__(self, command: Sequence[str], columns: int, rows: int) -> None:
+        self._screen = _Emulated(columns, rows, history=10_000, ratio=1.0)
+        self._stream = pyte.ByteStream(self._screen)
+        self._screen.answer = lambda data: self.type(data)
+        self._master, slave = os.openpty()
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        sizeless = {name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRAPPER, *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=sizeless | {"TERM": "xterm-256color", "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    @property
+    def lines(self) -> list[str]:
+        """What is on the screen now."""
+        return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def everything(self) -> list[str]:
+        """What is on the screen now, after what was scrolled off it."""
+        columns = range(self._screen.columns)
+        above = ["".join(line[column].data for column in columns).rstrip() for line in self._screen.history.top]
+        return above + self.lines
+
+    def until(self, pattern: str, seconds: float = SECONDS_MAX, *, times: int = 1) -> str:
+        """All that was shown, as soon as this is there so many times."""
+        deadline = time.monotonic() + seconds
+        while len(re.findall(pattern, shown := "\n".join(self.everything).rstrip())) < times:
+            assert time.monotonic() < deadline, f"{pattern!r} never came:\n{shown}"
+            assert self.read(0.1) or self.process.poll() is None, f"ended without {pattern!r}:\n{shown}"
+        return shown
+
+    def read(self, seconds: float) -> bool:
+        """Takes what the program writes within this time. False: nothing came, or nothing comes any more."""
+        if not select.select([self._master], [], [], seconds)[0]:
+            return False
+        try:
+            data = os.read(self._master, 65_536)
+        except OSError:  # the last program that had it open is gone
+            return False
+        self._stream.feed(data)
+        return bool(data)
+
+    def wait(self, seconds: float = SECONDS_MAX) -> int:
+        """Its exit status. What it writes meanwhile is shown: a full terminal would hold it up."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "\n".join(self.everything)
+            self.read(0.1)
+        while self.read(0.0):
+            pass
+        return self.process.returncode
+
+    def close(self) -> None:
+        """As a person closes the window: the kernel sends SIGHUP, and nothing can be written any more."""
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
+
+
+@contextlib.contextmanager
+def terminal(*command: str, columns: int = 80, rows: int = 24) -> Iterator[Terminal]:
+    """`peer COMMAND …` in a terminal; killed at the end if it still runs."""
+    made = Terminal([sys.executable, "-m", "peer.cli", *command], columns, rows)
+    try:
+        yield made
+    finally:
+        made.close()
+        if made.process.poll() is None:
+            made.process.kill()
+        made.process.wait()

@@ -1,0 +1,87 @@
+"""The prompt and the demo in a real terminal: what a person sees on its screen, Ctrl-C, and its end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.peer.processes import children, daemons, ended, peer
+from tests.peer.screen import SECONDS_MAX, terminal
+
+RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
+SHORT = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=64", "local_steps=2", "batch=2")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Of a network with one peer, anna."""
+    made = tmp_path / "peer"
+    assert peer("init", "--network", "lab", "--name", "anna", "--data-dir", str(made))[0] == 0
+    return made
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def descendants(pid: int, count: int) -> list[int]:
+    """The processes that this one started, and those that they did, as soon as it started so many."""
+    soon(lambda: len(children(pid)) >= count)
+    return [further for started in children(pid) for further in (started, *children(started))]
+
+
+def test_control_c_ends_the_command_that_runs_and_not_the_peer(tmp_path: Path) -> None:
+    absent = peer("identity", "--data-dir", str(tmp_path / "absent"))[1].strip()
+    assert peer("init", "--network", "lab", "--voter", absent, "--data-dir", str(tmp_path / "peer"))[0] == 0
+    with terminal(*RUN, "--data-dir", str(tmp_path / "peer")) as shown:
+        shown.until("peer>$")
+        shown.type("test\r")
+        shown.until("waiting for a quorum: 1 of 2 voters")
+        shown.type("\x03")
+        shown.until("interrupted: 'test'")
+        shown.type("sttas\r")
+        shown.until("did you mean stats")
+        shown.type("\x03")
+        shown.until("`quit`, Ctrl-D, or Ctrl-C once more stops the peer")
+        assert shown.process.poll() is None
+        shown.type("\x03")
+        assert shown.wait() == 0
+
+
+def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Path) -> None:
+    with terminal(*RUN, "--data-dir", str(directory)) as shown:
+        shown.until("peer>$")
+        shown.close()
+        assert shown.process.wait(20) == 0
+    assert not (directory / "control.sock").exists()
+    log = (directory / "peer.log").read_text()
+    assert "stopping on SIGHUP" in log and "Traceback" not in log
+
+
+def test_a_daemon_without_a_terminal_reopens_its_log_at_sighup_and_goes_on(directory: Path, tmp_path: Path) -> None:
+    log, moved = tmp_path / "rotated.log", tmp_path / "rotated.log.1"
+    with daemons([directory]) as (daemon,):
+        daemon.start(*RUN, "--log-file", str(log))
+        soon(lambda: log.exists() and "listens on" in log.read_text())
+        log.rename(moved)
+        assert daemon.process is not None
+        daemon.process.send_signal(signal.SIGHUP)
+        soon(lambda: log.exists() and "the log is reopened, the peer goes on" in log.read_text())
+        assert daemon.terminate() == 0
+        assert "stopping on SIGTERM" in log.read_text() and "stopping" not in moved.read_text() + daemon.log
+
+
+def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path) -> None:
+    rounds = ("--rounds", "50", *(word for field in SHORT for word in ("--set", field)))
+    with terminal("demo", "--report", str(tmp_path / "run"), *rounds) as shown:
+        shown.until("4 peers are running")
+        pids = [shown.process.pid, *descendants(shown.process.pid, 4)]
+        shown.close()
+        assert [pid for pid in pids if not ended(pid)] == []
