@@ -33,9 +33,13 @@ $(STAMP): pyproject.toml constraints.txt
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 		echo "set-up: creating .venv with $$("$$found" --version)"; "$$found" -m venv --clear .venv; \
 	fi
-	@echo "set-up: installing the pinned packages into .venv (1.3 GB; a minute or two, once)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@echo "set-up: installing the pinned packages into .venv, once; a minute or two with a fast link, most of it for torch"
+	@echo "set-up: 5.0 GB with the build of torch that the ordinary package index has for Linux (it includes CUDA), 1.3 GB with the one for"
+	@echo "set-up: processors alone: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup. Every build of this version will do"
+	@set -e; SECONDS=0; \
+	$(BIN)/python -m pip install --constraint constraints.txt setuptools; \
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'; \
+	echo "set-up: done after $$SECONDS s; .venv takes $$(du -sh .venv | cut -f1)"
 	@touch $@
 
 demo: setup

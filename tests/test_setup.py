@@ -1,0 +1,60 @@
+"""What `make setup` installs is pinned, whichever build of torch the package index has."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+
+
+def constraints() -> dict[str, str]:
+    lines = (line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def installed() -> dict[str, str]:
+    """Versions, without their local part, of everything that `.[dev]` asks for and that is there, directly or not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found: dict[str, str] = {}
+    waiting = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        found[name] = Version(distribution.version).public
+        for extra in ("", *requirement.extras):
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                waiting += needed(distribution, extra)
+    return found
+
+
+def needed(distribution: metadata.Distribution, extra: str) -> Iterator[Requirement]:
+    for requirement in map(Requirement, distribution.requires or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
+
+
+def test_every_package_that_set_up_installs_is_pinned_to_the_version_that_is_here() -> None:
+    """The build of torch for GPUs brings nineteen packages that the one for processors alone does not."""
+    pinned, here = constraints(), installed()
+    assert {"torch", "numpy", "sympy", "ruff"} <= here.keys()
+    assert {name: pinned.get(name) for name in here} == here
+
+
+def test_constraints_name_each_package_once_in_order() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert lines == sorted(set(lines)) and len(lines) == len(constraints())
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][\w.]*", line) for line in lines)
