@@ -5,8 +5,9 @@ same for all, and every rate below is the best of a grid, on a seed that is not 
 edge, then at half its distances, and what is left at an edge is named. Ours with local steps are aggregated as a plain mean, like
 the rivals, but for the rows in which one may lie: they pay for the robust rule of a job with liars=1 too, as all rows of a
 gradient a round do for theirs. Rivals: fp32 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo,
-arXiv:2505.23725), the format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, and one
-process that sees every batch: fp32 with H=1.
+arXiv:2505.23725), the format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, one
+process that sees every batch: fp32 with H=1, and one trainer alone with its own batches: whoever does worse gains nothing by
+training with others.
 Bytes are those of one payload, header included for ours, per parameter and round. `--resume` goes on where an ended run of the
 same commit and settings has left its file.
 """
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ KEEP = (0.0, 1.0)  # whether the moments of the inner optimizer outlive a round;
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
 FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "one process = fp32 H=1", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
+ALONE, SPARSE = "one trainer alone", "ours sparse k=64"
 MUON = ", Muon"  # inside a round, instead of AdamW
 # Ours under the robust rule of a job with liars=1; a job that says nothing has that. Centered clipping asks for no such number.
 ONE_MAY_LIE = ", one may lie"
@@ -240,11 +242,17 @@ def single(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
     return held_out_nats(engine, engine.read().copy()), 0.0
 
 
+def alone(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
+    """As many steps as each of the others makes, with one share of the samples; nothing is sent."""
+    return single(replace(budget, trainers=1), seed, tuned)
+
+
 FEDAVG_GRID = {"keep": KEEP, "inner_rate": INNER_RATES}
 DILOCO_GRID = {**FEDAVG_GRID, "outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
 MULOCO_GRID = {**DILOCO_GRID, "inner_rate": MUON_RATES}
 METHODS = (
     Method(FP32_EVERY_STEP, 1, single),
+    Method(ALONE, 1, alone),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
     ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
@@ -253,10 +261,10 @@ METHODS = (
     Method(f"{DILOCO}{MUON}", 15, run_diloco(15, Inner.MUON), MULOCO_GRID),
     ours(f"{DENSE}{MUON}", 15, "local", inner=Inner.MUON),
     ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", inner=Inner.MUON, liars=1),
-    ours("ours sparse k=64", 15, "sparse"),
+    ours(SPARSE, 15, "sparse"),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
     Method(DILOCO, 30, run_diloco(30), DILOCO_GRID),
-    ours("ours sparse k=64", 30, "sparse"),
+    ours(SPARSE, 30, "sparse"),
     Method("SparseLoCo format", 30, run_sparseloco(30), {"inner_rate": INNER_RATES, "outer_rate": OUTER_RATES}),
 )
 
@@ -358,6 +366,11 @@ def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
     if {(FOUR_BIT, 1), (FP32_EVERY_STEP, 1)} <= found.keys():
         worse = found[FOUR_BIT, 1] / found[FP32_EVERY_STEP, 1]
         yield verdict(worse <= WORSE_MAX, f"{FOUR_BIT}, H=1: ≤ {WORSE_MAX} × {rates} fp32 H=1: {worse:.3f}")
+    if (ALONE, 1) in found:
+        for (name, steps), nats in found.items():
+            if name.startswith("ours"):
+                more = nats - found[ALONE, 1]
+                yield verdict(more < 0, f"{name}, H={steps}: better than {rates} {ALONE}: {more:+.3f}")
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ import trio
 from rich.console import Console, RenderableType
 
 from peer import views
+from peer.caveats import SAMPLED_AUDITS
 from peer.grammar import COMMANDS, help_text, option_names, parse, set_overrides, train_request
 from protocol.api import EventView, PeerApi, TrainRequest
 from protocol.errors import UserError
@@ -132,6 +133,8 @@ def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]
             yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
     if local:
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
+    elif overrides.get("audit") == "sampled":
+        yield SAMPLED_AUDITS
     if overrides.get("outer") != "adamw":
         return
     if overrides.get("bits") == "1":

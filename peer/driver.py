@@ -357,6 +357,8 @@ class Driver:
         for item in items:
             if isinstance(item, AppliedBlock):
                 self.snapshots.applied(item.state)
+                for key in item.transition.started:
+                    self.witness.started(key, item.state)
                 for closed in item.transition.closed:
                     self._note_closed(closed, item.state, opened.get((closed.job, closed.round)))
                 for evidence in decode_body(item.decided.decode().body).evidence:

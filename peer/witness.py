@@ -12,6 +12,7 @@ from consensus.voters import VoterSet
 from ledger.jobs import ClosedRound, Job
 from ledger.members import Member
 from ledger.state import State
+from peer.caveats import SAMPLED_AUDITS
 from peer.early import RoundKey, RoundMessage
 from peer.eventlog import EventLog
 from peer.node import Node
@@ -124,6 +125,10 @@ class Witness:
             return {}
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
+
+    def started(self, key: bytes, state: State) -> None:
+        if key in state.audits.jobs:
+            self.events.add("warning", f"job {state.jobs.jobs[key].name}: {SAMPLED_AUDITS}", job=key)
 
     def renewed(self, key: RoundKey, job: Job) -> None:
         text = f"round {key[1]} of {job.name} goes on with {len(job.voters)} voters: too few of those it was opened with are left"

@@ -475,6 +475,15 @@ def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, text: Pa
     assert methods[name].run(budget, 0, rates) != methods[f"{name}{codec.MUON}"].run(budget, 0, rates)
 
 
+def test_one_trainer_alone_has_its_own_share_of_the_samples_and_sends_nothing(text: Path) -> None:
+    torch.set_num_threads(1)
+    budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+    rates = {"inner_rate": 0.01}
+    assert codec.alone(budget, 0, rates) == codec.alone(replace(budget, trainers=5), 0, rates)
+    assert codec.alone(budget, 0, rates)[0] != codec.single(budget, 0, rates)[0]
+    assert codec.alone(budget, 0, rates)[1] == 0.0
+
+
 def test_rates_are_tuned_on_a_finer_line_once_the_others_are_known(text: Path) -> None:
     def run(budget: codec.Budget, seed: int, tuned: codec.Tuned) -> tuple[float, float]:
         return sum(math.log(tuned[name] / best) ** 2 for name, best in (("inner_rate", 2.8), ("outer_rate", 11.0))), 1.0
@@ -510,6 +519,18 @@ def test_bytes_and_loss_are_held_to_their_bounds() -> None:
         rows = [codec.Row(name, steps, 1.0, nats, [nats], {}, {}) for name, steps, nats in names]
         return [line.startswith("MISSED") for line in codec.verdicts(rows, tuned=True)]
 
+    rows = [
+        codec.Row(name, steps, 1.0, nats, [nats], {}, {})
+        for name, steps, nats in (
+            (codec.ALONE, 1, 1.5),
+            (codec.SPARSE, 15, 1.4),
+            (codec.SPARSE, 30, 1.6),
+            ("SparseLoCo format", 30, 1.7),
+        )
+    ]
+    assert [line.split(", H=")[1] for line in codec.verdicts(rows, tuned=True) if line.startswith("MISSED")] == [
+        "30: better than tuned one trainer alone: +0.100"
+    ]
     assert missed(2.04, 2.03) == [False] * 3 and missed(2.06, 2.05) == [True] * 3
     assert list(codec.verdicts([], tuned=True)) == []
 

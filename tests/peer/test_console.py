@@ -296,6 +296,23 @@ async def test_who_sets_what_does_nothing_is_told(
     assert status == 0 and told in printed and ("does nothing" in printed) is bool(told)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--set audit=sampled", True),
+        ("--preset per-step", True),
+        ("", False),
+        ("--preset per-step --set audit=full", False),
+        ("--data local --set audit=sampled", False),  # there audits are off
+    ],
+)
+async def test_who_starts_sampled_audits_is_told_that_they_are_not_for_slow_links(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, told: bool
+) -> None:
+    printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
+    assert status == 0 and ("not for links slower than a LAN" in " ".join(printed.split())) is told
+
+
 async def test_a_test_shows_its_own_phases_until_it_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

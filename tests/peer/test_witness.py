@@ -46,6 +46,15 @@ async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventL
     assert line == "saying nothing more in round 3: a message of ours in it is missing from this disk"
 
 
+async def test_every_peer_is_told_when_a_job_with_sampled_audits_starts(log: EventLog) -> None:
+    witness = Witness(log, lambda: 0.0)
+    job, audited = SimpleNamespace(name="text"), {CHAIN: SimpleNamespace()}
+    for key in (CHAIN, bytes([1]) * 32):
+        witness.started(key, SimpleNamespace(jobs=SimpleNamespace(jobs={key: job}), audits=SimpleNamespace(jobs=audited)))
+    (line,) = await lines(log)
+    assert line.startswith("job text: audit=sampled is not for links slower than a LAN yet: ")
+
+
 async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
     witness = Witness(log, lambda: 0.0)
     proposals = [Proposal(CHAIN, 0, CHAIN, bytes([n]) * 32, 1, CHAIN, None) for n in range(2)]
