@@ -54,7 +54,7 @@ def test_every_package_that_set_up_installs_is_pinned_to_the_version_that_is_her
     assert {name: pinned.get(name) for name in here} == here
 
 
-def test_constraints_name_each_package_once_in_order() -> None:
+def test_constraints_name_each_package_once_with_one_exact_version() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    assert lines == sorted(set(lines)) and len(lines) == len(constraints())
+    assert len(lines) == len(constraints())
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][\w.]*", line) for line in lines)
