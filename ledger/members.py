@@ -26,6 +26,7 @@ from protocol.names import check_name
 
 ROTATIONS_MAX = 16  # keys of one member: an old one stays in the table for ever, and nobody may fill that table alone
 PRESENT_MAX = MEMBERS_MAX * 2 // 5  # members, each under its last key
+REVOKED_MAX = 64  # of one voter's invitations at a time; each goes when it expires, so nobody fills the table of the others
 RETIRED_MAX = MEMBERS_MAX - PRESENT_MAX - VOTERS_MAX * ROTATIONS_MAX  # old keys; beyond that only voters get new ones
 
 
@@ -35,7 +36,7 @@ class Invitation:
 
     TAG: ClassVar[str] = "invitation"
     token: Key
-    expires: Count  # last height at which it admits
+    expires: Count  # milliseconds: it admits while the parent block's time is not later
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,13 @@ class Admit:
     token_signature: SignatureBytes  # over `token_preimage`
     name: Name
     roles: Roles
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """`member/revoke`, by the voter who signed it: this invitation admits nobody any more."""
+
+    invitation: Signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,9 @@ class MembersState:
     )  # candidate -> approvals
     leaving: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()
     tokens: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # used invitations -> expiry
+    revoked: Annotated[dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_MAX)]], Length(0, PRESENT_MAX)] = field(
+        default_factory=dict
+    )  # who had signed them -> invitations that admit nobody -> expiry
 
     def speaks(self, key: bytes) -> bool:
         """Whether a member has this key now."""
@@ -151,9 +162,10 @@ def rotation_preimage(chain_id: bytes, old_key: bytes) -> bytes:
     return b"folkmoot/rotation\x00" + chain_id + old_key
 
 
-Content = Admit | Register | Rename | Stand | Approve | Leave | Rotate
+Content = Admit | Revoke | Register | Rename | Stand | Approve | Leave | Rotate
 KINDS: dict[str, type[Content]] = {
     "member/admit": Admit,
+    "member/revoke": Revoke,
     "member/register": Register,
     "member/name": Rename,
     "member/stand": Stand,
@@ -183,6 +195,8 @@ class MembersModule:
         match content:
             case Admit():
                 return _admit(state, content, author, transaction.nonce, context)
+            case Revoke():
+                return _revoke(state, content.invitation, author, context)
             case Register():
                 check_roles(content.roles)
                 return _with_member(state, author, replace(state.members[author], roles=content.roles))
@@ -225,12 +239,15 @@ class Change(NamedTuple):
     comes: bytes | None
 
 
-def end_block(state: MembersState, height: int) -> MembersState:
-    """Moves the voter sets on by one height: changes decided in block h act at h+2, at most max(1, f) of them a block."""
+def end_block(state: MembersState, time_ms: int) -> MembersState:
+    """Moves the voter sets on by one height: changes decided in block h act at h+2, at most max(1, f) of them a block.
+
+    What is known of invitations goes when they have expired: at `time_ms`, the parent block's time, as for whom they admit.
+    """
     changes = _changes(state)[: max(1, faults_tolerated(len(state.upcoming)))]
     gone, came = {change.goes for change in changes}, {change.comes for change in changes}
     voters = {*state.upcoming, *came} - gone - {None}
-    tokens = {token: expires for token, expires in state.tokens.items() if expires >= height}
+    revoked = {inviter: _unexpired(tokens, time_ms) for inviter, tokens in state.revoked.items()}
     return replace(
         state,
         previous=state.voters,
@@ -238,8 +255,13 @@ def end_block(state: MembersState, height: int) -> MembersState:
         upcoming=tuple(sorted(key for key in voters if key is not None)),
         standing={key: approvals for key, approvals in state.standing.items() if key not in came},
         leaving=tuple(key for key in state.leaving if key not in gone),
-        tokens=tokens,
+        tokens=_unexpired(state.tokens, time_ms),
+        revoked={inviter: tokens for inviter, tokens in revoked.items() if tokens},
     )
+
+
+def _unexpired(tokens: dict[bytes, int], time_ms: int) -> dict[bytes, int]:
+    return {token: expires for token, expires in tokens.items() if expires >= time_ms}
 
 
 def change_due(state: MembersState) -> bool:
@@ -324,13 +346,15 @@ def _may_rotate(state: MembersState, author: bytes) -> bool:
 
 
 def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
-    """No candidacy, no approvals and no wish to leave of these keys."""
+    """No candidacy, no approvals and no wish to leave of these keys; their invitations admit nobody, revoked or not."""
     standing = {
         candidate: tuple(key for key in approvals if key not in keys)
         for candidate, approvals in state.standing.items()
         if candidate not in keys
     }
-    return replace(state, standing=standing, leaving=tuple(key for key in state.leaving if key not in keys))
+    leaving = tuple(key for key in state.leaving if key not in keys)
+    revoked = {inviter: tokens for inviter, tokens in state.revoked.items() if inviter not in keys}
+    return replace(state, standing=standing, leaving=leaving, revoked=revoked)
 
 
 # Transactions --------------------------------------------------------------------------------------------------------
@@ -355,13 +379,39 @@ def _admit(state: MembersState, admit: Admit, author: bytes, nonce: int, context
     invited = sum(member.invited_by is not None and state.current(member.invited_by) == inviter for member in present)
     if invited >= PRESENT_MAX // len(state.voters):
         raise Refused(f"{short_id(inviter)} has invited {invited} members, its share of all there can be")
-    if invitation.expires < context.height or invitation.token in state.tokens:
+    gone = _gone(state, invitation, admit.invitation.signer, context)
+    if gone:
         what_to_do = "ask whoever invited you for a new one, stop this peer and `peer join` the new one with the same --data-dir"
-        raise Refused(f"the invitation has expired or was used: {what_to_do}")
+        raise Refused(f"the invitation {gone}: {what_to_do}")
     if not context.verifier.verify(invitation.token, token_preimage(context.chain_id, author), admit.token_signature):
         raise RemoteProtocolError("bad-signature", "invitation token")
     member = Member(admit.name, admit.roles, context.height, admit.invitation.signer, nonce)
     return replace(_with_member(state, author, member), tokens={**state.tokens, invitation.token: invitation.expires})
+
+
+def _gone(state: MembersState, invitation: Invitation, inviter: bytes, context: Context) -> str:
+    """Why an invitation admits nobody any more; empty if it does."""
+    if invitation.expires < context.time_ms:
+        return "has expired"
+    if invitation.token in state.tokens:
+        return "was used"
+    return "was revoked" if invitation.token in state.revoked.get(inviter, {}) else ""
+
+
+def _revoke(state: MembersState, signed: Signed, author: bytes, context: Context) -> MembersState:
+    """Only its own: another voter that signs the same token again revokes nothing but that."""
+    if author not in state.voters:
+        raise Refused(f"{short_id(author)} does not vote, so its invitations admit nobody")
+    if signed.signer != author:
+        raise Refused(f"the invitation is signed by {short_id(signed.signer)}, who alone can revoke it")
+    invitation = open_signed(signed, context.chain_id, context.verifier, (Invitation,))
+    gone = _gone(state, invitation, author, context)
+    if gone:
+        raise Refused(f"the invitation {gone} already")
+    known = state.revoked.get(author, {})
+    if len(known) >= REVOKED_MAX:
+        raise Refused(f"{short_id(author)} has revoked {REVOKED_MAX} invitations that have not expired yet, the most it can")
+    return replace(state, revoked={**state.revoked, author: {**known, invitation.token: invitation.expires}})
 
 
 def _stand(state: MembersState, stand: Stand, author: bytes, context: Context) -> MembersState:

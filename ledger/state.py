@@ -181,7 +181,7 @@ class Rules:
         if not height <= transaction.expires <= height + TRANSACTION_LIFETIME_HEIGHTS:
             raise Refused(f"{transaction.kind} expires at height {transaction.expires}, this is {height}")
         state = state.with_modules(members=membership.use_nonce(state.members, transaction, signed.signer))
-        context = Context(self.chain_id, height, self.verifier, state.certified_roots)
+        context = Context(self.chain_id, height, state.time_ms, self.verifier, state.certified_roots)
         return state.with_modules(**{module.name: module.apply(state.modules, transaction, signed.signer, context)})
 
     def open_transaction(self, signed: Signed) -> Transaction:
@@ -275,7 +275,7 @@ class Rules:
         after = self.expel_all(state, body.evidence, height)
         for signed in body.transactions:
             after = self.apply_transaction(after, signed, height)
-        members = membership.end_block(after.members, height)
+        members = membership.end_block(after.members, state.time_ms)
         jobs: dict[bytes, Job] = dict(after.jobs.jobs)
         audits = follow(after.audits, members)
         for item in closed:

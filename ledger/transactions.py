@@ -26,6 +26,7 @@ class Context:
 
     chain_id: bytes
     height: int
+    time_ms: int  # of the parent block: the time of the network, which only blocks move on
     verifier: Verifier
     certified_roots: Mapping[int, bytes]  # state roots of recent heights, as blocks named them
 

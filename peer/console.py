@@ -202,7 +202,16 @@ def _unchanged(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, s
 
 
 async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.invite())
+    show(await api.invite(options.days))
+
+
+async def _invitations(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    made = await api.invitations()
+    show(views.invitations(made) if made else "this peer has made no invitation yet; `invite` makes one")
+
+
+async def _revoke(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await _decided(api, show, api.revoke(options.token)))
 
 
 async def _cancel(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
@@ -253,6 +262,8 @@ ACTIONS: dict[str, Action] = {
     "audits": _audits,
     "log": _log,
     "invite": _invite,
+    "invitations": _invitations,
+    "revoke": _revoke,
     "cancel": _cancel,
     "approve": _approve,
     "challenge": _challenge,

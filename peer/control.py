@@ -28,6 +28,7 @@ from protocol.api import (
     AuditsView,
     EventView,
     ExportView,
+    InvitationView,
     JobView,
     PeerApi,
     PeerView,
@@ -302,8 +303,14 @@ class ControlClient:
     async def test(self) -> str:
         return str(await self._call("test"))
 
-    async def invite(self) -> str:
-        return str(await self._call("invite"))
+    async def invite(self, days: int) -> str:
+        return str(await self._call("invite", days))
+
+    async def invitations(self) -> tuple[InvitationView, ...]:
+        return typing.cast(tuple[InvitationView, ...], await self._call("invitations"))
+
+    async def revoke(self, token: str) -> str:
+        return str(await self._call("revoke", token))
 
     async def cancel(self, job: str) -> str:
         return str(await self._call("cancel", job))

@@ -30,6 +30,7 @@ from peer.datadir import DataDirectory
 from peer.driver import Driver
 from peer.eventlog import EventLog
 from peer.invitation import InvitationString, parse_invitation
+from peer.invitations import InvitationBook
 from peer.membership import Membership
 from peer.roles.base import Role
 from peer.roles.trainer import Trainer
@@ -91,6 +92,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             set_standing=lambda stands: setattr(membership, "stands", stands),
             challenge_due=lambda due: auditing.challenge(due),
             author=author,
+            invited=InvitationBook(directory.path / "invitations"),
             started=time.monotonic(),
         )
         former = directory.load_former_identity()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from peer.arguments import Parser, not_negative, whole_number
 from peer.config import nearest
-from protocol.api import TrainRequest
+from protocol.api import INVITATION_DAYS, INVITATION_DAYS_MAX, TrainRequest
 from protocol.errors import UserError
 
 PRESETS = ("local", "sparse", "per-step")  # of `training.spec`, which is imported only where they are used
@@ -28,6 +28,8 @@ COMMANDS = {
     "audits": "sampled audits: who, by whom, what came out, and everybody's standing",
     "log": "what happened last",
     "invite": "a string that lets somebody join as a member",
+    "invitations": "those that this peer made, and what has become of them",
+    "revoke": "take an invitation back: revoke TOKEN",
     "approve": "let a member vote: approve PEER",
     "challenge": "re-execute an accepted proposal, and challenge what is false in it: challenge TRAINER [ROUND]",
     "leave": "stop voting",
@@ -53,6 +55,12 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("last", nargs="?", type=whole_number(1), default=LINES_SHOWN, metavar="N", help="how many")
     elif name == "cancel":
         command.add_argument("job", metavar="JOB", help="a running job's id; its first characters are enough")
+    elif name == "invite":
+        about = f"how long it is valid, 1 to {INVITATION_DAYS_MAX} (default {INVITATION_DAYS})"
+        days = whole_number(1, INVITATION_DAYS_MAX)
+        command.add_argument("--days", type=days, default=INVITATION_DAYS, metavar="N", help=about)
+    elif name == "revoke":
+        command.add_argument("token", metavar="TOKEN", help="of `invitations`; its first characters are enough")
     elif name == "approve":
         command.add_argument("peer", metavar="PEER", help=PEER_ABOUT)
     elif name == "challenge":
@@ -163,7 +171,7 @@ def option_names(command: str) -> tuple[str, ...]:
 def help_text(topic: str = "") -> str:
     """All commands, or one with its arguments. Raises `UserError`."""
     if not topic:
-        return "\n".join(f"{name:<9} {about}" for name, about in COMMANDS.items())
+        return "\n".join(f"{name:<11} {about}" for name, about in COMMANDS.items())
     if topic not in COMMANDS:
         raise UserError(f"no command {topic!r}{nearest(topic, COMMANDS)}")
     command = Parser(prog=topic, description=COMMANDS[topic], add_help=False)

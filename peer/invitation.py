@@ -17,7 +17,7 @@ from protocol.identity import Identity, Signed, Signer, sign
 from protocol.messages import Address
 
 PREFIX = "folkmoot1:"
-HEIGHTS = 900  # how long an invitation lasts; below the ledger's memory for transactions
+DAY_MS = 86_400_000
 BYTES_MAX = 64 << 10  # an invitation into a network of 200 founders is about 20 kB
 
 
@@ -33,12 +33,16 @@ class InvitationString:
 
 
 def make_invitation(
-    signer: Signer, genesis: Genesis, height: int, addresses: tuple[str, ...], anchor: Anchor | None = None
-) -> str:
+    signer: Signer, genesis: Genesis, expires_ms: int, addresses: tuple[str, ...], anchor: Anchor | None = None
+) -> InvitationString:
     token = Identity.generate()
-    signed = sign(signer, genesis.chain_id, Invitation(token.public, height + HEIGHTS))
-    data = codec.encode(InvitationString(genesis, addresses, signed, token.seed, anchor))
-    return _text(zlib.compress(data, 9))
+    signed = sign(signer, genesis.chain_id, Invitation(token.public, expires_ms))
+    return InvitationString(genesis, addresses, signed, token.seed, anchor)
+
+
+def invitation_text(invitation: InvitationString) -> str:
+    """What people pass on."""
+    return _text(zlib.compress(codec.encode(invitation), 9))
 
 
 def _text(packed: bytes) -> str:

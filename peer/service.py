@@ -19,7 +19,7 @@ from consensus.voters import VoterSet
 from ledger.audits import CHALLENGES_OPEN_MAX, Due, Entry, JobAudits, Standing
 from ledger.genesis import TRAINER, Genesis
 from ledger.jobs import Job, Phase, Start, Stop, job_id
-from ledger.members import Approve, Leave, Member, MembersState, warning_for_removal
+from ledger.members import Approve, Leave, Member, MembersState, Revoke, warning_for_removal
 from ledger.state import State
 from ledger.store import StoredRound
 from peer.auditing import suspension
@@ -27,7 +27,8 @@ from peer.author import Author
 from peer.config import Config, nearest
 from peer.driver import Driver
 from peer.export import export, exported_state, missing_payloads
-from peer.invitation import make_invitation
+from peer.invitation import DAY_MS, invitation_text, make_invitation
+from peer.invitations import InvitationBook, Made
 from peer.memory import process_memory_mb
 from peer.naming import find
 from peer.roles.trainer import Trainer
@@ -35,10 +36,12 @@ from peer.witness import why_disputed, why_halted, why_waiting
 from peer.worker import Worker
 from protocol import codec
 from protocol.api import (
+    INVITATION_DAYS_MAX,
     AuditsView,
     AuditView,
     EventView,
     ExportView,
+    InvitationView,
     JobView,
     LinkView,
     PeerView,
@@ -80,6 +83,7 @@ class Service:
     set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
     challenge_due: Callable[[Due], Awaitable[str]]
     author: Author
+    invited: InvitationBook
     started: float
 
     # Looking ---------------------------------------------------------------------------------------------------------
@@ -291,13 +295,30 @@ class Service:
         wanted = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
         return f"{wanted}; its author can end it alone, the others have to say the same"
 
-    async def invite(self) -> str:
+    async def invite(self, days: int) -> str:
+        if not 1 <= days <= INVITATION_DAYS_MAX:
+            raise UserError(f"--days {days} is outside 1..{INVITATION_DAYS_MAX}")
         if self.driver.signer.public not in self.driver.state.members.voters:
             raise UserError("only a voter can invite, and this peer does not vote (`peers` shows who does)")
-        height = self.driver.state.height
-        decided = await trio.to_thread.run_sync(self.driver.store.decision, height)
+        decided = await trio.to_thread.run_sync(self.driver.store.decision, self.driver.state.height)
         anchor = Anchor(decided.height, decided.digest) if decided else None
-        return make_invitation(self.driver.signer, self.genesis, height, self._addresses(), anchor)
+        now_ms = time.time_ns() // 1_000_000
+        expires_ms = max(now_ms, self.driver.state.time_ms) + days * DAY_MS
+        made = make_invitation(self.driver.signer, self.genesis, expires_ms, self._addresses(), anchor)
+        await self.invited.add(Made(made.invitation, now_ms, made.addresses))  # first: what was handed out can be taken back
+        return invitation_text(made)
+
+    async def invitations(self) -> tuple[InvitationView, ...]:
+        state = self.driver.state
+        return tuple(
+            InvitationView(made.token, made.outcome(state), made.made_ms, made.invitation.expires, made.addresses)
+            for made in self.invited.made
+        )
+
+    async def revoke(self, token: str) -> str:
+        made = self.invited.find(token)
+        await self.author.submit("member/revoke", Revoke(made.signed))
+        return f"invitation {made.token[:8]} is revoked: it admits nobody any more"
 
     def _addresses(self) -> tuple[str, ...]:
         others = sorted(link.address for link in self.network.links() if link.dialed)

@@ -9,7 +9,18 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from protocol.api import AuditView, EventView, JobView, PeerView, RoundView, StandingView, StatsView, StatusView, SuspensionView
+from protocol.api import (
+    AuditView,
+    EventView,
+    InvitationView,
+    JobView,
+    PeerView,
+    RoundView,
+    StandingView,
+    StatsView,
+    StatusView,
+    SuspensionView,
+)
 
 SHORT = 8  # characters of an id or root that people see
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
@@ -178,6 +189,16 @@ def peers(views: Iterable[PeerView]) -> Table:
             f"{link.bytes_received / 1e6:.2f} MB" if link else "–",
             escape(view.record),
         )
+    return table
+
+
+def invitations(views: Iterable[InvitationView]) -> Table:
+    table = _table("token", "state", "made", "expires", "addresses")
+    for view in views:
+        made, expires = (
+            f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M}" for ms in (view.made_ms, view.expires_ms)
+        )
+        table.add_row(short(view.token), view.state, made, expires, escape(" ".join(view.addresses)))
     return table
 
 

@@ -15,6 +15,10 @@ PARTS = (
 )  # kinds of traffic that are part of `bulk`: what is served by digest, and of that what audits ask for
 
 
+INVITATION_DAYS = 7  # how long an invitation lives unless its maker says otherwise
+INVITATION_DAYS_MAX = 90  # beyond that nobody remembers whom it was meant for
+
+
 @dataclass(frozen=True, slots=True)
 class LinkView:
     peer: str  # peer id
@@ -200,6 +204,17 @@ class ExportView:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class InvitationView:
+    """One that this peer made."""
+
+    token: str  # how it is called: its first characters are enough to revoke it. Nobody can join with it
+    state: str  # open, used, revoked, expired, or why it has no effect
+    made_ms: int
+    expires_ms: int  # of the network's time, which is that of its last block
+    addresses: tuple[str, ...]
+
+
 class PeerApi(Protocol):
     """Every call may raise `UserError`, whose text is for the person who asked."""
 
@@ -229,7 +244,15 @@ class PeerApi(Protocol):
         """Starts a scratch round on the live network and returns its job id; `events` tells its phases."""
         ...
 
-    async def invite(self) -> str: ...
+    async def invite(self, days: int) -> str: ...
+
+    async def invitations(self) -> tuple[InvitationView, ...]:
+        """Those that this peer made, the oldest first."""
+        ...
+
+    async def revoke(self, token: str) -> str:
+        """Puts it on the log that an invitation of this peer admits nobody any more."""
+        ...
 
     async def cancel(self, job: str) -> str:
         """Asks for the end of a job, by its id or the beginning of it: its author alone ends it, voters by a quorum."""

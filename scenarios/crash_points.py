@@ -21,6 +21,7 @@ import trio
 from ledger.crash_points import POINTS, VARIABLE, WRITES
 from ledger.snapshot import LAG_HEIGHTS
 from peer.demo import DemoPeer
+from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import network
@@ -187,7 +188,7 @@ async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
         with trio.fail_after(STALL_SECONDS_MAX):
             await in_order(peers)
         await goes_on(peers.demo.watched, 2 * LAG_HEIGHTS)  # more than a newcomer fetches block by block
-    invitation = await peers.demo.watched.client.invite()
+    invitation = await peers.demo.watched.client.invite(INVITATION_DAYS)
     newcomer.environment[VARIABLE] = point
     command = ("join", invitation, "--no-stand")
     peers.launch(newcomer, *command)

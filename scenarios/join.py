@@ -20,6 +20,7 @@ from rich.table import Table
 from ledger.snapshot import LAG_HEIGHTS
 from peer import demo
 from peer.demo import DemoPeer
+from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import network
@@ -80,7 +81,7 @@ async def join(peers: Network, number: int, keeps: bool) -> Join:
     """One newcomer comes, catches up and goes again."""
     watched, result = peers.demo.watched, Join(number)
     result.height_at_start = await peers.height(watched)
-    invitation = await watched.client.invite()
+    invitation = await watched.client.invite(INVITATION_DAYS)
     folder = peers.demo.folder / "newcomers" / str(number)
     folder.mkdir(parents=True)
     place = len(peers.peers) + number

@@ -15,6 +15,7 @@ import trio
 
 from peer.datadir import DataDirectory
 from peer.demo import DemoPeer
+from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from scenarios import network
@@ -47,7 +48,7 @@ async def _rejoin(peers: Network, peer: DemoPeer, others: Sequence[DemoPeer]) ->
     keep_log(peer)
     shutil.rmtree(peer.directory)
     peer.identity = DataDirectory.create(peer.directory).create_identity()
-    await peers.restart(peer, "join", await others[0].client.invite())
+    await peers.restart(peer, "join", await others[0].client.invite(INVITATION_DAYS))
     await trio.to_thread.run_sync(peers.record, peer)
 
     async def is_voter() -> bool:

@@ -21,7 +21,7 @@ from ledger.genesis import Founder, Genesis
 from ledger.state import EMPTY_BODY, decode_body
 from ledger.transactions import Refused
 from peer import config, control
-from peer.invitation import make_invitation, parse_invitation
+from peer.invitation import invitation_text, make_invitation, parse_invitation
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign
@@ -166,7 +166,7 @@ def _peer_ids() -> Decoder:
 
 
 def _invitations() -> Decoder:
-    text = make_invitation(Identity(bytes(32)), GENESIS, 7, ("127.0.0.1:7700",)).encode()
+    text = invitation_text(make_invitation(Identity(bytes(32)), GENESIS, 7, ("127.0.0.1:7700",))).encode()
 
     def decode(data: bytes) -> Any:
         return parse_invitation(data.decode(errors="replace"))

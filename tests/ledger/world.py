@@ -27,6 +27,7 @@ LANGUAGE, SCRATCH, UNAUDITED, SAMPLED = b"language", b"scratch", b"unaudited", b
 SAMPLED_SCRATCH = b"sampled-scratch"
 AUDITS = AuditTerms(rate=1.0, auditors=2, window=3, steps=10, suspension_rounds=4)
 TOKEN = FastSigner("token")
+FAR_MS = 10**15  # when invitations expire unless a test says otherwise
 TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
 
 
@@ -85,13 +86,16 @@ class World:
         newcomer: FastSigner,
         by: FastSigner = PEOPLE[0],
         token: FastSigner = TOKEN,
-        expires: int = 100,
+        expires: int = FAR_MS,
         holder: FastSigner | None = None,
     ) -> Signed:
         """`holder` is whom the token's owner meant, if not the newcomer."""
-        invitation = sign(by, self.chain, Invitation(token.public, expires))
+        invitation = self.invitation(by, token, expires)
         signature = token.sign(token_preimage(self.chain, (holder or newcomer).public))
         return self.tx(newcomer, "member/admit", Admit(invitation, signature, "newcomer", ()))
+
+    def invitation(self, by: FastSigner = PEOPLE[0], token: FastSigner = TOKEN, expires: int = FAR_MS) -> Signed:
+        return sign(by, self.chain, Invitation(token.public, expires))
 
     def rotation(self, person: FastSigner, new: FastSigner, ahead: int = 1) -> Signed:
         return self.tx(person, "member/rotate", Rotate(new.public, new.sign(rotation_preimage(self.chain, person.public))), ahead)

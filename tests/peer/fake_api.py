@@ -11,6 +11,7 @@ from protocol.api import (
     AuditView,
     EventView,
     ExportView,
+    InvitationView,
     JobView,
     LinkView,
     PeerView,
@@ -65,6 +66,11 @@ AUDITS = AuditsView(
     (SuspensionView(23, AuditView(3, "e" * 64, 1, OTHER, ME, 7, "suspended", "payload", 0.5)),),
 )
 
+INVITATIONS = (
+    InvitationView(ME, "used", 1_700_000_000_000, 1_700_604_800_000, ("192.0.2.7:7700",)),
+    InvitationView(OTHER, "open", 1_700_000_000_000, 1_700_604_800_000, ("192.0.2.7:7700", "[::1]:2")),
+)
+
 
 @dataclass
 class FakeApi:
@@ -111,8 +117,16 @@ class FakeApi:
             self.log.append(EventView(number + 1, 0, kind, f"phase {kind}", fields))
         return "2" * 64
 
-    async def invite(self) -> str:
+    async def invite(self, days: int) -> str:
+        self.asked.append(days)
         return "invitation-string"
+
+    async def invitations(self) -> tuple[InvitationView, ...]:
+        return INVITATIONS
+
+    async def revoke(self, token: str) -> str:
+        self.asked.append(token)
+        return f"{token} is revoked"
 
     async def cancel(self, job: str) -> str:
         self.asked.append(job)

@@ -20,6 +20,7 @@ from peer.author import Author
 from peer.config import Config
 from peer.driver import Driver
 from peer.eventlog import EventLog
+from peer.invitations import InvitationBook
 from peer.roles.base import Role
 from peer.roles.voter import Voter
 from peer.service import Service
@@ -130,6 +131,7 @@ def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = N
         set_standing=lambda stands: None,
         challenge_due=challenge or seat.auditing.challenge,
         author=seat.author,
+        invited=InvitationBook(seat.folder / "invitations"),
         started=0.0,
     )
 

@@ -398,10 +398,13 @@ async def test_a_peer_says_its_name_once_a_start_even_where_somebody_with_its_ke
         peer: Any = log
         peer.signer, peer.witness = ME, Witness(EventLog(), lambda: 0.0)
         other = log.world.tx(ME, "member/name", Rename("bne"), ahead=2)
-        log.nursery.start_soon(Membership(peer, author, "ben", (TRAINER,), False, 0, None).run)
+        membership = Membership(peer, author, "ben", (TRAINER,), False, 0, None)
+        log.nursery.start_soon(membership.run)
         said = await log.said()
         assert codec.decode(Rename, codec.decode_message(said.body, (Transaction,)).content) == Rename("ben")
-        log.decide([said], [other], [])
+        log.decide([said], [other])
+        await poll(lambda: membership._has_said_name)
+        log.decide([])
         await trio.testing.wait_all_tasks_blocked()
         assert log.state.members.members[ME.public].name == "bne" and log.is_silent()
 

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 from ledger.audits import Due, StepFinding, due_for, others_audited
 from ledger.genesis import TRAINER
 from ledger.jobs import Start, Stop
-from ledger.members import Admit, Approve, Invitation, Leave, Register, Rename, Rotate, Stand, rotation_preimage, token_preimage
+from ledger.members import (
+    Admit,
+    Approve,
+    Invitation,
+    Leave,
+    Register,
+    Rename,
+    Revoke,
+    Rotate,
+    Stand,
+    rotation_preimage,
+    token_preimage,
+)
 from ledger.state import State
 from ledger.transactions import Refused
 from peer.node import Do
@@ -28,8 +40,9 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Peer
 
 LIFETIME_HEIGHTS = 30  # of a transaction: one that was lost is made anew
-INVITED_UNTIL = 10_000  # height
-RENAMED = 10  # of a hundred numbers to add: a new name instead
+INVITED_UNTIL_MS = 2**53 - 1
+REVOKED_FOR_MS = 5_000  # so that some of what was revoked expires within a history
+RENAMED, REVOKED = 10, 15  # of a hundred numbers to add: those below are a new name, those below that an invitation taken back
 CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused does other things as well
 
 
@@ -54,7 +67,7 @@ class Author:
             waiting = codec.decode_message(self.outstanding.body, (Transaction,))
             if waiting.nonce > nonce and waiting.expires > state.height:
                 return None
-        wanted = self._wanted(state) if member is None or state.members.speaks(self.signer.public) else None
+        wanted = self._wanted(state, chain_id) if member is None or state.members.speaks(self.signer.public) else None
         if wanted is None:
             return None
         kind, content = wanted
@@ -63,7 +76,7 @@ class Author:
         self.submitted += 1
         return self.outstanding
 
-    def _wanted(self, state: State) -> tuple[str, Any] | None:
+    def _wanted(self, state: State, chain_id: bytes) -> tuple[str, Any] | None:
         me, members = self.signer.public, state.members
         member = members.members.get(me)
         if member is None:
@@ -91,7 +104,11 @@ class Author:
                 return "audit/challenge", StepFinding(due.job, due.round, due.trainer, step, finding, 0)
         if self.random.random() < self.work:
             number = self.random.randrange(100)
-            return ("member/name", Rename(f"name {number}")) if number < RENAMED else ("counter/add", Add(number))
+            if number < RENAMED:
+                return "member/name", Rename(f"name {number}")
+            if number < REVOKED:
+                return "member/revoke", _revocation(chain_id, self.signer, f"revoked {number}", state.time_ms)
+            return "counter/add", Add(number)
         return None
 
     def restarted(self) -> None:
@@ -101,8 +118,12 @@ class Author:
 
 def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Admit:
     token = FastSigner(f"token {name}")
-    permission = sign(voter, chain_id, Invitation(token.public, INVITED_UNTIL))
+    permission = sign(voter, chain_id, Invitation(token.public, INVITED_UNTIL_MS))
     return Admit(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
+
+
+def _revocation(chain_id: bytes, voter: Signer, name: str, now_ms: int) -> Revoke:
+    return Revoke(sign(voter, chain_id, Invitation(FastSigner(name).public, now_ms + REVOKED_FOR_MS)))
 
 
 def start_job(kind: str, rounds: int, alone: bool = False) -> tuple[str, Start]:

@@ -1,0 +1,106 @@
+"""Invitations of one peer: what it lists, what it can take back, and what its disk remembers of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ledger.members import Invitation
+from peer import invitations
+from peer.invitation import DAY_MS, admission, parse_invitation
+from peer.invitations import InvitationBook, Made
+from peer.service import Service
+from protocol.api import INVITATION_DAYS_MAX
+from protocol.errors import StorageError, UserError
+from protocol.identity import Identity, peer_id, sign
+from tests.ledger.world import World
+from tests.peer.network import network, service_of
+
+
+@asynccontextmanager
+async def inviter(folder: Path, observers: int = 0) -> AsyncIterator[tuple[Service, Service]]:
+    """Of the only voter, and of the last peer, which may be the same one."""
+    async with network(folder, 1, observers) as founders:
+        first, last = (service_of(seat) for seat in (founders.seats[0], founders.seats[-1]))
+        first.address = last.address = lambda: "192.0.2.7:7700"
+        yield first, last
+
+
+async def test_what_a_peer_made_is_listed_without_its_secret(tmp_path: Path) -> None:
+    async with inviter(tmp_path) as (service, _):
+        text = await service.invite(3)
+        (view,) = await service.invitations()
+        invitation = parse_invitation(text)
+        token = Identity(invitation.token_seed)
+        assert (view.token, view.state, view.addresses) == (peer_id(token.public), "open", ("192.0.2.7:7700",))
+        assert view.expires_ms - view.made_ms == 3 * DAY_MS
+        stored = (service.driver.store.path.parent / "invitations").read_bytes()
+        assert token.seed not in stored and token.public in stored
+
+
+async def test_a_revoked_invitation_admits_nobody_and_says_so_in_the_list(tmp_path: Path) -> None:
+    async with inviter(tmp_path, observers=1) as (service, newcomer):
+        texts = [await service.invite(7) for _ in range(2)]
+        first, second = await service.invitations()
+        assert await service.revoke(first.token[:6]) == f"invitation {first.token[:8]} is revoked: it admits nobody any more"
+        assert [view.state for view in await service.invitations()] == ["revoked", "open"]
+        with pytest.raises(UserError, match="was revoked already"):
+            await service.revoke(first.token)
+        revoked, still_open = (admission(parse_invitation(text), newcomer.driver.signer.public, "ben") for text in texts)
+        with pytest.raises(UserError, match="the invitation was revoked: ask whoever invited you"):
+            await newcomer.author.submit("member/admit", revoked)
+        await newcomer.author.submit("member/admit", still_open)
+        assert [view.state for view in await service.invitations()] == ["revoked", "used"]
+        with pytest.raises(UserError, match="was used already"):
+            await service.revoke(second.token)
+        with pytest.raises(UserError, match="only a voter can invite"):
+            await newcomer.invite(7)
+
+
+@pytest.mark.parametrize("text", ["", "x", "folkmoot1:abc"])
+async def test_what_names_no_invitation_or_two_is_refused(tmp_path: Path, text: str) -> None:
+    async with inviter(tmp_path) as (service, _):
+        for _ in range(2):
+            await service.invite(7)
+        with pytest.raises(UserError, match=r"invitations that this peer made; `invitations` lists them"):
+            await service.revoke(text)
+
+
+@pytest.mark.parametrize("days", [0, -1, INVITATION_DAYS_MAX + 1, 2**40])
+async def test_how_long_an_invitation_lives_is_bounded(tmp_path: Path, days: int) -> None:
+    async with inviter(tmp_path) as (service, _):
+        with pytest.raises(UserError, match=rf"--days {days} is outside 1..90"):
+            await service.invite(days)
+        assert await service.invitations() == ()
+
+
+def test_what_became_of_an_invitation_follows_from_the_state() -> None:
+    world = World()
+    me, stranger = Identity(bytes(32)), world.genesis.voters.keys[0]
+
+    def made(signed_by: Identity, expires: int) -> Made:
+        return Made(sign(signed_by, world.chain, Invitation(stranger, expires)), 1, ())
+
+    assert made(me, world.state.time_ms - 1).outcome(world.state) == "expired"
+    assert made(me, world.state.time_ms).outcome(world.state) == "without effect: its key does not vote"
+
+
+async def test_the_book_is_there_after_a_restart_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invitations, "KEPT_MAX", 2)
+    book = InvitationBook(tmp_path / "invitations")
+    made = [Made(sign(Identity(bytes(32)), bytes(32), Invitation(bytes([n]) * 32, n)), n, ("a:1",)) for n in range(3)]
+    for item in made:
+        await book.add(item)
+    assert book.made == InvitationBook(tmp_path / "invitations").made == tuple(made[1:])
+    assert (tmp_path / "invitations").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x91\x93", b"\x91\x93\x93\xc4\x01a\xc4\x01a\xc4\x01a\x01\x90"])
+def test_a_damaged_book_is_one_line_that_says_what_to_do(tmp_path: Path, damage: bytes) -> None:
+    file = tmp_path / "invitations"
+    file.write_bytes(damage)
+    with pytest.raises(StorageError, match=r"invitations is damaged \(.*: move it away"):
+        InvitationBook(file)
