@@ -298,6 +298,11 @@ class RoundBook:
         return self._times[0]
 
     @property
+    def times_up(self) -> float:
+        """T4 as a moment: nobody waits for anything any more."""
+        return self._times[-1]
+
+    @property
     def awaited(self) -> frozenset[bytes]:
         """Whose proposals this peer gives until T1."""
         return self.terms.awaited | self.timers.returning & self.terms.trainers
@@ -361,7 +366,7 @@ class RoundBook:
 
     def cut_off_due(self, now: float) -> CutOff | None:
         """Our cut-off, once: enough ballots are there, time is up, and they do not settle the round."""
-        if now < self._times[-1] or self.me not in self.terms.voters or self.me in self.cut_offs:
+        if now < self.times_up or self.me not in self.terms.voters or self.me in self.cut_offs:
             return None
         if len(self.ballots) < self.terms.quorum or settled(self.terms, self.ballots):
             return None

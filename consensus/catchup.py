@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from consensus.events import Message
@@ -56,6 +56,11 @@ class CatchUp:
     @property
     def claimed(self) -> int:
         return max([claim.height for claim in self._claims.values()], default=0)
+
+    def claimed_by(self, peers: Set[bytes], count: int) -> int:
+        """The height that so many of these peers, or more, say they work on; 0 if fewer are ahead: the others say nothing."""
+        claims = sorted((claim.height for peer, claim in self._claims.items() if peer in peers), reverse=True)
+        return claims[count - 1] if 0 < count <= len(claims) else 0
 
     def reached(self, height: int, now: float) -> None:
         """Notes progress: the peer that is being asked delivers."""

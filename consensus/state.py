@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Set
 
 from consensus.application import Application
 from consensus.block import decode_block
@@ -81,6 +82,10 @@ class ReplicaState:
     def claimed(self) -> int:
         """The highest height that a connected peer says it works on. Nobody has to believe it."""
         return max(self._catch_up.claimed, self.height)
+
+    def claimed_by(self, peers: Set[bytes], count: int) -> int:
+        """The height that so many of these peers, or more, say they work on; 0 if so many are not ahead."""
+        return self._catch_up.claimed_by(peers, count)
 
     @property
     def divergence(self) -> str | None:

@@ -9,6 +9,11 @@ from protocol.messages import GetHeard, Status
 
 
 class Timers(Rules):
+    @property
+    def awaits_decision(self) -> bool:
+        """Whether there is work for the voters, as far as this one could judge it."""
+        return self._is_working()
+
     def _is_working(self) -> bool:
         """(L) The view timer runs exactly while this voter itself waits for a decision that it could judge.
 

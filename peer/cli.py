@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 from peer.arguments import Parser, whole_number
 from peer.config import ROLES, ROLES_LATER, Config, Settings, load, show
-from peer.grammar import COMMANDS, add_arguments, add_preset_argument, add_set_argument, parse, parse_words
+from peer.grammar import COMMANDS, IN_JSON, add_arguments, add_preset_argument, add_set_argument, parse, parse_words
 from protocol.errors import UserError
 
 VERSION = "0.1.0"
@@ -151,12 +150,10 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
     _add_place(console)
     console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
-    for name in ("status", "stats", "invite", "invitations", "revoke", "approve", "sample", "export"):
+    for name in (*IN_JSON, "invite", "invitations", "revoke", "approve", "sample", "export"):
         made = command(name, COMMANDS[name], _ask)
         _add_place(made)
         add_arguments(name, made)
-        if name in ("status", "stats"):
-            made.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -275,17 +272,13 @@ def _place_taken(options: argparse.Namespace) -> list[str]:
     return argparse.ArgumentParser.parse_known_args(place, options.line, options)[1]
 
 
-def _ask(options: argparse.Namespace) -> None:
+def _ask(options: argparse.Namespace) -> int:
     import trio
 
     from peer import console
 
     client, _ = _client(options)
-    if getattr(options, "json", False):
-        view = trio.run(getattr(client, options.command))
-        print(json.dumps(dataclasses.asdict(view), indent=2))
-        return
-    trio.run(partial(console.execute, client, options, console.printer()))
+    return trio.run(partial(console.execute, client, options, console.printer()))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ import trio
 from rich.console import Console, RenderableType
 
 from peer import views
+from peer.as_json import as_json
 from peer.caveats import SAMPLED_AUDITS
+from peer.condition import EXIT_STATUS, PeerState
 from peer.grammar import COMMANDS, help_text, option_names, parse, set_overrides, train_request
 from protocol.api import EventView, PeerApi, TrainRequest
 from protocol.errors import UserError
@@ -44,32 +46,38 @@ USED_ONLY_WITH = (
 )
 
 Print = Callable[[RenderableType], None]
-Action = Callable[[PeerApi, argparse.Namespace, Print], Awaitable[None]]
+Action = Callable[[PeerApi, argparse.Namespace, Print], Awaitable[int | None]]  # the exit status of `peer COMMAND`
 
 
 # Commands ------------------------------------------------------------------------------------------------------------
 
 
-async def _status(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(views.status(await api.status()))
+async def _status(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
+    status = await api.status()
+    show(as_json(status) if options.json else views.status(status))
+    return EXIT_STATUS[PeerState(status.state)]
 
 
 async def _stats(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(views.stats(await api.stats()))
+    stats = await api.stats()
+    show(as_json(stats) if options.json else views.stats(stats))
 
 
 async def _peers(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(views.peers(await api.peers()))
+    peers = await api.peers()
+    show(as_json(peers) if options.json else views.peers(peers))
 
 
 async def _jobs(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     jobs = await api.jobs()
-    show(views.jobs(jobs) if jobs else "no job yet; start one with `train --rounds 80`")
+    table = views.jobs(jobs) if jobs else "no job yet; start one with `train --rounds 80`"
+    show(as_json(jobs) if options.json else table)
 
 
 async def _rounds(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     rounds = await api.rounds(options.last)
-    show(views.rounds(rounds) if rounds else "no round is closed yet")
+    table = views.rounds(rounds) if rounds else "no round is closed yet"
+    show(as_json(rounds) if options.json else table)
 
 
 async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
@@ -276,9 +284,9 @@ ACTIONS: dict[str, Action] = {
 assert ACTIONS.keys() == COMMANDS.keys()
 
 
-async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    """Carries out one parsed command. Raises `UserError`."""
-    await ACTIONS[options.command](api, options, show)
+async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
+    """Carries out one parsed command and returns the exit status that `peer COMMAND` has. Raises `UserError`."""
+    return await ACTIONS[options.command](api, options, show) or 0
 
 
 # Reading lines -------------------------------------------------------------------------------------------------------

@@ -244,6 +244,7 @@ class Driver:
         for evidence in turn.evidence:
             self.witness.evidence(evidence)
         self.witness.turn(turn)
+        self.witness.awaits(self.replica.awaits_decision)
         self.witness.refusal(self.replica.height, self.replica.refusal)
         self.witness.dispute(self.replica.dispute)
         self.witness.disputed(why_disputed(self.replica))

@@ -14,6 +14,7 @@ from protocol.errors import UserError
 
 PRESETS = ("local", "sparse", "per-step")  # of `training.spec`, which is imported only where they are used
 PEER_ABOUT = "a member's name, or its peer id, of which the first characters are enough"
+IN_JSON = ("status", "stats", "peers", "jobs", "rounds")  # what also speaks to programs
 LINES_SHOWN = 20  # of rounds, audits and log, unless told otherwise
 
 COMMANDS = {
@@ -51,6 +52,8 @@ def parser() -> Parser:
 
 def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
     """The arguments of one command of the prompt."""
+    if name in IN_JSON:
+        command.add_argument("--json", action="store_true", help="one JSON document, for programs")
     if name in ("rounds", "audits", "log"):
         command.add_argument("last", nargs="?", type=whole_number(1), default=LINES_SHOWN, metavar="N", help="how many")
     elif name == "cancel":

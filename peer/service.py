@@ -24,11 +24,13 @@ from ledger.state import State
 from ledger.store import StoredRound
 from peer.auditing import suspension
 from peer.author import Author
+from peer.condition import heights_behind, state_of, why_stalled
 from peer.config import Config, nearest
 from peer.driver import Driver
 from peer.export import export, exported_state, missing_payloads
 from peer.invitation import DAY_MS, invitation_text, make_invitation
 from peer.invitations import InvitationBook, Made
+from peer.membership import NOT_DECIDED
 from peer.memory import process_memory_mb
 from peer.naming import find
 from peer.roles.trainer import Trainer
@@ -91,6 +93,12 @@ class Service:
     async def status(self) -> StatusView:
         driver, members = self.driver, self.driver.state.members
         voters, member = VoterSet(members.voters), members.members.get(driver.signer.public)
+        links = self.network.connected()
+        problem = driver.witness.membership_problem or (NOT_DECIDED if member is None else "")
+        halted = why_halted(driver.replica, member, problem)
+        stalled = why_stalled(driver.node, links, driver.witness.awaits_seconds, driver.now())
+        waiting, suspended = why_waiting(driver.node, links) or stalled, suspension(driver.signer.public, driver.state)
+        behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
         return StatusView(
             peer=peer_id(driver.signer.public),
             name=self._name(),
@@ -108,14 +116,25 @@ class Service:
             voters=len(voters),
             tolerated=voters.faults_tolerated,
             quorum=voters.quorum,
-            links=len(self.network.connected()),
-            halted=why_halted(driver.replica, member, driver.witness.membership_problem),
+            links=len(links),
+            halted=halted,
             uptime_seconds=time.monotonic() - self.started,
-            waiting=why_waiting(driver.node, self.network.connected()),
-            suspended=suspension(driver.signer.public, driver.state),
+            waiting=waiting,
+            suspended=suspended,
             disputed=why_disputed(driver.replica),
             unaudited=unaudited(driver.state),
+            state=state_of(halted, waiting, behind, ago, suspended),
+            decided_seconds_ago=ago,
+            behind=behind,
         )
+
+    async def _seconds_since_decision(self) -> float | None:
+        """Seconds since the last decision; after a restart since the time in its block."""
+        driver, at = self.driver, self.driver.witness.last_decision_at
+        if at is None:
+            last = await trio.to_thread.run_sync(driver.store.decision, driver.state.height)
+            at = None if last is None else last.decode().time_ms / 1_000
+        return None if at is None else max(0.0, driver.now() - at)
 
     def _name(self) -> str:
         """What the operator calls this peer now, else what the network knows it as."""

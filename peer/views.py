@@ -75,6 +75,7 @@ def status(view: StatusView) -> Table:
             "role": view.role + (", votes" if view.voter else ", does not vote"),
             "state": _state(view),
             "height": f"{view.height}, view {view.view}",
+            "decided": _decided(view),
             "state root": view.state_root,
             "unaudited": _unaudited(view),
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
@@ -87,8 +88,15 @@ def status(view: StatusView) -> Table:
 
 
 def _state(view: StatusView) -> str:
-    work = view.halted or view.waiting or view.suspended or "working"
+    behind = f"behind by {view.behind} heights" if view.state == "behind" else ""
+    work = view.halted or view.waiting or behind or view.suspended or view.state
     return f"{work}; {view.disputed}" if view.disputed else work
+
+
+def _decided(view: StatusView) -> str:
+    ago = "nothing yet" if view.decided_seconds_ago is None else f"{_duration(view.decided_seconds_ago)} ago"
+    behind = "no voter is here to say how far the others are" if view.behind is None else f"behind by {view.behind} heights"
+    return ago if view.behind == 0 else f"{ago}; {behind}"
 
 
 def _unaudited(view: StatusView) -> str:

@@ -33,6 +33,8 @@ class Witness:
         self.started_at = now()
         self.decisions = 0
         self.first_decision_at: float | None = None
+        self.last_decision_at: float | None = None
+        self._awaits_since: float | None = None
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
         self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
         self._decided_in: dict[int, float] = {}
@@ -52,15 +54,30 @@ class Witness:
 
     def _decided(self, decided: Decided) -> None:
         self.first_decision_at = self.first_decision_at or self._now()
+        self._awaits_since = None
         self.decisions += 1
         signers = sorted(decided.certificate.signatures)
         text = f"height {decided.height} decided by {len(signers)} signatures"
         self.events.add("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
         seen = self._first_seen.pop(decided.height, None)
+        # What came without its votes was decided while this peer was away: its block says when.
+        self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
         if seen is not None:
             self._decided_in[decided.height] = self._now() - seen
             self.decision_seconds.append(self._now() - seen)
         self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
+
+    def awaits(self, decision: bool) -> None:
+        """Whether there is work for the voters after this turn."""
+        if not decision:
+            self._awaits_since = None
+        elif self._awaits_since is None:
+            self._awaits_since = self._now()
+
+    @property
+    def awaits_seconds(self) -> float:
+        """For how long there has been work without a decision; 0 if there is none."""
+        return 0.0 if self._awaits_since is None else self._now() - self._awaits_since
 
     def misbehaved(self, peer: bytes, error: RemoteProtocolError) -> None:
         self.events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)

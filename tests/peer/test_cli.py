@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,10 +13,12 @@ import pytest
 import trio
 
 from peer import cli
+from peer.as_json import as_json
 from peer.control import serve
-from peer.grammar import COMMANDS
+from peer.grammar import COMMANDS, IN_JSON
 from protocol.errors import UserError
-from tests.peer.fake_api import ME, FakeApi
+from tests.peer import fake_api
+from tests.peer.fake_api import JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
 
 Result = tuple[int, str, str]
 
@@ -161,6 +164,44 @@ async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_pa
     assert "usage: train" in (await on_thread(peer, "console", *place, "train", "--help"))[1]
     status, _, error = await on_thread(peer, "console", *place, "leave")
     assert (status, error) == (2, "peer: error: the last voter cannot leave\n")
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"), [("working", 0), ("suspended", 0), ("waiting", 3), ("behind", 3), ("joining", 3), ("halted", 4)]
+)
+async def test_the_exit_status_of_status_says_whether_the_peer_works(
+    peer: Callable[..., Result],
+    tmp_path: Path,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(fake_api, "STATUS", replace(STATUS, state=state, behind=7, decided_seconds_ago=3700.0))
+    await nursery.start(serve, FakeApi(), tmp_path)
+    status, out, _ = await on_thread(peer, "status", "--data-dir", str(tmp_path))
+    assert status == expected and "1 h 1 min ago; behind by 7 heights" in out
+    status, out, _ = await on_thread(peer, "status", "--json", "--data-dir", str(tmp_path))
+    view = json.loads(out)
+    assert (status, view["state"], view["behind"], view["decided_seconds_ago"]) == (expected, state, 7, 3700.0)
+
+
+async def test_lists_are_one_json_document_with_the_fields_of_the_views(
+    peer: Callable[..., Result], tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    await nursery.start(serve, FakeApi(), tmp_path)
+    place = ("--data-dir", str(tmp_path))
+    views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS}
+    assert set(views) == set(IN_JSON)
+    for command, view in views.items():
+        told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]
+        assert [(status, json.loads(out)) for status, out, _ in told] == [(0, json.loads(as_json(view)))] * 2, command
+    ((one,),) = [json.loads((await on_thread(peer, "rounds", "1", "--json", *place))[1])]
+    assert (one["round"], one["held_out_bits_per_byte"], one["training_nats"]) == (2, 2.5, None)
+
+
+def test_json_has_no_word_for_a_loss_that_is_no_number() -> None:
+    assert json.loads(as_json((replace(ROUNDS[0], held_out_bits_per_byte=float("nan")),)))[0]["held_out_bits_per_byte"] is None
 
 
 def test_a_command_of_the_prompt_names_where_it_works(peer: Callable[..., Result]) -> None:

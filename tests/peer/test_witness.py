@@ -127,7 +127,8 @@ async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_no
     jobs = SimpleNamespace(jobs={CHAIN: SimpleNamespace(model_root=CHAIN)})
     certificate = SimpleNamespace(signatures={})
     for height, records in ((5, ()), (6, (StoredBlock(6, CHAIN, b""),))):
-        witness.turn(SimpleNamespace(records=records, decided=(SimpleNamespace(height=height, certificate=certificate),)))
+        decided = SimpleNamespace(height=height, certificate=certificate, decode=lambda: SimpleNamespace(time_ms=0))
+        witness.turn(SimpleNamespace(records=records, decided=(decided,)))
     replayed, lived = (witness.closed(closed, SimpleNamespace(height=height, jobs=jobs), 0.0) for height in (5, 6))
     assert replayed == {} and lived.keys() == {"decision_ms", "seconds"}
     assert f"round 3: unjudged {short_id(LIAR.public)}" in await lines(log)
