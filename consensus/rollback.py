@@ -17,6 +17,16 @@ for it, nearly as if it were no fault at all:
   recognise me also when they have decided what I took part in, and the height after it. Whatever is older is decided and
   certified; I sign nothing below the (f+1)-th highest height claimed, so nothing below what some honest voter has left behind.
 
+A copy of the disk that runs beside the original signs with the same key, so it looks like something forgotten, for ever. Two
+things tell it apart:
+
+- *What may still be silent asks at each height.* While a voter is silent, the check begins anew whenever a height opens, so that
+  what the other machine signed meanwhile is heard before anything is signed here.
+- *A height opened after our own start.* Let H be the height at which the check was over first. An earlier life of this voter
+  signed nothing above H + 1: a signature at height x needs x − 1 decided; q voters committed x − 1 before they answered us, and q
+  have answered from H or below; these share an honest voter, so x − 1 ≤ H. A signature of ours above H + 1 that is not in our
+  log was made by another machine. We stop for good, since both would soon sign two things for one slot.
+
 A lying minority silences nobody: f liars do not reach the (f+1)-th highest claim, what I am said to have signed needs my
 signature, and n − f ≥ q honest voters answer. The limit of all this: answerers that restarted since know only certificates and
 what they themselves wrote down, so that votes of mine which entered no certificate are forgotten by all.
@@ -34,6 +44,7 @@ from protocol.identity import Signed, Verifier, open_signed, short_id
 from protocol.messages import Heard
 
 ASK_SECONDS = 0.5  # then those whose answer is missing are asked again: they may have been far above my height
+EARLIER_HEIGHTS = 1  # above the first height that may be signed: an earlier life may have been one height ahead of who answered
 SILENT_HEIGHTS = 2  # from the height of a forgotten statement on: an answerer may be one height behind what was forgotten
 BOOKS_KEPT = 2  # decided heights whose statements are remembered for others
 
@@ -46,6 +57,8 @@ class RollbackCheck:
     _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height it said it works on
     _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts once their height is reached
     silent_below: int = 0
+    first_height: int | None = None  # of the first signature that the check allowed: none before it was made in this life
+    copied_at: int | None = None  # the height of a signature of ours that another machine made in this life: nothing is signed
     _next: float = 0.0
 
     def answer(self, voter: bytes, claim: int, height: int) -> None:
@@ -59,13 +72,25 @@ class RollbackCheck:
 
         It counts after the check too, when an answer came too late.
         """
+        if self.is_of_this_life(height) and self.copied_at is None:
+            self.copied_at = height
         before, self.silent_below = self.silent_below, max(self.silent_below, height + SILENT_HEIGHTS)
         return self.silent_below > before
+
+    def is_logged(self, height: int) -> bool:
+        """Whether whatever this life signed at this height is surely in its log, also when the height is decided."""
+        return self.first_height is not None and height >= self.first_height
+
+    def is_of_this_life(self, height: int) -> bool:
+        """Whether no earlier life of this voter can have signed anything at this height."""
+        return self.first_height is not None and height > self.first_height + EARLIER_HEIGHTS
 
     def may_sign(self, me: bytes, height: int, voters: VoterSet) -> bool:
         if not self.is_over:
             self.is_over = self._is_answered(me, height, voters)
-        return self.is_over and height >= self.silent_below
+        if self.is_over and self.first_height is None:
+            self.first_height = height
+        return self.is_over and height >= self.silent_below and self.copied_at is None
 
     def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:
         """By the voters of the height to be signed: those of an old set, which a rolled-back disk names, may be liars by now."""
@@ -74,8 +99,12 @@ class RollbackCheck:
         claims = sorted([height, *others.values()], reverse=True)
         return answered >= voters.quorum and claims[voters.faults_tolerated] <= height
 
-    def enter(self, voters: VoterSet) -> None:
-        """A height with these voters opens: what others said is of no use."""
+    def enter(self, voters: VoterSet, height: int) -> None:
+        """A height with these voters opens: what others said is of no use, and nothing that was said while we are silent."""
+        if self.is_over and height <= self.silent_below:
+            self.is_over, self._next = False, 0.0
+            self._answered.clear()
+            self._claims.clear()
         self._answered.intersection_update(voters.keys)
         self._claims = {voter: claim for voter, claim in self._claims.items() if voter in voters}
 

@@ -6,6 +6,7 @@ from consensus.block import assemble, block_digest, decode_block, decode_header,
 from consensus.book import Book, Offer
 from consensus.chain import decided_record
 from consensus.handlers import Handlers
+from consensus.rollback import BOOKS_KEPT
 from consensus.turn import Fault, Send
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -52,7 +53,7 @@ class Rules(Handlers):
         self._records.append(decided)
         self._chain.add_decided(decided)
         self._tell_observers(book, Decision(block, book.commit), schedule.leader(book.commit_vote.view) if schedule else None)
-        self._own.forget_below(self.height)
+        self._own.forget_below(self.height - BOOKS_KEPT)  # as long as others may tell us what they heard of us
         self._blocks.clear()
         self._stored.clear()
         self._close_book(book)
@@ -76,7 +77,7 @@ class Rules(Handlers):
         if voters is None or self._book is not None:
             return
         self._book = book = Book(self.height, voters)
-        self._check.enter(voters)
+        self._check.enter(voters, self.height)
         self._lost = {peer: at for peer, at in self._lost.items() if peer in voters}
         self._enter_view(book, self._own.view(self.height))
         for signed, statement in self._own.statements(self.height):

@@ -130,8 +130,17 @@ class ReplicaState:
         """Whether this peer may sign messages of rounds. A voter may not until it knows that it has forgotten nothing."""
         book = self._book
         if book is None:  # the voters of this height are not known yet
-            return self.divergence is None and self._check.is_over
-        return self._may_sign(book) if self.me in book.voters.members else self.divergence is None
+            return not self._is_stopped and self._check.is_over
+        return self._may_sign(book) if self.me in book.voters.members else not self._is_stopped
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.divergence is not None or self.copied_at is not None
+
+    @property
+    def copied_at(self) -> int | None:
+        """Where another machine signed with our key, which stops this replica for good; None: nowhere that we know of."""
+        return self._check.copied_at
 
     @property
     def silent_below(self) -> int:
@@ -165,9 +174,11 @@ class ReplicaState:
             self._records.append(evidence)
 
     def _recognise(self, statement: Statement) -> None:
-        """A statement of mine came back to me. If it is not in my log, then the log has lost its end."""
-        if statement.height < self.height or self._own.knows(statement):
+        """A statement of mine came back. If it is not in my log, the log has lost its end, or another machine has my key."""
+        if self._own.knows(statement) or statement.height < self.height - BOOKS_KEPT:
             return
+        if statement.height < self.height and not self._check.is_logged(statement.height):
+            return  # decided, and perhaps before this start: our votes of it are not kept
         if self._check.forgot(statement.height):
             self._records.append(Silence(self._check.silent_below))  # nobody may tell us again after another restart
 

@@ -249,6 +249,7 @@ class Driver:
         self.witness.dispute(self.replica.dispute)
         self.witness.disputed(why_disputed(self.replica))
         self.witness.silence(self.replica.height, self.replica.silent_below)
+        self.witness.copied(self.replica.copied_at)
         self.witness.muted(self.rounds.muted)
         for _, reason in self.node.dropped:
             log.debug("our transaction left the pool: %s", reason)

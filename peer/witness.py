@@ -42,6 +42,7 @@ class Witness:
         self._dispute: str | None = None
         self._disputed = ""
         self._silent_below = 0
+        self._is_copied = False
         self._muted: Set[RoundKey] = frozenset()
         self.membership_problem = ""  # why this peer is not yet what its operator wants
 
@@ -110,6 +111,11 @@ class Witness:
             self._silent_below = below
             self.events.add("warning", silence(below))
 
+    def copied(self, height: int | None) -> None:
+        if height is not None and not self._is_copied:
+            self.events.add("warning", f"HALTED: {another_machine(height)}")
+        self._is_copied = height is not None
+
     def muted(self, rounds: Set[RoundKey]) -> None:
         for job, number in sorted(rounds - self._muted):
             text = f"saying nothing more in round {number}: a message of ours in it is missing from this disk"
@@ -163,6 +169,8 @@ def why_halted(replica: Replica, member: Member | None, membership_problem: str 
         return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
     if replica.divergence is not None:
         return f"HALTED: {replica.divergence}; the certified state is being restored"
+    if replica.copied_at is not None:
+        return f"HALTED: {another_machine(replica.copied_at)}"
     if replica.dispute is not None:
         return f"HALTED: {replica.dispute}; {WHAT_TO_DO}"
     if replica.height < replica.silent_below:
@@ -185,6 +193,13 @@ def why_waiting(node: Node, links: Set[bytes]) -> str:
     if is_working and not node.may_speak:
         return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
     return ""
+
+
+def another_machine(height: int) -> str:
+    return (
+        f"another machine signs with this peer's key (a signature at height {height} was not made here): is a copy of this data "
+        "directory running? This peer signs nothing more. Stop the other machine for good, then start this one again"
+    )
 
 
 def silence(below: int) -> str:

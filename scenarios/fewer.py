@@ -1,7 +1,7 @@
 """`python -m scenarios.fewer`: four voters become three while a round is open, and then one of the three is killed.
 
-Agreement goes on with two of three voters. The open round must go on with them too: three of the four voters that it was opened
-with would never vote again. One trial ends with a voter that leaves, the other with a voter that is expelled.
+Agreement goes on with two of three voters. The open round must go on with them too, although the four voters that it was opened
+with needed three ballots. In one trial a voter leaves and is stopped, in the other a voter is expelled and is stopped.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ async def one(goes: str, options: argparse.Namespace) -> Trial:
         trial.require(left, f"four voters are not three after {CHANGE_SECONDS_MAX:.0f} s")
         (job,) = await watch.peer.client.jobs()
         started = trio.current_time()
+        gone = peers.honest[-1] if not liars else next(peer for peer in peers.peers if peer not in peers.honest)
+        peers.kill(gone)
         peers.kill(peers.honest[1])
         with trio.move_on_after(STALL_SECONDS_MAX) as patience:
             await watch.until_round(job.round + LATER_ROUNDS)

@@ -38,7 +38,7 @@ from peer.service import NOT_SET_BY_NAME
 from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
 from protocol.identity import Identity, Signed, peer_id, preimage, sign
-from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, Transaction
+from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, TimedOut, Timeout, TimeoutCertificate, Transaction
 from protocol.names import REFUSED
 from protocol.reasons import Finding, Verdict
 from training.data import Manifest, batch_offsets
@@ -200,12 +200,18 @@ def of_agreement() -> dict[str, str]:
     block = Block(1, CHAIN, 1_700_000_000_000, SIGNER.public, voters.hash, voters.hash, bytes(32), None, {}, EMPTY_BODY)
     timeout = sign(SIGNER, CHAIN, Timeout(voters.hash, 7, 1, NO_VIEW, None))
     commit = sign(SIGNER, CHAIN, Commit(voters.hash, 7, 1, digest))
+    prepares = {
+        key.public: sign(key, CHAIN, Prepare(voters.hash, 7, 2, digest))
+        for key in sorted((SIGNER, SECOND), key=lambda key: key.public)
+    }
+    later = Certificate(prepares[SIGNER.public].body, {key: prepare.signature for key, prepare in prepares.items()})
     return {
         "block": encode_block(block).hex(),
         "header": encode_header(header_of(block)).hex(),
         "block digest": block_digest(encode_block(block)).hex(),
         "commit certificate": encode(Certificate(commit.body, {SIGNER.public: commit.signature})).hex(),
         "timeout certificate": encode(TimeoutCertificate((timeout,), None)).hex(),
+        "timed out, with a later certificate": encode(TimedOut(timeout, later)).hex(),
     }
 
 

@@ -54,6 +54,11 @@ def tell(bench: Bench, other: int, height: int = 1, signed: tuple[Signed, ...] =
     return bench.give(other, Heard(height, signed))
 
 
+def tell_all(bench: Bench, height: int | None = None, signed: tuple[Signed, ...] = ()) -> None:
+    for other in others(bench):
+        tell(bench, other, bench.replica.height if height is None else height, signed)
+
+
 def is_silent(bench: Bench) -> bool:
     """Whether a sound proposal makes it sign nothing."""
     bench.give(bench.leader(), bench.propose(bench.block(bench.leader(), bytes([0x91, 100 + bench.replica.height]))))
@@ -174,8 +179,8 @@ def test_a_voter_that_left_and_came_back_is_asked_again() -> None:
     check = RollbackCheck()
     check.answer(both.keys[1], 1, 1)
     assert check.unanswered(bytes(32), both) == ()
-    check.enter(one)
-    check.enter(both)
+    check.enter(one, 2)
+    check.enter(both, 3)
     assert check.unanswered(bytes(32), both) == both.keys[1:]
 
 
@@ -184,7 +189,7 @@ def test_the_voters_of_the_height_to_be_signed_must_answer_not_those_of_an_old_s
     check = RollbackCheck()
     for voter in old.keys[1:]:
         check.answer(voter, 1, 1)
-    check.enter(new)
+    check.enter(new, 3)
     assert not check.may_sign(bytes(32), 3, new)
     assert check.unanswered(bytes(32), new) == new.keys[1:]
 
@@ -199,9 +204,12 @@ def test_a_statement_that_is_not_in_the_log_silences_until_the_height_after_it_i
         tell(bench, other, 1, (forgotten,))
     assert is_silent(bench) and not bench.replica.may_speak
     decide(bench, ONE)
+    tell_all(bench)
     assert is_silent(bench)
     decide(bench, TWO)
-    assert not is_silent(bench) and bench.replica.may_speak
+    assert is_silent(bench), "nobody has said yet that nothing more was heard"
+    tell_all(bench)
+    assert bench.journal.load().votes and bench.replica.may_speak
 
 
 def test_who_is_silent_stays_so_over_another_restart() -> None:
@@ -216,6 +224,7 @@ def test_who_is_silent_stays_so_over_another_restart() -> None:
         tell(bench, other, 2)
     assert is_silent(bench) and not bench.replica.may_speak
     decide(bench, TWO)
+    tell_all(bench)
     assert not is_silent(bench) and bench.replica.may_speak
 
 
@@ -238,10 +247,12 @@ def test_a_statement_of_the_log_and_one_of_a_height_left_behind_silence_nobody()
     for other in others(late):
         tell(late, other, 1, (known,))
     assert late.replica.may_speak
-    decide(late, ONE)
-    old = late.sign(late.place, Prepare(late.voters.hash, 1, 5, bytes(32)))
-    tell(late, others(late)[0], 2, (old,))
-    assert late.replica.may_speak
+    later = Untold(place=bench.place)
+    decide(later, ONE)
+    tell_all(later, 2)
+    old = later.sign(later.place, Prepare(later.voters.hash, 1, 5, bytes(32)))
+    tell(later, others(later)[0], 2, (old,))
+    assert later.replica.may_speak, "height 1 was decided before its first signature"
 
 
 def test_other_bytes_in_a_slot_of_the_log_are_forgotten_too() -> None:
@@ -284,6 +295,71 @@ def test_what_we_signed_in_rounds_is_handed_on_and_silences_no_vote() -> None:
     ballot = bench.sign(bench.place, Ballot(bytes(32), 3, bytes(32), ()))
     assert tell(bench, others(bench)[2], 1, (cut_off, ballot)).heard == (cut_off, ballot)
     assert bench.replica.may_speak
+
+
+# A second machine with our key -----------------------------------------------------------------------------------------
+
+
+def of_a_copy(bench: Bench, height: int) -> Signed:
+    """What another machine signed with our key."""
+    return bench.sign(bench.place, Prepare(bench.voters.hash, height, 5, bytes(32)))
+
+
+def at_height(height: int) -> Bench:
+    """It was allowed to sign at height 1, and is at this one now."""
+    bench = follower(Bench)
+    assert bench.replica.may_speak
+    for number in range(height - 1):
+        decide(bench, bytes([0x91, number + 1]))
+    assert bench.replica.height == height
+    return bench
+
+
+def test_a_signature_of_ours_at_a_height_that_was_opened_after_our_start_stops_us_for_good() -> None:
+    bench = at_height(3)
+    bench.give(others(bench)[0], Vote(of_a_copy(bench, 3)))
+    assert bench.replica.copied_at == 3 and not bench.replica.may_speak
+    for height in range(3, 9):
+        assert is_silent(bench)
+        decide(bench, bytes([0x91, 50 + height]))
+        tell_all(bench)
+    assert is_silent(bench) and not bench.replica.may_speak
+
+
+def test_a_signature_that_an_earlier_life_may_have_made_stops_nobody_for_good() -> None:
+    bench = at_height(2)
+    bench.give(others(bench)[0], Vote(of_a_copy(bench, 2)))
+    assert bench.replica.copied_at is None and not bench.replica.may_speak
+
+
+def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
+    bench = at_height(3)
+    block = bench.block(others(bench)[0])
+    bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench)))))
+    [mine] = bench.sent_votes(Commit)
+    for _ in range(2):  # at its height, and when that is decided
+        tell(bench, others(bench)[0], bench.replica.height, (mine,))
+        assert bench.replica.copied_at is None and bench.replica.may_speak
+        decide(bench, TWO)
+
+
+def test_a_copy_beside_its_original_hears_of_it_at_every_height_and_signs_nothing() -> None:
+    """The original signs at each height; the copy learns of each signature only when the next height is open."""
+    copy = follower()
+    heights = 0
+    while copy.replica.copied_at is None:
+        heights += 1
+        tell_all(copy, signed=(of_a_copy(copy, copy.replica.height - 1),) if heights > 1 else (of_a_copy(copy, 1),))
+        assert is_silent(copy), f"it signed at height {copy.replica.height}"
+        decide(copy, bytes([0x91, heights]))
+        assert heights < 8
+    assert not copy.journal.load().votes
+
+
+def test_a_lower_forgotten_height_does_not_shorten_the_silence() -> None:
+    check = RollbackCheck()
+    assert check.forgot(5) and not check.forgot(3)
+    assert check.silent_below == 7
 
 
 # Answering -----------------------------------------------------------------------------------------------------------
