@@ -77,10 +77,6 @@ class RollbackCheck:
         before, self.silent_below = self.silent_below, max(self.silent_below, height + SILENT_HEIGHTS)
         return self.silent_below > before
 
-    def is_logged(self, height: int) -> bool:
-        """Whether whatever this life signed at this height is surely in its log, also when the height is decided."""
-        return self.first_height is not None and height >= self.first_height
-
     def is_of_this_life(self, height: int) -> bool:
         """Whether no earlier life of this voter can have signed anything at this height."""
         return self.first_height is not None and height > self.first_height + EARLIER_HEIGHTS

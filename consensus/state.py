@@ -52,6 +52,7 @@ class ReplicaState:
         self._application = application
         self._chain = Chain(chain_id, application, applied, restart)
         self._own = OwnVotes(signer, chain_id, restart.votes)
+        self._first_height = self.height  # of which all own votes are at hand
         self._check = RollbackCheck(silent_below=restart.silent_below)
         self._pacemaker = Pacemaker()
         self._catch_up, self._fetch, self._future, self._answers = CatchUp(), BlockFetch(), Future(), AnswerRate()
@@ -175,10 +176,8 @@ class ReplicaState:
 
     def _recognise(self, statement: Statement) -> None:
         """A statement of mine came back. If it is not in my log, the log has lost its end, or another machine has my key."""
-        if self._own.knows(statement) or statement.height < self.height - BOOKS_KEPT:
-            return
-        if statement.height < self.height and not self._check.is_logged(statement.height):
-            return  # decided, and perhaps before this start: our votes of it are not kept
+        if self._own.knows(statement) or statement.height < max(self._first_height, self.height - BOOKS_KEPT):
+            return  # our votes of heights that were decided before this start, or long ago, are not kept
         if self._check.forgot(statement.height):
             self._records.append(Silence(self._check.silent_below))  # nobody may tell us again after another restart
 

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -31,6 +31,7 @@ from scenarios.trials import COUNT, Trial, arguments, conduct
 
 ROUNDS_MAX = 4  # that are forgotten
 QUIET_SECONDS = 3.0  # several times what a height takes: whoever would sign too early has done it by then
+HALTED = "another machine signs with this peer's key"
 LEFT_OUT = ("control.sock", "peer.log")  # of a copy: the socket is no file, and the log goes on for whoever reads it
 
 Vote = tuple[str, bytes]  # what it was for (tag, height and view, or tag, job and round), and the signed statement
@@ -186,6 +187,35 @@ async def one_down(random: Random, trains: bool, peers: Network, trial: Trial) -
     await _counts(peers, victim, trial)
 
 
+async def copy_runs(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
+    """One of the two hears of the other and stops, before they contradict each other."""
+    victim = _victim(random, trains, peers, trial)
+    asked = _others(peers, victim)[0]
+    async with copied(peers, victim, random) as disk:
+        twin = replace(victim, directory=disk.copy, address="127.0.0.1:0", process=None)
+        peers.peers.append(twin)
+        try:
+            await peers.restart(twin)
+            started = trio.current_time()
+
+            async def one_stopped() -> bool:
+                return any([HALTED in (await peer.client.status()).halted for peer in (twin, victim)])
+
+            trial.require(await holds(one_stopped, BACK_SECONDS_MAX), "neither says that another machine has its key")
+            trial.figures["one stops after"] = trio.current_time() - started
+            await goes_on(asked, 2)
+        finally:
+            await peers.end(twin)
+            peers.peers.remove(twin)
+        trial.figures["original"] = "works"
+        if HALTED in (await victim.client.status()).halted:
+            trial.figures["original"] = "stopped"
+            await peers.end(victim)
+            await peers.restart(victim)
+        await comes_back(peers, victim, asked, trial)
+    await _counts(peers, victim, trial)
+
+
 async def ledger_lost(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
     """The mark that votes were cast is still there: the peer must not begin anew with its key, and say what to do."""
     victim = _victim(random, trains, peers, trial)
@@ -262,6 +292,7 @@ KINDS: dict[str, Callable[[Random, bool, Network, Trial], Awaitable[None]]] = {
     "put back at once": at_once,
     "put back later": later,
     "put back, one down": one_down,
+    "a copy runs beside it": copy_runs,
     "ledger lost": ledger_lost,
     "all votes lost": all_lost,
 }

@@ -190,7 +190,9 @@ class Peer:
 
     def _new_node(self, ledger: Ledger, restart: Restart, measured: Measured | None = None) -> Node:
         anchor_height = self.anchor.height if self.anchor else 0
-        return Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken, anchor_height, measured)
+        node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken, anchor_height, measured)
+        self.simulation.on_new_node(self, node)
+        return node
 
     def _applied_state(self) -> tuple[State, bytes]:
         if not self.disk.applied:
@@ -607,6 +609,9 @@ class Simulation:
         low, high = span
         return low + (high - low) * self._random.random()
 
+    def on_new_node(self, peer: Peer, node: Node) -> None:
+        """A peer has started."""
+
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
@@ -792,6 +797,8 @@ class Simulation:
         node = peer.node
         if node is not None and node.replica.divergence is not None:
             raise Violation("roots", node.replica.divergence)
+        if node is not None and node.replica.copied_at is not None:
+            raise Violation("copied", f"{peer.number} takes a signature of its own earlier life for another machine's")
 
     def note_restored(self, peer: Peer, restored: Restored) -> None:
         self.count("restored")

@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from consensus.rollback import RollbackCheck
+from peer.node import Node
 from protocol import codec
 from protocol.identity import Signer
 from protocol.messages import AGREEMENT, ROUNDS, SNAPSHOTS, Prepared, Proposed, TimedOut, ViewEnded, Vote
 from tests.sim import keys
 from tests.sim.plan import Fault, Plan, faults_tolerated
-from tests.sim.simulation import Simulation
+from tests.sim.simulation import Peer, Simulation
 
 HEIGHTS = 16  # that are split at all; the twins are found out sooner or later
 VIEWS = 4
@@ -57,6 +59,13 @@ def _side(source: random.Random, n: int, twins: int) -> tuple[int, ...]:
     return tuple(sorted(side))
 
 
+class Careless(RollbackCheck):
+    """Never takes a signature of its own key for another machine's."""
+
+    def is_of_this_life(self, height: int) -> bool:
+        return False
+
+
 class Twins(Simulation):
     """Peers n … have the keys of peers 0 …; none of either counts as honest."""
 
@@ -64,6 +73,11 @@ class Twins(Simulation):
         super().__init__(plan)
         self._sides = {(int(fault.at), int(fault.amount)): set(fault.nodes) for fault in plan.of("split")}
         self.network.filter = self._may_pass
+
+    def on_new_node(self, peer: Peer, node: Node) -> None:
+        """Honest machines would stop as soon as they hear of each other: these two go on, so that they stay worth tolerating."""
+        if peer.number < self.plan.joiners or peer.number >= self.plan.n:
+            node.replica._check = Careless(silent_below=node.replica.silent_below)
 
     def signers(self, plan: Plan) -> list[Signer]:
         own = keys.signers(plan.n, plan.ed25519)
