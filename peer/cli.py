@@ -64,7 +64,7 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 
 def _complain(error: BaseException) -> int:
-    print("peer: error: " + " ".join(str(error).split()), file=sys.stderr)
+    print("peer: error: " + " ".join(str(error).splitlines()), file=sys.stderr)
     return EXIT_USER_ERROR
 
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -118,7 +119,7 @@ def init(options: argparse.Namespace) -> None:
 
 def _place(options: argparse.Namespace) -> str:
     """What the next command must say, too, to mean the same peer."""
-    return f" --data-dir {options.data_directory}" if options.data_directory else ""
+    return f" --data-dir {shlex.quote(options.data_directory)}" if options.data_directory else ""
 
 
 def join(options: argparse.Namespace) -> int:

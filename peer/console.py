@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from peer.as_json import as_json
 from peer.caveats import SAMPLED_AUDITS
 from peer.condition import EXIT_STATUS, PeerState
 from peer.grammar import COMMANDS, help_text, option_names, parse, set_overrides, train_request
+from peer.naming import Names
 from protocol.api import EventView, PeerApi, TrainRequest
 from protocol.errors import UserError
 
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 PROMPT = "peer> "
 PATIENCE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
 TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
-WIDTH_WITHOUT_TERMINAL = 160  # columns; wide enough that no table wraps
+WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 # A field, the field that decides whether it counts, with which of its values, and what that is unless it was set.
 USED_ONLY_WITH = (
@@ -68,25 +70,33 @@ async def _peers(api: PeerApi, options: argparse.Namespace, show: Print) -> None
     show(as_json(peers) if options.json else views.peers(peers))
 
 
+async def names(api: PeerApi) -> Names:
+    """What people are shown instead of peer ids."""
+    known = {view.peer: (view.name, view.gone) for view in await api.peers()}
+    present = {peer: name for peer, (name, gone) in known.items() if not gone}
+    return Names(present, {peer: name for peer, (name, _) in known.items()})
+
+
 async def _jobs(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     jobs = await api.jobs()
-    table = views.jobs(jobs) if jobs else "no job yet; start one with `train --rounds 80`"
+    table = views.jobs(jobs, await names(api)) if jobs else "no job yet; start one with `train --rounds 80`"
     show(as_json(jobs) if options.json else table)
 
 
 async def _rounds(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     rounds = await api.rounds(options.last)
-    table = views.rounds(rounds) if rounds else "no round is closed yet"
+    table = views.rounds(rounds, await names(api)) if rounds else "no round is closed yet"
     show(as_json(rounds) if options.json else table)
 
 
 async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     view = await api.audits(options.last)
     if view.standings:
-        show(views.audits(view.log))
-        show(views.standings(view.standings))
+        known = await names(api)
+        show(views.audits(view.log, known))
+        show(views.standings(view.standings, known))
         if view.suspended:
-            show(views.suspensions(view.suspended))
+            show(views.suspensions(view.suspended, known))
     else:
         show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
     if any(job.audit == "full" for job in await api.jobs()):
@@ -247,7 +257,8 @@ async def _export(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
     model_root = view.model_root or "none: no job was started yet"
     show(
         f"{view.path}: {view.files} files, {view.bytes / 1e6:.1f} MB, up to height {view.height}\n"
-        f"state root {view.state_root}\nmodel root of the last job {model_root}\ncheck it anywhere with `peer audit {view.path}`"
+        f"state root {view.state_root}\nmodel root of the last job {model_root}\n"
+        f"check it anywhere with `peer audit {shlex.quote(view.path)}`"
     )
 
 
@@ -300,7 +311,7 @@ def printer(out: TextIO | None = None) -> Print:
     )
 
     def show(what: RenderableType) -> None:
-        console.print(what, soft_wrap=isinstance(what, str))
+        console.print(what, soft_wrap=isinstance(what, str), crop=False)
 
     return show
 

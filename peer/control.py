@@ -11,6 +11,7 @@ import errno
 import inspect
 import logging
 import os
+import shlex
 import stat
 import tempfile
 import typing
@@ -274,7 +275,8 @@ class ControlClient:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise UserError(f"{path}: permission denied; the peer runs as another user") from None
-            raise UserError(f"no peer runs on {self._directory}: start it with `peer run --data-dir {self._directory}`") from None
+            start = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
+            raise UserError(f"no peer runs on {self._directory}: {start}") from None
 
     async def status(self) -> StatusView:
         return typing.cast(StatusView, await self._call("status"))

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import itertools
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,7 +222,8 @@ class DataDirectory:
             except BlockingIOError:
                 holder = os.pread(descriptor, PID_CHARACTERS_MAX, 0).decode("ascii", "replace").strip() or "unknown"
                 raise UserError(
-                    f"a peer runs on {self.path} already (process {holder}); attach with `peer console --data-dir {self.path}`"
+                    f"a peer runs on {self.path} already (process {holder}); "
+                    f"attach with `peer console --data-dir {shlex.quote(str(self.path))}`"
                 ) from None
             with storage_errors(self.lock_file):
                 os.ftruncate(descriptor, 0)

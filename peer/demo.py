@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -404,7 +405,8 @@ async def _settled(demo: Demo, job: str) -> None:
 async def keep(demo: Demo) -> None:
     print("\nThe network goes on running. In another terminal:")
     for peer in demo.peers:
-        print(f"  {sys.argv[0]} console --data-dir {peer.directory}    # {peer.name}, {short_id(peer.identity.public)}")
+        command = shlex.join([sys.argv[0], "console", "--data-dir", str(peer.directory)])
+        print(f"  {command}    # {peer.name}, {short_id(peer.identity.public)}")
     print("Ctrl-C stops it.", flush=True)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:

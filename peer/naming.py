@@ -1,13 +1,16 @@
-"""Whom a person means: a member's name, or the beginning of a peer id."""
+"""Names of peers: whom a person means by a text, and what a person is shown."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from collections.abc import Mapping
 
 from ledger.members import MembersState
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 
+SHORT = 8  # characters of a peer id, or of a root, that people see
 CHOICES_SHOWN = 8  # of those that a text may mean
 
 
@@ -34,3 +37,28 @@ def find(text: str, members: MembersState) -> bytes:
 def _shown(key: bytes, members: MembersState) -> str:
     name = members.members[key].name
     return short_id(key) if name == short_id(key) else f"{short_id(key)} ({name})"
+
+
+class Names:
+    """By peer id, what people are shown: the name alone where nobody else could be meant by it."""
+
+    def __init__(self, present: Mapping[str, str], former: Mapping[str, str] | None = None) -> None:
+        """Both from peer id to name; `former` ones take part no more."""
+        self._names = {**(former or {}), **present}
+        self._present = present
+        self._many = {name for name, count in Counter(present.values()).items() if count > 1}
+        self._ids = {peer[:SHORT] for peer in self._names}
+
+    @classmethod
+    def of(cls, members: MembersState) -> Names:
+        names = {key: member.name for key, member in members.members.items()}
+        present = {peer_id(key): name for key, name in names.items() if members.speaks(key)}
+        return cls(present, {peer_id(key): name for key, name in names.items()})
+
+    def __getitem__(self, peer: str) -> str:
+        name, short = self._names.get(peer, ""), peer[:SHORT]
+        if not name or name == short:
+            return short
+        # Anybody may take another's name, or call itself as the beginning of another's id reads.
+        is_clear = peer in self._present and name not in self._many and name not in self._ids
+        return name if is_clear else f"{name} ({short})"

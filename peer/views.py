@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
+from peer.naming import SHORT, Names
+from peer.tables import Column, Fitted, Pairs
 from protocol.api import (
     AuditView,
     EventView,
@@ -22,7 +20,6 @@ from protocol.api import (
     SuspensionView,
 )
 
-SHORT = 8  # characters of an id or root that people see
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
 
 
@@ -30,20 +27,8 @@ def short(text: str) -> str:
     return text[:SHORT]
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _pairs(rows: Mapping[str, object]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, escape(str(value)))
-    return table
+def _table(*columns: str | Column) -> Fitted:
+    return Fitted(*(column if isinstance(column, Column) else Column(column) for column in columns))
 
 
 def _optional(value: float | None, form: str) -> str:
@@ -66,8 +51,8 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items())) or "none"
 
 
-def status(view: StatusView) -> Table:
-    return _pairs(
+def status(view: StatusView) -> Pairs:
+    return Pairs(
         {
             "peer id": view.peer,
             "name": view.name or "–",
@@ -110,8 +95,16 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def stats(view: StatsView) -> Table:
-    return _pairs(
+def age(seconds: float) -> str:
+    """As a person would say it."""
+    for unit, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit or (seconds >= unit and name != "days"):
+            return f"{int(seconds // unit)} {name}"
+    return f"{int(seconds)} s"
+
+
+def stats(view: StatsView) -> Pairs:
+    return Pairs(
         {
             "height": f"{view.status.height}, view {view.status.view}",
             "state root": view.status.state_root,
@@ -139,23 +132,26 @@ def _standing(view: StandingView) -> str:
     return f"{trained}; {audited}"
 
 
-def standings(views: Iterable[StandingView]) -> Table:
-    table = _table("peer", "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted")
+def standings(views: Iterable[StandingView], names: Names) -> Fitted:
+    peer = Column("peer", may_be_cut=True)
+    table = _table(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted")
     for view in views:
         counts = (view.rewards, view.lost, view.suspensions, view.reports, view.lapsed, view.upheld, view.refuted)
-        table.add_row(short(view.peer), *map(str, counts))
+        table.add_row(names[view.peer], *map(str, counts))
     return table
 
 
-def audits(views: Iterable[AuditView]) -> Table:
-    table = _table("round", "height", "trainer", "step", "auditor", "result", "finding", "relative error")
+def audits(views: Iterable[AuditView], names: Names) -> Fitted:
+    trainer, auditor = Column("trainer", may_be_cut=True), Column("auditor", may_be_cut=True)
+    error = Column("relative error", spare=2)
+    table = _table("round", Column("height", spare=1), trainer, "step", auditor, "result", "finding", error)
     for view in views:
         table.add_row(
             f"{view.round} {short(view.job)}",
             str(view.height),
-            short(view.trainer),
+            names[view.trainer],
             str(view.step),
-            short(view.auditor),
+            names[view.auditor],
             view.result,
             view.finding or "–",
             _optional(view.relative_error, ".1e"),
@@ -163,98 +159,112 @@ def audits(views: Iterable[AuditView]) -> Table:
     return table
 
 
-def suspensions(views: Iterable[SuspensionView]) -> Table:
-    table = _table("suspended", "until round", "in job", "because of round", "step", "found by", "finding")
+def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
+    trainer, auditor = Column("suspended", may_be_cut=True), Column("found by", may_be_cut=True)
+    table = _table(trainer, "until round", "in job", "because of round", "step", auditor, Column("finding", wraps=True))
     for view in views:
         cause = view.cause
         finding = cause.finding or "–"
         table.add_row(
-            short(cause.trainer),
+            names[cause.trainer],
             str(view.until),
             short(cause.job),
             str(cause.round),
             str(cause.step),
-            short(cause.auditor),
+            names[cause.auditor],
             f"shunned: {finding}" if cause.result == "shunned" else finding,
         )
     return table
 
 
-def peers(views: Iterable[PeerView]) -> Table:
-    table = _table("peer", "name", "part", "link", "round trip", "sent", "received", "record")
+def peers(views: Iterable[PeerView]) -> Fitted:
+    traffic = (Column("linked for", spare=3), Column("sent", spare=2), Column("received", spare=1))
+    who = (Column("name", may_be_cut=True), "peer id", Column("part", wraps=True))
+    table = _table(*who, "link", Column("round trip", spare=4), *traffic, Column("record", wraps=True))
     for view in views:
         part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
         part += " (leader)" if view.leader else ""
         part += f" {len(view.approvals)} approvals" if view.approvals and not view.voter else ""
         link = view.link
         table.add_row(
-            short(view.peer) + (" me" if view.me else ""),
-            escape(view.name),
+            (view.name or "–") + " (me)" * view.me,
+            short(view.peer),
             f"{part} {','.join(view.roles)}",
-            ("→ " if link.outgoing else "← ") + escape(link.address) if link else "–",
-            _optional(link.round_trip_ms, ".1f") + " ms" if link else "–",
+            f"{'→' if link.outgoing else '←'}{link.address}" if link else "–",
+            f"{_optional(link.round_trip_ms, '.1f')} ms" if link else "–",
+            age(link.connected_seconds) if link else "–",
             f"{link.bytes_sent / 1e6:.2f} MB" if link else "–",
             f"{link.bytes_received / 1e6:.2f} MB" if link else "–",
-            escape(view.record),
+            view.record,
         )
     return table
 
 
-def invitations(views: Iterable[InvitationView]) -> Table:
-    table = _table("token", "state", "made", "expires", "addresses")
+def invitations(views: Iterable[InvitationView]) -> Fitted:
+    table = _table("token", "state", "made", "expires", Column("addresses", wraps=True))
     for view in views:
         made, expires = (
             f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M}" for ms in (view.made_ms, view.expires_ms)
         )
-        table.add_row(short(view.token), view.state, made, expires, escape(" ".join(view.addresses)))
+        table.add_row(short(view.token), view.state, made, expires, " ".join(view.addresses))
     return table
 
 
-def jobs(views: Iterable[JobView]) -> Table:
-    table = _table(
-        "job", "name", "state", "round", "audit", "data", "accepted", "rejected", "not judged", "suspended", "model root"
-    )
+def jobs(views: Sequence[JobView], names: Names) -> Fitted:
+    beside = (Column("audit", spare=3), Column("data", spare=1), Column("model root", spare=2))
+    table = _table("job", Column("name", may_be_cut=True), "state", "round", Column("proposals", wraps=True), *beside)
     for view in views:
+        told = {
+            "accepted": [f"{names[peer]} {count}" for peer, count in view.accepted.items()],
+            "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in NOT_JUDGED),
+            "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NOT_JUDGED),
+            "suspended": [f"{names[peer]} until {number}" for peer, number in view.suspended.items()],
+        }
         table.add_row(
             short(view.job),
-            escape(view.name),
+            view.name,
             "stopped" if view.state == "finished" and view.round < view.rounds else view.state,
             f"{view.round}/{view.rounds}",
+            "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
             view.audit,
             view.data if view.data == "local" else short(view.data) or "–",
-            " ".join(f"{short(peer)}:{count}" for peer, count in view.accepted.items()) or "–",
-            _by_trainer(view.rejected, lambda reason: reason not in NOT_JUDGED),
-            _by_trainer(view.rejected, lambda reason: reason in NOT_JUDGED),
-            " ".join(f"{short(peer)} until {number}" for peer, number in view.suspended.items()) or "–",
             short(view.model_root),
         )
     return table
 
 
-def _by_trainer(counts: Mapping[str, Mapping[str, int]], belongs: Callable[[str], bool]) -> str:
+def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: Names, belongs: Callable[[str], bool]) -> list[str]:
     chosen = {peer: {reason: n for reason, n in reasons.items() if belongs(reason)} for peer, reasons in counts.items()}
-    return " ".join(f"{short(peer)}: {_counts(reasons)}" for peer, reasons in chosen.items() if reasons) or "–"
+    return [f"{names[peer]} ({_counts(reasons)})" for peer, reasons in chosen.items() if reasons]
 
 
 PLAIN_MEAN = " (plain mean)"  # of two updates no statistic can say which one lies: re-execution alone does
 
 
-def rounds(views: Iterable[RoundView]) -> Table:
-    # So narrow beside the verdicts that eighty columns break none of them, and no id.
-    table = _table("round", "height", "verdicts; by whose ballots", "held-out\nbits/byte", "seconds", "decision", "model\nroot")
-    table.collapse_padding = True
+def rounds(views: Iterable[RoundView], names: Names) -> Fitted:
+    figures = (Column("held-out bits/byte"), Column("seconds", spare=4), Column("decision", spare=2))
+    who = (Column("verdicts", wraps=True), Column("ballots of", wraps=True))
+    table = _table("round", *who, *figures, Column("height", spare=1), Column("model root", spare=3))
     for view in views:
-        verdicts = " ".join(f"{short(peer)}:{verdict}" for peer, verdict in view.verdicts.items())
         table.add_row(
             f"{view.round} {short(view.job)}",
-            str(view.height),
-            f"{verdicts}{PLAIN_MEAN if view.plain_mean else ''}; by {' '.join(map(short, view.ballots))}",
+            verdicts(view, names) + PLAIN_MEAN * view.plain_mean,
+            " ".join(names[peer] for peer in view.ballots),
             _optional(view.held_out_bits_per_byte, ".3f"),
             _optional(view.seconds, ".1f"),
             milliseconds(view.decision_ms),
-            short(view.model_root) + ("" if view.stepped else "\n(no step)"),
+            str(view.height),
+            short(view.model_root) + " (no step)" * (not view.stepped),
         )
     return table
+
+
+def verdicts(view: RoundView, names: Names) -> str:
+    """`accept: anna ben; replay: liar`."""
+    by_verdict: dict[str, list[str]] = {}
+    for peer, verdict in view.verdicts.items():
+        by_verdict.setdefault(verdict, []).append(names[peer])
+    return "; ".join(f"{verdict}: {' '.join(peers)}" for verdict, peers in by_verdict.items())
 
 
 def event(view: EventView) -> str:

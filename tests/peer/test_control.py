@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable
@@ -208,3 +209,11 @@ async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_pat
             inner.start_soon(stop_when_asked)
             with pytest.raises(UserError, match="stopped before it answered 'sample'"):
                 await ControlClient(tmp_path).sample("wait", 1, 0.0, 0)
+
+
+async def test_a_path_in_advice_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    directory = tmp_path / "my peer's data"
+    with pytest.raises(UserError) as caught:
+        await ControlClient(directory).status()
+    advice = str(caught.value).split("`")[1]
+    assert shlex.split(advice) == ["peer", "run", "--data-dir", str(directory)]

@@ -1,0 +1,101 @@
+"""Tables that fit the terminal: no word is ever broken. Where room is short, columns go first, then long cells end in `…`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+GAP = 2  # blanks between columns
+CUT_MIN = 8  # characters that stay of a cell that may be cut
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    spare: int = 0  # where room is short, columns are left out in this order, 1 first; 0: it stays
+    may_be_cut: bool = False  # at its end, with `…`
+    wraps: bool = False  # between words
+
+
+def fitting(text: str, width: int) -> str:
+    """The text, cut with `…` if it is wider."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"
+
+
+def wrapped(text: str, width: int) -> Iterator[str]:
+    """Lines that break between words. A wider word stays whole: the terminal breaks it, and it can be copied all the same."""
+    line = ""
+    for word in text.split():
+        if line and cell_len(line) + 1 + cell_len(word) > width:
+            yield line
+            line = word
+        else:
+            line = f"{line} {word}".lstrip()
+    yield line
+
+
+class Fitted:
+    """Rows under titles. Cells are plain text; titles wrap."""
+
+    def __init__(self, *columns: Column) -> None:
+        self._columns = columns
+        self._rows: list[tuple[str, ...]] = []
+
+    def add_row(self, *cells: str) -> None:
+        assert len(cells) == len(self._columns)
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
+        for at, width in widths.items():
+            table.add_column(Text(self._columns[at].title), width=width)
+        for row in self._rows:
+            table.add_row(*(self._cell(at, row[at], width) for at, width in widths.items()))
+        yield table
+        left_out = [column.title for at, column in enumerate(self._columns) if at not in widths]
+        if left_out:
+            yield Text(f"(a wider terminal also shows {', '.join(left_out)})", "dim")
+
+    def _cell(self, at: int, text: str, width: int) -> Text:
+        return Text(fitting(text, width) if self._columns[at].may_be_cut else text)
+
+    def _widths(self, room: int) -> dict[int, int]:
+        """Of the columns that are shown, by their place."""
+        natural, narrow = {}, {}
+        for at, column in enumerate(self._columns):
+            cells, title = [row[at] for row in self._rows], max(map(cell_len, column.title.split()))
+            natural[at] = max(map(cell_len, (column.title, *cells)))
+            if column.may_be_cut:
+                narrow[at] = max(title, min(CUT_MIN, natural[at]))
+            else:
+                parts = [word for text in cells for word in text.split()] if column.wraps else cells
+                narrow[at] = max([title, *map(cell_len, parts)])
+        by_spare = sorted((column.spare, at) for at, column in enumerate(self._columns) if column.spare)
+        while by_spare and sum(narrow.values()) + GAP * (len(narrow) - 1) > room:
+            del narrow[by_spare.pop(0)[1]]
+        widths, left = dict(narrow), room - sum(narrow.values()) - GAP * (len(narrow) - 1)
+        while left > 0 and (wanting := [at for at in widths if widths[at] < natural[at]]):
+            for at in wanting[:left]:
+                widths[at] += 1
+            left -= len(wanting[:left])
+        return widths
+
+
+class Pairs:
+    """What is said of one thing, a line each, with the names in a column of their own."""
+
+    def __init__(self, rows: Mapping[str, object]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        indent = max(map(cell_len, self._rows)) + GAP
+        for name, value in self._rows.items():
+            for number, line in enumerate(wrapped(str(value), options.max_width - indent)):
+                text = Text(set_cell_size(name if number == 0 else "", indent), "dim", no_wrap=True, overflow="ignore")
+                yield text.append(line, "not dim")

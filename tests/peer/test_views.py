@@ -1,0 +1,135 @@
+"""Tables on screens of every width: whole words, names, and the least important columns first to go."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from peer import views
+from peer.naming import Names
+from peer.tables import Column, Fitted, Pairs
+from tests.peer import fake_api
+
+PEERS = {
+    f"{number}{letter * 51}": name
+    for number, (letter, name) in enumerate(
+        zip("abcdefg", ("anna", "ben", "carl", "dora", "erin", "fritz", "liar-with-a-long-name"), strict=True)
+    )
+}
+NAMES = Names(PEERS)
+KEYS = tuple(PEERS)
+REASONS = {"replay": 60, "norm": 12, "unjudged": 3}
+
+
+def shown(what: Any, width: int) -> str:
+    out = io.StringIO()
+    Console(width=width, file=out, highlight=False, markup=False).print(what, crop=False)
+    return out.getvalue()
+
+
+def job() -> Any:
+    (view,) = fake_api.JOBS
+    accepted = dict.fromkeys(KEYS[:6], 60)
+    return replace(view, name="everything that was ever said", round=80, accepted=accepted, rejected={KEYS[6]: REASONS})
+
+
+def peers() -> list[Any]:
+    link = fake_api.PEERS[1].link
+    assert link is not None
+    far = replace(link, address="192.168.100.200:47700", round_trip_ms=120.4, connected_seconds=200.0, bytes_sent=123_456_789)
+    return [
+        replace(fake_api.PEERS[1], peer=peer, name=name, link=far, record="60 proposals accepted") for peer, name in PEERS.items()
+    ]
+
+
+def round_view() -> Any:
+    (view,) = fake_api.ROUNDS
+    verdicts = dict.fromkeys(KEYS[:6], "accept") | {KEYS[6]: "replay"}
+    return replace(view, round=60, height=1234, verdicts=verdicts, ballots=KEYS, seconds=12.5)
+
+
+TABLES: dict[str, Callable[[], Any]] = {
+    "jobs": lambda: views.jobs([job()], NAMES),
+    "rounds": lambda: views.rounds([round_view()], NAMES),
+    "peers": lambda: views.peers(peers()),
+    "audits": lambda: views.audits([replace(item, trainer=KEYS[6], auditor=KEYS[0]) for item in fake_api.AUDITS.log], NAMES),
+    "standings": lambda: views.standings([replace(fake_api.STANDING, peer=peer) for peer in KEYS], NAMES),
+    "suspensions": lambda: views.suspensions(fake_api.AUDITS.suspended, NAMES),
+    "status": lambda: views.status(
+        replace(fake_api.STATUS, waiting="waiting for a quorum: 1 of 2 voters are here, 2 are needed")
+    ),
+    "stats": lambda: views.stats(fake_api.STATS),
+}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("name", TABLES)
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_broken(name: str, width: int) -> None:
+    whole = shown(TABLES[name](), 10_000)
+    printed = shown(TABLES[name](), width)
+    assert max(map(len, printed.splitlines())) <= width, printed
+    words = {word.strip("(),") for word in f"{whole} a wider terminal also shows {' '.join(PEERS.values())}".split()}
+    for word in printed.split():
+        is_cut = word.endswith("…") and any(name.startswith(word[:-1]) for name in (*PEERS.values(), "everything", "that"))
+        assert is_cut or word.strip("(),") in words, f"{word!r} is no word of\n{whole}\nbut in\n{printed}"
+
+
+def test_what_goes_into_a_pipe_is_neither_wrapped_nor_cut() -> None:
+    for make in TABLES.values():
+        printed = shown(make(), 100_000)
+        assert "…" not in printed and "wider terminal" not in printed
+    assert len(shown(TABLES["rounds"](), 100_000).splitlines()) == 2
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_liar_s_row_has_all_its_reasons_at_every_width(width: int) -> None:
+    printed = " ".join(shown(TABLES["jobs"](), width).split())
+    for part in ("norm", "12", "replay", "60", "unjudged", "3"):
+        assert part in printed, printed
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_everybody_who_voted_is_named_in_full(width: int) -> None:
+    printed = shown(TABLES["rounds"](), width)
+    for name in PEERS.values():
+        assert len(re.findall(rf"(?<!\S){re.escape(name)}[;)]?(?!\S)", printed)) == 2, printed
+
+
+def test_the_least_important_columns_go_first_and_are_named() -> None:
+    table = Fitted(Column("kept", may_be_cut=True), Column("second", spare=2), Column("first", spare=1))
+    table.add_row("a" * 30, "b" * 10, "c" * 10)
+    assert shown(table, 54).split("\n")[1].split() == ["a" * 30, "b" * 10, "c" * 10]
+    assert shown(table, 33).split("\n")[1].split() == ["a" * 8 + "…", "b" * 10, "c" * 10]
+    narrow = shown(table, 24)
+    assert "c" not in narrow.split("\n")[1] and "b" * 10 in narrow and "(a wider terminal also" in narrow
+
+
+def test_a_word_wider_than_the_terminal_is_left_whole() -> None:
+    path = "/data/" + "x" * 100
+    assert path in shown(Pairs({"data": path}), 80)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min"), (7_300, "2 h"), (100_000, "27 h"), (200_000, "2 days")]
+)
+def test_an_age_is_said_as_people_do(seconds: float, said: str) -> None:
+    assert views.age(seconds) == said
+
+
+def test_a_name_stands_alone_only_where_nobody_else_can_be_meant() -> None:
+    anna, other, former, odd, nameless = (letter * 52 for letter in "abcde")
+    names = Names(
+        {anna: "anna", other: "ben", odd: "bbbbbbbb", nameless: nameless[:8]}, {former: "anna", anna: "anna", other: "ben"}
+    )
+    assert names[anna] == "anna", "a key that is gone takes no name away"
+    assert names[former] == "anna (cccccccc)"
+    assert names[odd] == "bbbbbbbb (dddddddd)", "it reads as another's id"
+    assert (names[nameless], names["f" * 52]) == ("eeeeeeee", "ffffffff")
+    twice = Names({anna: "anna", other: "anna"})
+    assert (twice[anna], twice[other]) == ("anna (aaaaaaaa)", "anna (bbbbbbbb)")
