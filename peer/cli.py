@@ -49,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _complain(UserError(f"{error.filename}: {error.strerror}; name another place, or make this one usable"))
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt):
             return _interrupted()

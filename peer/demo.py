@@ -27,7 +27,7 @@ from ledger.genesis import TRAINER, Founder, Genesis
 from peer.control import ControlClient
 from peer.datadir import DataDirectory
 from peer.demo_display import Display
-from peer.demo_report import Disk, Report, make_report, write_files
+from peer.demo_report import Disk, Report, make_places, make_report, usable, write_files
 from peer.grammar import preset_overrides, said_of_job
 from peer.service import parse_overrides
 from peer.terminal import let_go, terminals
@@ -121,15 +121,15 @@ def main(options: argparse.Namespace) -> int:
     if options.data:
         options.data = str(Path(options.data).expanduser().absolute())
         _require_usable(Path(options.data))
-    folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).absolute()
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--report {folder} is not empty: name a new folder")
+    folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).expanduser().absolute()
     demo = Demo(options, folder, cast_roles(options, folder))
     if options.attack == "false-challenge" and not demo.is_sampled:
         raise UserError("--attack false-challenge: only sampled audits have challenges; say --audit sampled")
     # What no job can have is told before anything starts, too.
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
     replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()
+    options.json = str(Path(options.json).expanduser().absolute()) if options.json else ""
+    make_places(folder, options.json)
     end_like_ctrl_c()
     try:
         return trio.run(_run, demo)
@@ -146,10 +146,11 @@ def main(options: argparse.Namespace) -> int:
 
 def _require_usable(path: Path) -> None:
     """What cannot be trained on is told before anything starts."""
-    if shards.is_token_folder(path):
-        shards.open_folder(path)
-    else:
-        data.require_enough(JobSpec(name="demo"), sum(map(len, data.read_text(path))), str(path))
+    with usable("--data", path, "name a text file or a folder that can be read"):
+        if shards.is_token_folder(path):
+            shards.open_folder(path)
+        else:
+            data.require_enough(JobSpec(name="demo"), sum(map(len, data.read_text(path))), str(path))
 
 
 def _is_interrupt(error: BaseException) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Container, Mapping
+import tempfile
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -18,7 +20,7 @@ from ledger.state import Rules, State
 from ledger.store import Store
 from peer.datadir import DataDirectory
 from protocol.api import RoundView
-from protocol.errors import FolkmootError
+from protocol.errors import FolkmootError, UserError
 from protocol.identity import Ed25519Verifier, peer_id
 from training.host import ModelHost
 from training.spec import JobSpec
@@ -265,6 +267,41 @@ def _first_decision(demo: Demo) -> float | None:
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def usable(flag: str, path: Path, remedy: str) -> Iterator[None]:
+    """What the operating system says about the path of a flag becomes a line for a person."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror or error}; {remedy}") from None
+
+
+def make_places(folder: Path, json_file: str) -> None:
+    """Makes the folder of the report and tries whether both places can be written: the end of a run would be too late."""
+    with usable("--report", folder, "name a new folder where you may write"):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--report {folder} is a file: name a new folder")
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"--report {folder} is not empty: name a new folder")
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    if not json_file:
+        return
+    file = Path(json_file)
+    try:
+        with usable("--json", file, "name a file in a folder that is there, where you may write"):
+            was_there = file.exists()
+            file.open("ab").close()
+            if not was_there:
+                file.unlink()
+    except UserError:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()  # nothing is left of a demo that never started
+        raise
 
 
 def write_files(demo: Demo, report: Report, sample: str, export: str) -> None:

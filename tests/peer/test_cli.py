@@ -140,6 +140,16 @@ def test_what_a_person_can_mend_is_one_line_however_deep_it_was_raised(
     assert peer("run") == (2, "", "peer: error: the disk is full\n")
 
 
+def test_what_the_operating_system_says_of_a_file_is_one_line(
+    peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_commands(monkeypatch, PermissionError(13, "Permission denied", "/data/x"))
+    assert peer("run") == (2, "", "peer: error: /data/x: Permission denied; name another place, or make this one usable\n")
+    fake_commands(monkeypatch, OSError("a bug"))
+    with pytest.raises(OSError, match="a bug"):
+        peer("run")
+
+
 def test_a_bug_is_not_dressed_up_as_the_persons_mistake(peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     fake_commands(monkeypatch, ExceptionGroup("", [UserError("x"), ValueError("y")]))
     with pytest.raises(ExceptionGroup):

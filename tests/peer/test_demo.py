@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli import build_parser
+from peer.cli import build_parser, main
 from peer.demo import BASELINE_RATES, baseline_rates, cast_roles
+from peer.demo_report import make_places
+from protocol.errors import UserError
 from tests.peer.processes import children, ended, environment, peer
 from training.spec import JobSpec, ModelSpec
 
@@ -156,6 +160,56 @@ def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_pat
 def test_a_field_that_no_job_can_have_is_told_before_anything_starts(tmp_path: Path, wrong: tuple[str, ...], words: str) -> None:
     status, report, said = demo(tmp_path, *wrong)
     assert (status, report) == (2, {}) and words in said and not (tmp_path / "run").exists()
+
+
+PLACES = [
+    ("--json", "nowhere/r.json", "No such file or directory; name a file in a folder that is there"),
+    ("--json", "text/r.json", "Not a directory"),
+    ("--json", "folder", "Is a directory"),
+    ("--json", "n" * 300, "File name too long"),
+    ("--report", "text", "is a file: name a new folder"),
+    ("--report", "text/run", "Not a directory; name a new folder"),
+    ("--report", "folder", "is not empty"),
+    ("--report", "loop/run", "Too many levels of symbolic links"),
+    ("--report", "n" * 300, "File name too long"),
+    ("--data", "text/x", "no such file or folder"),
+    ("--data", "n" * 300, "File name too long; name a text file"),
+    ("--data", "loop", "loop"),
+]
+
+
+@pytest.mark.parametrize(("flag", "place", "words"), PLACES, ids=[f"{flag} {place[:20]}" for flag, place, _ in PLACES])
+def test_a_place_that_cannot_be_used_is_told_in_one_line_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flag: str, place: str, words: str
+) -> None:
+    (tmp_path / "text").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "something").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.setattr("trio.run", lambda *_: pytest.fail("it started"))
+    places = {"--report": str(tmp_path / "run")} | {flag: str(tmp_path / place)}
+    status = main(["demo", *(word for pair in places.items() for word in pair)])
+    error = capsys.readouterr().err
+    assert status == 2 and error.count("\n") == 1 and place in error and words in error
+    left = {"text", "folder", "loop"}
+    assert {path.name for path in tmp_path.iterdir()} == left, "nothing is left of a demo that never started"
+
+
+def test_a_place_that_may_not_be_written_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(UserError, match=r"--report .*run: Read-only file system; name a new folder where you may write"):
+        make_places(tmp_path / "run", "")
+
+
+def test_a_report_may_lie_inside_its_own_folder_and_what_was_there_is_kept(tmp_path: Path) -> None:
+    make_places(tmp_path / "run", str(tmp_path / "run" / "r.json"))
+    assert list((tmp_path / "run").iterdir()) == []
+    (tmp_path / "r.json").write_text("old")
+    make_places(tmp_path / "run", str(tmp_path / "r.json"))
+    assert (tmp_path / "r.json").read_text() == "old"
 
 
 def test_control_c_stops_every_process_and_says_so(tmp_path: Path) -> None:
