@@ -86,13 +86,13 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {key: value for key, value in environment.items() if key.startswith(PREFIX)}
-    for key in found:
-        if key.removeprefix(PREFIX).lower() not in NAMES:
-            raise UserError(
-                f"environment variable {key} is no setting of a peer{nearest(key, [PREFIX + n.upper() for n in NAMES])}"
-            )
-    return {key.removeprefix(PREFIX).lower(): value for key, value in found.items()}
+    """Others use the prefix, too (Kubernetes: PEER_SERVICE_HOST, of a service called `peer`): only a near miss is an error."""
+    named = {key.removeprefix(PREFIX).lower(): key for key in environment if key.startswith(PREFIX)}
+    for name, key in named.items():
+        meant = difflib.get_close_matches(name, NAMES, n=1, cutoff=NEAR_MISS_MIN)
+        if name not in NAMES and meant:
+            raise UserError(f"environment variable {key} is no setting of a peer; did you mean {PREFIX}{meant[0].upper()}?")
+    return {name: environment[key] for name, key in named.items() if name in NAMES}
 
 
 def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
@@ -123,6 +123,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 LIKENESS_MIN = 0.65  # of difflib's ratio: a letter missing, wrong or swapped; `leave` is not near `clear`
+# The same of environment variables, which others set, too: `data_dir` is meant for us, `listen_port` of a service is not.
+NEAR_MISS_MIN = 0.72
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
