@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import inspect
 import re
+import subprocess
 import sys
 import types
 import typing
@@ -366,6 +367,33 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert file.exists(), f"{target} in {page}"
         if anchor:
             assert anchor in anchors(file), f"{target} in {page}"
+
+
+def git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def named_commits() -> dict[str, set[str]]:
+    """Commits that documents and files of figures name, each with where; a plus after one says that files had been changed."""
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        for name in re.findall(r"(?<![\w…])(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{7}(?![\w…])", page.read_text()):
+            found.setdefault(name, set()).add(page.relative_to(ROOT).as_posix())
+    for file in (DOCS / "results").rglob("*.json"):
+        for name in re.findall(r'"commit": "([0-9a-f]{40})\+?"', file.read_text()):
+            found.setdefault(name, set()).add(file.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_every_commit_that_a_figure_names_is_in_the_history() -> None:
+    """Nobody can measure again what nobody can check out."""
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("no whole history here")
+    named = named_commits()
+    assert len(named) > 10
+    assert {
+        name: sorted(where) for name, where in named.items() if git("merge-base", "--is-ancestor", name, "HEAD").returncode
+    } == {}
 
 
 def anchors(page: Path) -> set[str]:
