@@ -24,6 +24,7 @@ from peer.caveats import SAMPLED_AUDITS
 from peer.condition import EXIT_STATUS, PeerState
 from peer.grammar import COMMANDS, help_text, option_names, parse, set_overrides, train_request
 from peer.naming import Names
+from peer.tables import wrapped
 from protocol.api import EventView, PeerApi, TrainRequest
 from protocol.errors import UserError
 
@@ -47,6 +48,11 @@ USED_ONLY_WITH = (
     ("audit_window", "audit", ("sampled",), "full"),
 )
 
+
+class Verbatim(str):
+    """Text for programs, or of a model: it is shown as it is. Other text wraps between words."""
+
+
 Print = Callable[[RenderableType], None]
 Action = Callable[[PeerApi, argparse.Namespace, Print], Awaitable[int | None]]  # the exit status of `peer COMMAND`
 
@@ -56,18 +62,18 @@ Action = Callable[[PeerApi, argparse.Namespace, Print], Awaitable[int | None]]  
 
 async def _status(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
     status = await api.status()
-    show(as_json(status) if options.json else views.status(status))
+    show(Verbatim(as_json(status)) if options.json else views.status(status))
     return EXIT_STATUS[PeerState(status.state)]
 
 
 async def _stats(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     stats = await api.stats()
-    show(as_json(stats) if options.json else views.stats(stats))
+    show(Verbatim(as_json(stats)) if options.json else views.stats(stats))
 
 
 async def _peers(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     peers = await api.peers()
-    show(as_json(peers) if options.json else views.peers(peers))
+    show(Verbatim(as_json(peers)) if options.json else views.peers(peers))
 
 
 async def names(api: PeerApi) -> Names:
@@ -80,13 +86,13 @@ async def names(api: PeerApi) -> Names:
 async def _jobs(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     jobs = await api.jobs()
     table = views.jobs(jobs, await names(api)) if jobs else "no job yet; start one with `train --rounds 80`"
-    show(as_json(jobs) if options.json else table)
+    show(Verbatim(as_json(jobs)) if options.json else table)
 
 
 async def _rounds(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     rounds = await api.rounds(options.last)
     table = views.rounds(rounds, await names(api)) if rounds else "no round is closed yet"
-    show(as_json(rounds) if options.json else table)
+    show(Verbatim(as_json(rounds)) if options.json else table)
 
 
 async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
@@ -249,7 +255,7 @@ async def _leave(api: PeerApi, options: argparse.Namespace, show: Print) -> None
 
 
 async def _sample(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.sample(options.prompt, options.tokens, options.temperature, options.seed))
+    show(Verbatim(await api.sample(options.prompt, options.tokens, options.temperature, options.seed)))
 
 
 async def _export(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
@@ -311,6 +317,8 @@ def printer(out: TextIO | None = None) -> Print:
     )
 
     def show(what: RenderableType) -> None:
+        if isinstance(what, str) and not isinstance(what, Verbatim):
+            what = "\n".join(shown for line in what.split("\n") for shown in wrapped(line, console.width))
         console.print(what, soft_wrap=isinstance(what, str), crop=False)
 
     return show

@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.quorum import quorum
-from peer.views import PLAIN_MEAN, milliseconds, seconds
+from peer.tables import Column, Fitted, fitting, wrapped
+from peer.views import PLAIN_MEAN, milliseconds, seconds, short
 from protocol.api import PARTS, JobView, RoundView
 from protocol.identity import peer_id
 from protocol.reasons import MEANINGS
@@ -30,14 +31,19 @@ if TYPE_CHECKING:
 ROUNDS_SHOWN = 8
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
-SCREEN_WIDTH = 104  # columns of the picture for reports
+SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture for reports
+FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # of a panel: its border, and a blank at each side
+HEAD_HEIGHT = 2  # lines over the tables
+WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 
 class Display:
     def __init__(self, demo: Demo) -> None:
         self._demo = demo
         self._names = {peer_id(peer.identity.public): peer.name for peer in demo.peers}
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, markup=False)
+        if not self._console.is_terminal:
+            self._console.width = WIDTH_WITHOUT_TERMINAL
         self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
         self._printed = 0
         self._expelled: set[str] = set()
@@ -48,7 +54,7 @@ class Display:
         options = self._demo.options
         liars = f"{options.malicious} of them lying ({options.attack})" if options.malicious else "all honest"
         text = options.data or "the language reference inside Python"
-        self._console.print(f"[bold]folkmoot demo[/bold]: {options.peers} peers, {liars}, training on {text}", soft_wrap=True)
+        self._print(f"folkmoot demo: {options.peers} peers, {liars}, training on {text}")
         if self._live:
             self._live.start()
         return self
@@ -58,7 +64,11 @@ class Display:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(f"[dim]{time.time() - self._demo.started:6.1f} s[/dim]  {text}")
+        self._print(f"{time.time() - self._demo.started:6.1f} s  {text}")
+
+    def _print(self, text: str) -> None:
+        """Words stay whole, and a path can be copied."""
+        self._console.print("\n".join(wrapped(text, self._console.width)), soft_wrap=True)
 
     def say_who_is_expelled(self) -> None:
         seen = self._demo.watched.stats
@@ -78,7 +88,7 @@ class Display:
         self._last = job, rounds
         self._say_who_is_suspended(job)
         if self._live:
-            self._live.update(self._picture(job, rounds))
+            self._live.update(self._picture(job, rounds, *self._console.size))
         while not self._live and self._printed < len(rounds) and self._is_measured(rounds):
             self._console.print(self._line(rounds[self._printed]), soft_wrap=True)
             self._printed += 1
@@ -99,71 +109,102 @@ class Display:
         others = [f"{self._names[peer]}: {verdict}" for peer, verdict in view.verdicts.items() if verdict != "accept"]
         return f"{accepted} accepted" + (f", rejected {'; '.join(others)}" if others else "")
 
-    def _picture(self, job: JobView, rounds: tuple[RoundView, ...]) -> RenderableType:
+    def _picture(self, job: JobView, rounds: tuple[RoundView, ...], width: int, height: int) -> RenderableType:
+        """Fits the terminal: the peers have all their reasons, and the rounds what room is left."""
+        room = width - FRAME_WIDTH
         values = [view.held_out_bits_per_byte for view in rounds if view.held_out_bits_per_byte is not None]
-        head = Text.assemble(
-            ("held-out bits/byte  ", "bold"), curve(values), ("  " + (f"{values[-1]:.3f}" if values else "–"), "bold green")
-        )
-        bar = ProgressBar(total=job.rounds, completed=job.round, width=CURVE_WIDTH)
+        title, newest = "held-out bits/byte  ", "  " + (f"{values[-1]:.3f}" if values else "–")
+        bars = curve(values, min(CURVE_WIDTH, room - len(title) - len(newest)))
+        head = Text.assemble((title, "bold"), bars, (newest, "bold green"))
+        counted, taken = f"round {job.round} of {job.rounds}", f"{time.time() - self._demo.started:.0f} s"
+        bar = ProgressBar(total=job.rounds, completed=job.round, width=min(CURVE_WIDTH, room - len(counted) - len(taken) - 2))
         progress = Table.grid(padding=(0, 1))
-        progress.add_row(f"round {job.round} of {job.rounds}", bar, f"{time.time() - self._demo.started:.0f} s")
-        return Panel(
-            Group(progress, head, self._rounds_table(rounds), self._peers_table(job)), title="folkmoot demo", border_style="green"
+        progress.add_row(counted, bar, taken)
+        peers = self._peers_table(job)
+        left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # beside the line of the cursor
+        shown = next(
+            (
+                table
+                for count in range(ROUNDS_SHOWN, 0, -1)
+                if self._height(table := self._rounds_table(rounds[-count:]), room) <= left
+            ),
+            Text(),
         )
+        return Panel(Group(progress, head, shown, peers), title="folkmoot demo", border_style="green", width=width)
 
-    def _rounds_table(self, rounds: tuple[RoundView, ...]) -> Table:
-        table = Table(box=None, header_style="dim", pad_edge=False)
-        for name in ("round", "bits/byte", "accepted", "rejected", "decided", "round took", "model root"):
-            table.add_column(name, justify="left" if name in ("rejected", "model root") else "right")
-        for view in rounds[-ROUNDS_SHOWN:]:
-            bits = "–" if view.held_out_bits_per_byte is None else f"{view.held_out_bits_per_byte:.3f}"
+    def _height(self, table: Fitted, width: int) -> int:
+        return len(self._console.render_lines(table, self._console.options.update(width=width, height=None), pad=False))
+
+    def _rounds_table(self, rounds: tuple[RoundView, ...]) -> Fitted:
+        table = Fitted(
+            Column("round", is_number=True),
+            Column("bits/byte", is_number=True),
+            Column("accepted", is_number=True),
+            Column("rejected", wraps=True, style="red"),
+            Column("decided", is_number=True, spare=2),
+            Column("took", is_number=True, spare=3),
+            Column("model root", spare=1),
+            is_live=True,
+        )
+        for view in rounds:
             accepted = sum(verdict == "accept" for verdict in view.verdicts.values())
-            others = [f"{self._names[peer]} ({verdict})" for peer, verdict in view.verdicts.items() if verdict != "accept"]
+            others: dict[str, list[str]] = {}
+            for peer, verdict in view.verdicts.items():
+                if verdict != "accept":
+                    others.setdefault(verdict, []).append(self._names[peer])
             table.add_row(
                 str(view.round),
-                bits,
+                "–" if view.held_out_bits_per_byte is None else f"{view.held_out_bits_per_byte:.3f}",
                 f"{accepted}{PLAIN_MEAN if view.plain_mean else ''}",
-                Text(", ".join(others), "red"),
+                "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in others.items()),
                 milliseconds(view.decision_ms),
                 seconds(view.seconds),
-                view.model_root[:12],
+                short(view.model_root),
             )
         return table
 
-    def _peers_table(self, job: JobView) -> Table:
-        table = Table(box=None, header_style="dim", pad_edge=False)
-        for name in ("peer", "sent", "memory", "accepted", "rejected"):
-            table.add_column(name, justify="left" if name in ("peer", "rejected") else "right")
+    def _peers_table(self, job: JobView) -> Fitted:
+        table = Fitted(
+            Column("peer"),
+            Column("accepted", is_number=True),
+            Column("rejected", wraps=True, style="red"),
+            Column("sent", is_number=True, spare=2),
+            Column("memory", is_number=True, spare=1),
+            is_live=True,
+        )
         seen = self._demo.watched.stats
         expelled = seen.expelled if seen is not None else ()
         for peer in self._demo.peers:
             key = peer_id(peer.identity.public)
-            reasons = ", ".join(f"{reason} {count}" for reason, count in job.rejected.get(key, {}).items())
-            reasons += ", expelled" * (key in expelled) + ", suspended" * (key in job.suspended)
+            reasons = [f"{reason} {count}" for reason, count in job.rejected.get(key, {}).items()]
+            reasons += ["expelled"] * (key in expelled) + ["suspended"] * (key in job.suspended)
             stats = peer.stats
             total = 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in PARTS)
-            sent = f"{total / 1e6:.1f} MB"
-            table.add_row(
-                Text(peer.name, "red" if peer.lies else ""),
-                sent,
-                f"{peer.memory_mb:.0f} MB",
-                str(job.accepted.get(key, 0)),
-                Text(reasons, "red"),
-            )
+            accepted = str(job.accepted.get(key, 0))
+            table.add_row(peer.name, accepted, ", ".join(reasons), f"{total / 1e6:.1f} MB", f"{peer.memory_mb:.0f} MB")
         return table
 
     def summary(self, report: Report) -> None:
-        panel = self._summary(report)
-        self._console.print(panel)
-        self._console.print(f"report, curve, sample and export: {self._demo.folder}", soft_wrap=True)
+        width = self._console.width
+        self._console.print(self._summary(report, width) if self._live else self._summary_table(report, width))
+        self._print(f"report, curve, sample and export: {self._demo.folder}")
         if self._last is not None:
-            picture(self._demo.folder / "screen.svg", self._picture(*self._last), panel)
+            screen = self._picture(*self._last, SCREEN_WIDTH, SCREEN_HEIGHT)
+            picture(self._demo.folder / "screen.svg", screen, self._summary(report, SCREEN_WIDTH))
 
-    def _summary(self, report: Report) -> Panel:
+    def _summary(self, report: Report, width: int) -> Panel:
+        colour = "green" if report.passed else "red"
+        return Panel(self._summary_table(report, width - FRAME_WIDTH), title="summary", border_style=colour, width=width)
+
+    def _summary_table(self, report: Report, room: int) -> Group:
         table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        left = room - max(map(len, (report.accepted | report.state_roots))) - len("state root of   ")
         bits = report.heldout_bits_per_byte
         if len(bits) > 1:
-            table.add_row("held-out bits/byte", f"{bits[0]:.3f} → {bits[-1]:.3f}   {curve(bits)}")
+            fall = f"{bits[0]:.3f} → {bits[-1]:.3f}"
+            table.add_row("held-out bits/byte", f"{fall}   {curve(bits, min(CURVE_WIDTH, left - len(fall) - 3))}")
         if report.baseline_bits_per_byte is not None and bits:
             ratio = bits[-1] / report.baseline_bits_per_byte
             table.add_row("one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; ours is {ratio:.3f} × that")
@@ -181,8 +222,8 @@ class Display:
         for name, count in report.false_challenges.items():
             table.add_row(name, Text(f"challenged honest work {_times(count)}", "red"))
         heights = sorted(set(report.heights.values()))
-        left = report.voters - len(report.expelled)
-        now = f", {quorum(left)} of {left} at the end" if report.expelled else ""
+        voters = report.voters - len(report.expelled)
+        now = f", {quorum(voters)} of {voters} at the end" if report.expelled else ""
         table.add_row("blocks decided", ", ".join(map(str, heights)) + f" (quorum {report.quorum} of {report.voters}{now})")
         if report.decision_ms_p50 is not None and report.decision_ms_p99 is not None:
             table.add_row("decision", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99")
@@ -192,7 +233,7 @@ class Display:
             )
         table.add_row("memory", ", ".join(f"{name} {size:.0f} MB" for name, size in report.pss_mb_per_peer.items()))
         for name, root in report.state_roots.items():
-            table.add_row(f"state root of {name}", f"{root[:48]}…" if root else "cannot be read")
+            table.add_row(f"state root of {name}", fitting(root, left) if root else "cannot be read")
         first = f"{report.seconds_to_first_decision:.1f} s" if report.seconds_to_first_decision is not None else "never"
         table.add_row("time", f"{report.seconds_total:.1f} s, first decision after {first}")
         lies = "every liar was found out" if report.audit == "sampled" else "no lie was accepted"
@@ -200,7 +241,7 @@ class Display:
         verdict = Text(f"all honest roots are equal, {lies}, the loss fell", "bold green")
         if not report.passed:
             verdict = Text("FAILED: " + "; ".join(report.failures), "bold red")
-        return Panel(Group(table, Text(), verdict), title="summary", border_style="green" if report.passed else "red")
+        return Group(table, Text(), verdict)
 
 
 def picture(file: Path, *parts: RenderableType) -> None:
@@ -216,11 +257,11 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def curve(values: list[float]) -> str:
+def curve(values: list[float], width: int) -> str:
     """A line of bars, newest at the right."""
-    if not values:
+    if not values or width < 1:
         return ""
-    step = max(1, -(-len(values) // CURVE_WIDTH))
+    step = max(1, -(-len(values) // width))
     picked = values[::-1][::step][::-1]
     low, high = min(picked), max(picked)
     return "".join(BARS[round((value - low) / (high - low or 1) * (len(BARS) - 1))] for value in picked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ class Column:
     spare: int = 0  # where room is short, columns are left out in this order, 1 first; 0: it stays
     may_be_cut: bool = False  # at its end, with `…`
     wraps: bool = False  # between words
+    is_number: bool = False  # its cells stand at the right
+    style: str = ""  # of its cells
 
 
 def fitting(text: str, width: int) -> str:
@@ -30,20 +33,21 @@ def fitting(text: str, width: int) -> str:
 def wrapped(text: str, width: int) -> Iterator[str]:
     """Lines that break between words. A wider word stays whole: the terminal breaks it, and it can be copied all the same."""
     line = ""
-    for word in text.split():
-        if line and cell_len(line) + 1 + cell_len(word) > width:
+    for blanks, word in re.findall(r"(\s*)(\S+)", text):
+        if line and cell_len(line) + cell_len(blanks) + cell_len(word) > width:
             yield line
             line = word
         else:
-            line = f"{line} {word}".lstrip()
+            line += blanks + word
     yield line
 
 
 class Fitted:
     """Rows under titles. Cells are plain text; titles wrap."""
 
-    def __init__(self, *columns: Column) -> None:
-        self._columns = columns
+    def __init__(self, *columns: Column, is_live: bool = False) -> None:
+        """A live table is to stay low: columns are left out before cells wrap, and nothing is said of them."""
+        self._columns, self._is_live = columns, is_live
         self._rows: list[tuple[str, ...]] = []
 
     def add_row(self, *cells: str) -> None:
@@ -54,16 +58,18 @@ class Fitted:
         widths = self._widths(options.max_width)
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0))
         for at, width in widths.items():
-            table.add_column(Text(self._columns[at].title), width=width)
+            column = self._columns[at]
+            table.add_column(Text(column.title), width=width, justify="right" if column.is_number else "left")
         for row in self._rows:
             table.add_row(*(self._cell(at, row[at], width) for at, width in widths.items()))
         yield table
         left_out = [column.title for at, column in enumerate(self._columns) if at not in widths]
-        if left_out:
+        if left_out and not self._is_live:
             yield Text(f"(a wider terminal also shows {', '.join(left_out)})", "dim")
 
     def _cell(self, at: int, text: str, width: int) -> Text:
-        return Text(fitting(text, width) if self._columns[at].may_be_cut else text)
+        column = self._columns[at]
+        return Text(fitting(text, width) if column.may_be_cut else text, column.style)
 
     def _widths(self, room: int) -> dict[int, int]:
         """Of the columns that are shown, by their place."""
@@ -77,8 +83,9 @@ class Fitted:
                 parts = [word for text in cells for word in text.split()] if column.wraps else cells
                 narrow[at] = max([title, *map(cell_len, parts)])
         by_spare = sorted((column.spare, at) for at, column in enumerate(self._columns) if column.spare)
-        while by_spare and sum(narrow.values()) + GAP * (len(narrow) - 1) > room:
-            del narrow[by_spare.pop(0)[1]]
+        wanted = dict(natural if self._is_live else narrow)
+        while by_spare and sum(wanted.values()) + GAP * (len(wanted) - 1) > room:
+            del wanted[by_spare[0][1]], narrow[by_spare.pop(0)[1]]
         widths, left = dict(narrow), room - sum(narrow.values()) - GAP * (len(narrow) - 1)
         while left > 0 and (wanting := [at for at in widths if widths[at] < natural[at]]):
             for at in wanting[:left]:

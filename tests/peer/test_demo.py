@@ -98,6 +98,7 @@ def test_four_peers_one_of_them_lying_end_with_one_root_and_a_whole_report(
     names = {file.name for file in (tmp_path / "run").iterdir()}
     assert "export" in names
     assert any(name.endswith((".png", ".svg")) for name in names)
+    assert "│" not in said and "…" not in said, "a pipe gets whole lines, without a frame"
     if attack == "sign-flip":
         status, out, error = peer("audit", str(tmp_path / "run" / "export"))
         assert (status, error) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -78,10 +79,29 @@ def test_a_daemon_without_a_terminal_reopens_its_log_at_sighup_and_goes_on(direc
         assert "stopping on SIGTERM" in log.read_text() and "stopping" not in moved.read_text() + daemon.log
 
 
-def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path) -> None:
-    rounds = ("--rounds", "50", *(word for field in SHORT for word in ("--set", field)))
-    with terminal("demo", "--report", str(tmp_path / "run"), *rounds) as shown:
-        shown.until("4 peers are running")
+def demo(folder: Path, rounds: int) -> list[str]:
+    settings = [word for field in SHORT for word in ("--set", field)]
+    return ["demo", "--report", str(folder / "run"), "--rounds", str(rounds), *settings]
+
+
+def test_a_demo_shows_the_liar_with_its_reasons_and_closing_its_terminal_leaves_no_process(tmp_path: Path) -> None:
+    with terminal(*demo(tmp_path, 500)) as shown:
+        shown.until(r"liar-2 +0  .*replay \d")
+        frame = "\n".join(shown.lines)
+        assert re.search(r"╭─+ folkmoot demo ─+╮\n(│.*│\n)+╰─+╯", frame), frame
+        for name in ("trainer-0", "trainer-1", "voter-3"):
+            assert re.search(rf"│ {name} +\d+ ", frame), frame
+        assert "…" not in frame
         pids = [shown.process.pid, *descendants(shown.process.pid, 4)]
         shown.close()
         assert [pid for pid in pids if not ended(pid)] == []
+
+
+def test_the_summary_of_a_demo_has_the_liar_s_reasons_in_words(tmp_path: Path) -> None:
+    with terminal(*demo(tmp_path, 3), columns=120, rows=40) as shown:
+        status = shown.wait(90)
+        told = "\n".join(shown.lines)
+        assert status == 0, told
+        assert re.search(r"│ liar-2 +rejected: .*replay \d × \(re-executing it gave another update\)", told), told
+        assert "all honest roots are equal, no lie was accepted" in told
+        assert max(map(len, shown.lines)) <= 120

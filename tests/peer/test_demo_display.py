@@ -1,0 +1,56 @@
+"""What the demo shows fits the terminal: every peer with all its reasons, and as many rounds as there is room for."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from peer.cli import build_parser
+from peer.demo import Demo, cast_roles
+from peer.demo_display import Display
+from protocol.api import JobView, RoundView
+from protocol.identity import peer_id
+
+ROUNDS = 60
+REASONS = {"replay": 48, "norm": 7, "unjudged": 4, "absent": 1}
+
+
+def picture(folder: Path, peers: int, liars: int, width: int, height: int) -> list[str]:
+    options = build_parser().parse_args(["demo", "--peers", str(peers), "--malicious", str(liars)])
+    demo = Demo(options, folder, cast_roles(options, folder))
+    keys = {peer_id(peer.identity.public): peer for peer in demo.peers}
+    accepted = {key: ROUNDS for key, peer in keys.items() if peer.trains and not peer.lies}
+    rejected = {key: REASONS for key, peer in keys.items() if peer.lies}
+    verdicts = dict.fromkeys(accepted, "accept") | dict.fromkeys(rejected, "unjudged")
+    job: Any = ("e" * 64, "demo", "language", "running", ROUNDS, ROUNDS, "f" * 64, "full", "0" * 64, accepted, rejected, 1)
+    rounds = tuple(
+        RoundView("e" * 64, number, number, verdicts, tuple(keys), True, True, "f" * 64, 2.5, None, 1.25, 1040.0)
+        for number in range(ROUNDS)
+    )
+    out = io.StringIO()
+    Console(file=out, width=width, height=height).print(Display(demo)._picture(JobView(*job), rounds, width, height))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+@pytest.mark.parametrize(("peers", "liars"), [(4, 1), (7, 2), (10, 3)])
+def test_the_live_table_fits_and_the_liars_rows_have_all_their_reasons(
+    tmp_path: Path, peers: int, liars: int, width: int, height: int
+) -> None:
+    lines = picture(tmp_path, peers, liars, width, height)
+    assert len(lines) < height and max(map(len, lines)) <= width
+    told = " ".join("\n".join(lines).replace("│", " ").split())
+    assert all(f"{reason} {count}" in told for reason, count in REASONS.items()), told
+    for number in range(peers):
+        assert any(f"-{number} " in line for line in lines), f"no row of peer {number}"
+    assert any(line.split()[1] == str(ROUNDS - 1) for line in lines if len(line.split()) > 1), "the newest round is shown"
+    assert "…" not in told
+
+
+def test_a_terminal_too_low_for_the_rounds_shows_the_peers(tmp_path: Path) -> None:
+    lines = picture(tmp_path, 10, 3, 80, 16)
+    assert sum("replay 48" in line for line in lines) == 3
