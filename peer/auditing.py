@@ -421,7 +421,8 @@ class Auditing:
         events = self._driver.events
         for entry in state.audits.log:
             if entry.height > self._told:
-                events.add("audit", describe(entry, state), job=entry.job, round=entry.round, peer=entry.trainer)
+                tell = events.detail if entry.result is Result.PASSED else events.add
+                tell("audit", describe(entry, state), job=entry.job, round=entry.round, peer=entry.trainer)
         self._told = state.height
         suspended = dict(_suspensions(self._me, state))
         for job, until in suspended.items():

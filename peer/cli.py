@@ -144,6 +144,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--approve-invited", metavar="N", help=about["approve_invited"])
     parser.add_argument("--stand", action=argparse.BooleanOptionalAction, default=None, help=about["stand"])
     parser.add_argument("--log-level", metavar="LEVEL", help=about["log_level"])
+    parser.add_argument("--log-format", metavar="FORMAT", help=about["log_format"])
     parser.add_argument("--log-file", metavar="FILE", help=about["log_file"])
     parser.add_argument("--control-socket", metavar="PATH", help=about["control_socket"])
     parser.add_argument("--no-console", dest="console", action="store_false", help="log instead of showing the prompt")

@@ -23,6 +23,7 @@ from ledger.genesis import Founder, Genesis
 from peer.config import Config, Settings, load, toml
 from peer.datadir import DataDirectory, storage_errors
 from peer.invitation import InvitationString, parse_invitation
+from peer.logs import formatter
 from peer.terminal import let_go, terminals
 from protocol import codec
 from protocol.errors import LostVotesError, UserError
@@ -223,7 +224,7 @@ def _log_to(config: Config, file: Path | None) -> None:
     file = Path(config.log_file).expanduser() if config.log_file else file
     with storage_errors(file or Path("standard error")):
         handler: logging.Handler = logging.StreamHandler() if file is None else WatchedFileHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(formatter(config.log_format))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
 
 

@@ -22,6 +22,7 @@ PREFIX = "PEER_"
 ROLES = ("trainer", "voter", "full")
 ROLES_LATER = ("annotator", "rlhf")  # they come with labelling and alignment
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
 APPROVALS_MAX = 10_000  # equals the largest member table
 
@@ -48,6 +49,7 @@ class Config:
     approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
     stand: bool = _about("ask to become a voter once this peer is a member and has caught up", True)
     log_level: str = _about("debug, info, warning or error", "info")
+    log_format: str = _about("text, or json: one object a line", "text")
     log_file: str = _about("where the log goes; empty: standard error, or peer.log while the prompt has the terminal", "")
     control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
 
@@ -200,6 +202,8 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise refuse("role", f"is no role; roles that work now: {', '.join(ROLES)}")
     if config.log_level not in LOG_LEVELS:
         raise refuse("log_level", f"is no log level; choose one of {', '.join(LOG_LEVELS)}")
+    if config.log_format not in LOG_FORMATS:
+        raise refuse("log_format", f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}")
     if not 0 <= config.threads <= THREADS_MAX:
         raise refuse("threads", f"is outside 0..{THREADS_MAX}")
     if not 0 <= config.approve_invited <= APPROVALS_MAX:

@@ -32,7 +32,7 @@ from peer.roles.base import Role
 from peer.rounds import Measured, Rounds
 from peer.rounds import Outcome as Said
 from peer.transfer import Snapshots, first_disproved, is_about_snapshots
-from peer.witness import Witness, why_disputed
+from peer.witness import Witness, rotations, why_disputed
 from peer.workshop import Workshop
 from protocol import codec
 from protocol.errors import StorageError
@@ -363,8 +363,11 @@ class Driver:
                     self.witness.started(key, item.state)
                 for closed in item.transition.closed:
                     self._note_closed(closed, item.state, opened.get((closed.job, closed.round)))
-                for evidence in decode_body(item.decided.decode().body).evidence:
+                body = decode_body(item.decided.decode().body)
+                for evidence in body.evidence:
                     self.witness.expelled(evidence)
+                for old, new in rotations(body.transactions):
+                    self.witness.rotated(old, new)
                 self.witness.applied(item.state)
         if any(isinstance(item, AppliedBlock) for item in items):
             applied, self.applied = self.applied, trio.Event()

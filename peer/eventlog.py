@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 
 import trio
 
@@ -24,10 +25,18 @@ class EventLog:
 
     def add(self, kind: str, text: str, **fields: object) -> None:
         """Keys called `peer` become peer ids, other bytes hex."""
+        self._add(logging.WARNING if kind in ("warning", "evidence") else logging.INFO, kind, text, fields)
+
+    def detail(self, kind: str, text: str, **fields: object) -> None:
+        """One of several lines about what gets one of its own, such as the votes of a round: the log has it at `debug`."""
+        self._add(logging.DEBUG, kind, text, fields)
+
+    def _add(self, level: int, kind: str, text: str, fields: Mapping[str, object]) -> None:
         self._last += 1
         shown = {name: _shown(name, value) for name, value in fields.items()}
         self._events.append(EventView(self._last, int(time.time() * 1000), kind, text, shown))
-        log.log(logging.WARNING if kind in ("warning", "evidence") else logging.INFO, "%s", text)
+        numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
+        log.log(level, "%s", text, extra={"kind": kind, "fields": shown | numbers})
         more, self._more = self._more, trio.Event()
         more.set()
 

@@ -96,7 +96,6 @@ class Membership:
             signature = me.sign(rotation_preimage(self.driver.chain_id, old))
             await former.submit("member/rotate", Rotate(me.public, signature))
         elif members.current(old) == me.public:
-            self.driver.events.add("member", f"{short_id(me.public)} is now the key of {short_id(old)}", peer=me.public)
             self.former = None
             self.forget_former()
         else:

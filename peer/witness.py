@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 
 from consensus.evidence import Evidence
 from consensus.replica import Replica
 from consensus.turn import Decided, StoredBlock, Turn
 from consensus.voters import VoterSet
 from ledger.jobs import ClosedRound, Job
-from ledger.members import Member
+from ledger.members import Member, Rotate
 from ledger.state import State
 from peer.caveats import SAMPLED_AUDITS
 from peer.early import RoundKey, RoundMessage
@@ -18,8 +18,8 @@ from peer.eventlog import EventLog
 from peer.node import Node
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import short_id
-from protocol.messages import Ballot, CutOff, Proposal
+from protocol.identity import Signed, short_id
+from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from protocol.reasons import Verdict
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
@@ -59,7 +59,7 @@ class Witness:
         self.decisions += 1
         signers = sorted(decided.certificate.signatures)
         text = f"height {decided.height} decided by {len(signers)} signatures"
-        self.events.add("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
+        self.events.detail("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
         seen = self._first_seen.pop(decided.height, None)
         # What came without its votes was decided while this peer was away: its block says when.
         self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
@@ -106,6 +106,9 @@ class Witness:
         text = f"{short_id(evidence.culprit)} was expelled: it signed {_what(evidence)}"
         self.events.add("member", text, peer=evidence.culprit)
 
+    def rotated(self, old: bytes, new: bytes) -> None:
+        self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
+
     def silence(self, height: int, below: int) -> None:
         if height < below and below != self._silent_below:
             self._silent_below = below
@@ -132,7 +135,7 @@ class Witness:
         if isinstance(message, Ballot):
             text += " " + ", ".join(f"{short_id(j.trainer)}: {j.verdict.label}" for j in message.judgements)
         fields = {"peer": signer, "job": message.job, "round": message.round}
-        self.events.add(message.TAG, f"round {message.round}: {short_id(signer)} {text}", **fields)
+        self.events.detail(message.TAG, f"round {message.round}: {short_id(signer)} {text}", **fields)
 
     def closed(self, closed: ClosedRound, state: State, opened: float | None) -> dict[str, float]:
         """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
@@ -159,8 +162,16 @@ class Witness:
 
     def applied(self, state: State) -> None:
         text = f"height {state.height} applied, state root {state.root.hex()[:16]}"
-        self.events.add("applied", text, height=state.height, root=state.root)
+        self.events.detail("applied", text, height=state.height, root=state.root)
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
+
+
+def rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:
+    """(old key, new key) of those among a decided block's transactions that replace one."""
+    for signed in transactions:
+        transaction = codec.decode_message(signed.body, (Transaction,))
+        if transaction.kind == "member/rotate":
+            yield signed.signer, codec.decode(Rotate, transaction.content).new_key
 
 
 def why_halted(replica: Replica, member: Member | None, membership_problem: str = "") -> str:

@@ -89,7 +89,7 @@ class Workshop:
 
         async def measured(name: str, value: float) -> None:
             await trio.to_thread.run_sync(self._store.measure, *key, {name: value})
-            self._events.add("measured", _figure(name, value, key[1]), job=key[0], round=key[1], name=name, value=value)
+            self._events.detail("measured", _figure(name, value, key[1]), job=key[0], round=key[1], name=name, value=value)
 
         return OpenRound(
             me=self._me,

@@ -97,6 +97,7 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
         "approve_invited = -1",
         "role = 'boss'",
         "log_level = 'loud'",
+        "log_format = 'xml'",
         "listen = 'nowhere'",
         "bootstrap = ['a:0']",
         "name = 'a\\u0007'",

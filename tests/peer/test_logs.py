@@ -1,0 +1,100 @@
+"""The log: one line for one thing, which people and programs can read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.members import Rotate
+from peer.commands import _log_to
+from peer.config import Config
+from peer.eventlog import EventLog
+from peer.witness import Witness, rotations
+from protocol import codec
+from protocol.identity import peer_id, short_id, sign
+from protocol.messages import Transaction
+from tests.peer.network import certified, network
+from tests.sim.keys import FastSigner
+
+OLD, NEW, CHAIN = FastSigner("old"), FastSigner("new"), bytes(32)
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """The root logger as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(tmp_path: Path, **settings: Any) -> list[str]:
+    """What is written of an event, of a detail, of a plain line and of a failure."""
+    file = tmp_path / "peer.log"
+    _log_to(Config(data_directory=tmp_path, log_file=str(file), **settings), None)
+    events = EventLog()
+    events.add("round", "round 3: accepted zoë", job=b"\x01\x02", peer=NEW.public, round=3, level="not the log's")
+    events.detail("ballot", "round 3: ann votes")
+    logging.getLogger("transport").warning("%s of %d", "one", 2)
+    try:
+        raise ValueError("a bug")
+    except ValueError:
+        logging.getLogger("peer").exception("it failed")
+    return file.read_text().splitlines()
+
+
+@pytest.mark.usefixtures("restored")
+def test_every_line_begins_with_a_time_that_has_its_zone(tmp_path: Path) -> None:
+    first, second, third, *_ = lines(tmp_path)
+    for line in (first, second, third):
+        assert datetime.fromisoformat(line.split()[0]).tzinfo is not None
+    assert first.split(maxsplit=1)[1] == "INFO round 3: accepted zoë"
+    assert second.split(maxsplit=1)[1] == "WARNING one of 2", "details are not told at info"
+
+
+@pytest.mark.usefixtures("restored")
+def test_json_is_one_object_a_line_with_the_fields_of_the_event(tmp_path: Path) -> None:
+    event, plain, failure = map(json.loads, lines(tmp_path, log_format="json"))
+    assert all(datetime.fromisoformat(line.pop("at")).tzinfo is not None for line in (event, plain, failure))
+    fields = {"job": "0102", "peer": peer_id(NEW.public), "round": 3}
+    assert event == {"level": "info", "kind": "round", "text": "round 3: accepted zoë"} | fields
+    assert plain == {"level": "warning", "kind": "log", "text": "one of 2"}
+    assert failure.pop("traceback").endswith("ValueError: a bug")
+    assert failure == {"level": "error", "kind": "log", "text": "it failed"}
+
+
+@pytest.mark.usefixtures("restored")
+def test_debug_tells_the_details_too(tmp_path: Path) -> None:
+    assert "DEBUG round 3: ann votes" in "\n".join(lines(tmp_path, log_level="debug"))
+
+
+async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "peer")
+    async with network(tmp_path, founders=1) as made:
+        (seat,) = made.seats
+        await seat.until(certified(await seat.scratch()))
+        kinds = [event.kind for event in await seat.driver.events.after(0, 0.0)]
+    assert {"decided", "proposal", "ballot", "applied"} < set(kinds), "people at the prompt see all of it"
+    told = [record.getMessage() for record in caplog.records if record.name == "peer"]
+    assert told == [f"round 0: accepted {short_id(seat.public)}"]
+
+
+async def test_a_key_that_replaces_another_is_one_line_in_the_log_of_everybody() -> None:
+    transactions = [Transaction(1, 9, "member/rotate", codec.encode(Rotate(NEW.public, bytes(64))))]
+    transactions += [Transaction(2, 9, "member/leave", b"\x90")]
+    (pair,) = rotations([sign(OLD, CHAIN, transaction) for transaction in transactions])
+    assert pair == (OLD.public, NEW.public)
+    witness = Witness(EventLog(), lambda: 0.0)
+    witness.rotated(*pair)
+    ((event,),) = [await witness.events.after(0, 0.0)]
+    assert (event.kind, event.text) == ("member", f"{short_id(NEW.public)} is now the key of {short_id(OLD.public)}")
