@@ -136,6 +136,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     about = {field.name: field.metadata["about"] for field in dataclasses.fields(Config)}
     parser.add_argument("--role", metavar="ROLE", help=f"{', '.join(ROLES)} ({', '.join(ROLES_LATER)}: not in this version)")
     parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
+    parser.add_argument("--advertise", metavar="ADDRESS,…", help=about["advertise"])
     parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
     parser.add_argument("--name", metavar="NAME", help=about["name"])
     parser.add_argument("--threads", metavar="N", help=about["threads"])
@@ -155,7 +156,7 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
     _add_place(console)
     console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
-    for name in (*IN_JSON, "invite", "invitations", "revoke", "approve", "sample", "export"):
+    for name in (*IN_JSON, "invite", "connect", "invitations", "revoke", "approve", "sample", "export"):
         made = command(name, COMMANDS[name], _ask)
         _add_place(made)
         add_arguments(name, made)

@@ -23,6 +23,7 @@ ROLES = ("trainer", "voter", "full")
 ROLES_LATER = ("annotator", "rlhf")  # they come with labelling and alignment
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+ADVERTISED_MAX = 8  # an invitation holds as many
 THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
 APPROVALS_MAX = 10_000  # equals the largest member table
 
@@ -42,6 +43,7 @@ class Config:
     name: str = _about("what other people see beside the peer id; empty: the peer id alone", "")
     role: str = _about("trainer, voter (never imports torch) or full", "full")
     listen: str = _about("address this peer accepts connections on; port 0: any free one", "0.0.0.0:7700")
+    advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
     threads: int = _about("threads of the worker process; 0: what torch chooses", 0)
     evaluate: bool = _about("measure held-out loss after every round", True)
@@ -213,10 +215,13 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
     if problem := name_problem(config.name):
         raise refuse("name", problem)
     split_address(config.listen, f"listen ({origins['listen']})")
-    for address in config.bootstrap:
-        _, port = split_address(address, f"bootstrap ({origins['bootstrap']})")
-        if port == 0:
-            raise refuse("bootstrap", f"names {address!r}: nobody can be dialled at port 0")
+    for name in ("bootstrap", "advertise"):
+        for address in getattr(config, name):
+            _, port = split_address(address, f"{name} ({origins[name]})")
+            if port == 0:
+                raise refuse(name, f"names {address!r}: nobody can be dialled at port 0")
+    if len(config.advertise) > ADVERTISED_MAX:
+        raise refuse("advertise", f"names {len(config.advertise)} addresses, at most {ADVERTISED_MAX} are told to others")
 
 
 def split_address(text: str, what: str = "address") -> tuple[str, int]:

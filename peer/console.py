@@ -74,6 +74,9 @@ async def _stats(api: PeerApi, options: argparse.Namespace, show: Print) -> None
 async def _peers(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     peers = await api.peers()
     show(Verbatim(as_json(peers)) if options.json else views.peers(peers))
+    if not options.json:
+        for dial in (await api.status()).unreached:
+            show(dial.text)
 
 
 async def names(api: PeerApi) -> Names:
@@ -226,7 +229,11 @@ def _unchanged(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, s
 
 
 async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.invite(options.days))
+    show(await api.invite(options.days, tuple(options.addresses)))
+
+
+async def _connect(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await api.connect(options.address))
 
 
 async def _invitations(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
@@ -286,6 +293,7 @@ ACTIONS: dict[str, Action] = {
     "rounds": _rounds,
     "audits": _audits,
     "log": _log,
+    "connect": _connect,
     "invite": _invite,
     "invitations": _invitations,
     "revoke": _revoke,

@@ -305,8 +305,11 @@ class ControlClient:
     async def test(self) -> str:
         return str(await self._call("test"))
 
-    async def invite(self, days: int) -> str:
-        return str(await self._call("invite", days))
+    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
+        return str(await self._call("invite", days, addresses))
+
+    async def connect(self, address: str) -> str:
+        return str(await self._call("connect", address))
 
     async def invitations(self) -> tuple[InvitationView, ...]:
         return typing.cast(tuple[InvitationView, ...], await self._call("invitations"))

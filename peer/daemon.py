@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from peer.eventlog import EventLog
 from peer.invitation import InvitationString, parse_invitation
 from peer.invitations import InvitationBook
 from peer.membership import Membership
+from peer.reachable import own_addresses
 from peer.roles.base import Role
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter
@@ -73,7 +73,16 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
         host, events = ModelHost(directory.models), EventLog()
         book = directory.path / "addresses"
         remembered = addressbook.load(book)
-        network = Swarm(signer, genesis.chain_id, config.listen, config.bootstrap, blobs, remembered=remembered)
+        network = Swarm(
+            signer,
+            genesis.chain_id,
+            config.listen,
+            config.bootstrap,
+            blobs,
+            remembered=remembered,
+            advertise=config.advertise,
+            tell=lambda text: events.add("peer", text),
+        )
         worker = None if config.role == "voter" else Worker(config.threads)
         role = (make_role or configured_role)(config, worker, texts, lambda: driver)
         invitation = _invitation(directory)
@@ -85,7 +94,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             genesis=genesis,
             driver=driver,
             network=network,
-            address=lambda: reachable(network.address),
+            addresses=lambda: own_addresses(network.address, config.advertise),
             role_name=config.role,
             worker=worker,
             stop_daemon=stopped.set,
@@ -153,20 +162,6 @@ def read_genesis(directory: DataDirectory) -> Genesis:
 def _invitation(directory: DataDirectory) -> InvitationString | None:
     file = directory.path / "invitation"
     return parse_invitation(file.read_text()) if file.exists() else None
-
-
-def reachable(address: str) -> str:
-    """An address that others can dial: a wildcard host becomes this machine's outward one."""
-    host, _, port = address.rpartition(":")
-    if host.strip("[]") not in ("0.0.0.0", "::", ""):
-        return address
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address: choosing the route sends nothing
-            host = probe.getsockname()[0]
-        except OSError:
-            host = "127.0.0.1"
-    return f"{host}:{port}"
 
 
 async def wait_for_end(daemon: Daemon, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ from ledger.store import StoredRound
 from peer.auditing import suspension
 from peer.author import Author
 from peer.condition import heights_behind, state_of, why_stalled
-from peer.config import Config, nearest
+from peer.config import Config, nearest, split_address
 from peer.driver import Driver
 from peer.export import export, exported_state, missing_payloads
 from peer.invitation import DAY_MS, invitation_text, make_invitation
@@ -33,6 +33,7 @@ from peer.invitations import InvitationBook, Made
 from peer.membership import NOT_DECIDED
 from peer.memory import process_memory_mb
 from peer.naming import find
+from peer.reachable import ADDRESSES_SAID_MAX
 from peer.roles.trainer import Trainer
 from peer.witness import why_disputed, why_halted, why_waiting
 from peer.worker import Worker
@@ -41,6 +42,7 @@ from protocol.api import (
     INVITATION_DAYS_MAX,
     AuditsView,
     AuditView,
+    DialView,
     EventView,
     ExportView,
     InvitationView,
@@ -60,7 +62,8 @@ from protocol.reasons import Verdict
 from training import data, default_text, shards, tasks, tokenizer
 from training.replicated.aggregate import is_plain_mean
 from training.spec import BYTES, Audit, JobSpec, ModelSpec, Objective, completed
-from transport.network import LinkInfo, Network, Priority
+from transport.network import DialInfo, LinkInfo, Priority
+from transport.swarm import Swarm
 
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
@@ -77,8 +80,8 @@ class Service:
     config: Config
     genesis: Genesis
     driver: Driver
-    network: Network
-    address: Callable[[], str]
+    network: Swarm
+    addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
     role_name: str
     worker: Worker | None
     stop_daemon: Callable[[], None]
@@ -106,7 +109,8 @@ class Service:
             chain_id=driver.chain_id.hex(),
             role=self.role_name,
             version=version("folkmoot"),
-            address=self.address(),
+            address=(*self.addresses(), self.network.address)[0],
+            unreached=tuple(map(_dial, self.network.unreached())),
             data_directory=str(self.config.data_directory),
             process=os.getpid(),
             height=driver.state.height,
@@ -314,7 +318,7 @@ class Service:
         wanted = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
         return f"{wanted}; its author can end it alone, the others have to say the same"
 
-    async def invite(self, days: int) -> str:
+    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
         if not 1 <= days <= INVITATION_DAYS_MAX:
             raise UserError(f"--days {days} is outside 1..{INVITATION_DAYS_MAX}")
         if self.driver.signer.public not in self.driver.state.members.voters:
@@ -323,7 +327,7 @@ class Service:
         anchor = Anchor(decided.height, decided.digest) if decided else None
         now_ms = time.time_ns() // 1_000_000
         expires_ms = max(now_ms, self.driver.state.time_ms) + days * DAY_MS
-        made = make_invitation(self.driver.signer, self.genesis, expires_ms, self._addresses(), anchor)
+        made = make_invitation(self.driver.signer, self.genesis, expires_ms, self._addresses(addresses), anchor)
         await self.invited.add(Made(made.invitation, now_ms, made.addresses))  # first: what was handed out can be taken back
         return invitation_text(made)
 
@@ -339,9 +343,21 @@ class Service:
         await self.author.submit("member/revoke", Revoke(made.signed))
         return f"invitation {made.token[:8]} is revoked: it admits nobody any more"
 
-    def _addresses(self) -> tuple[str, ...]:
+    async def connect(self, address: str) -> str:
+        split_address(address.rpartition("@")[2], "connect")
+        return f"connected to {short_id(await self.network.connect(address))} at {address}"
+
+    def _addresses(self, said: tuple[str, ...]) -> tuple[str, ...]:
+        """For an invitation: what the operator names, else where this peer is reached, and others that it has reached itself."""
+        for address in said:
+            if split_address(address, "--address")[1] == 0:
+                raise UserError(f"--address {address!r}: nobody can be dialled at port 0")
+        mine = said or self.addresses()
+        if not mine:
+            known = f"this peer listens on {self.network.address}, and knows no address of this machine but loopback"
+            raise UserError(f"{known}; say where newcomers reach it: `invite --address HOST:PORT`, or the setting `advertise`")
         others = sorted(link.address for link in self.network.links() if link.dialed)
-        return (self.address(), *others)[:8]
+        return tuple(dict.fromkeys((*mine, *others)))[:ADDRESSES_SAID_MAX]
 
     async def approve(self, peer: str) -> str:
         candidate = find(peer, self.driver.state.members)
@@ -558,6 +574,11 @@ def _gone(member: Member | None) -> str:
     if member.expelled is not None:
         return f"expelled at height {member.expelled}"
     return f"now {short_id(member.successor)}" if member.successor else ""
+
+
+def _dial(dial: DialInfo) -> DialView:
+    peer = peer_id(dial.peer) if dial.peer is not None else ""
+    return DialView(dial.address, peer, dial.reason, dial.tries, dial.next_seconds, str(dial))
 
 
 def _link(link: LinkInfo) -> LinkView:

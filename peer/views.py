@@ -66,6 +66,7 @@ def status(view: StatusView) -> Pairs:
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
             "links": view.links,
             "address": view.address,
+            "unreached": "\n".join(dial.text for dial in view.unreached) or "–",
             "data": view.data_directory,
             "process": f"{view.process}, up {_duration(view.uptime_seconds)}, version {view.version}",
         }

@@ -46,6 +46,18 @@ class PeerView:
 
 
 @dataclass(frozen=True, slots=True)
+class DialView:
+    """An address that this peer cannot reach."""
+
+    address: str
+    peer: str  # peer id of whom it expects there; empty: whoever answers
+    reason: str
+    tries: int  # in a row
+    next_seconds: float
+    text: str  # all of it, in one line
+
+
+@dataclass(frozen=True, slots=True)
 class StatusView:
     """One look at a peer, cheap enough to ask for every second."""
 
@@ -74,6 +86,7 @@ class StatusView:
     disputed: str = ""  # that another block is certified beside one that is here; empty when none is. It stops nothing
     state: str = "working"  # in one word, of `peer.condition.PeerState`
     decided_seconds_ago: float | None = None  # the last decision that came here; None: none yet
+    unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
     behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say
 
 
@@ -247,7 +260,13 @@ class PeerApi(Protocol):
         """Starts a scratch round on the live network and returns its job id; `events` tells its phases."""
         ...
 
-    async def invite(self, days: int) -> str: ...
+    async def invite(self, days: int, addresses: tuple[str, ...]) -> str:
+        """An invitation that names these addresses; none: those at which this peer believes to be reached."""
+        ...
+
+    async def connect(self, address: str) -> str:
+        """Dials an address at once, and says who answered."""
+        ...
 
     async def invitations(self) -> tuple[InvitationView, ...]:
         """Those that this peer made, the oldest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +13,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MESSAGE_BYTES_MAX
 from transport.framing import ByPriority, Priority
 
-__all__ = ["Connected", "Disconnected", "Event", "Events", "LinkInfo", "Network", "Priority", "Received", "Traffic"]
+__all__ = ["Connected", "DialInfo", "Disconnected", "Event", "Events", "LinkInfo", "Network", "Priority", "Received", "Traffic"]
 
 
 RECEIVED_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # of one peer, delivered to `events` and not taken yet; then its link is not read
@@ -56,6 +57,21 @@ class LinkInfo:
     received: ByPriority
     round_trip_seconds: float | None  # None until the first ping was answered
     connected_since: float  # seconds on the event loop's clock
+
+
+@dataclass(frozen=True, slots=True)
+class DialInfo:
+    """An address that could not be reached the last time it was dialed."""
+
+    address: str
+    peer: bytes | None  # who is expected there; None: whoever answers
+    reason: str
+    tries: int  # in a row
+    next_seconds: float  # until it is dialed again
+
+    def __str__(self) -> str:
+        tries = "1 try" if self.tries == 1 else f"{self.tries} tries"
+        return f"cannot reach {self.address}: {self.reason} ({tries}), next in {math.ceil(self.next_seconds)} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import trio
@@ -26,6 +27,7 @@ from protocol.messages import Addresses, PeerAddress
 from transport.blobs import BlobStore
 from transport.framing import Message, Priority
 from transport.hub import IDLE_SECONDS, Allow, Hub, Link
+from transport.network import DialInfo
 from transport.noise import KeyPair
 from transport.session import Established, Session
 
@@ -65,6 +67,17 @@ class _Known:
     pinned: bool = False  # only `peer` may answer
     remembered: bool = False  # `peer` was there once
     failures: int = 0
+    reason: str = ""  # why the last attempt failed; empty: it did not
+    linked: bool = False  # the last attempt has led to a link
+    told: str = ""  # the reason that was told last
+    next_at: float = 0.0  # when it is dialed again
+    at_once: trio.Event = field(default_factory=trio.Event)  # somebody does not want to wait until then
+    tried: trio.Event = field(default_factory=trio.Event)  # an attempt has come to a link, or to its end
+
+    def came_to_something(self, reason: str) -> None:
+        self.reason = reason
+        self.tried.set()
+        self.tried = trio.Event()
 
 
 class TcpLink(Link):
@@ -95,17 +108,20 @@ class Swarm(Hub):
         blobs: BlobStore,
         *,
         remembered: Sequence[str] = (),
+        advertise: Sequence[str] = (),
         allow: Allow = lambda peer: True,
+        tell: Callable[[str], None] = log.info,
         random: Random | None = None,
     ) -> None:
-        """`listen`: "host:port", port 0 for any free one. `bootstrap`: "host:port" or "peer id@host:port".
+        """`listen`: "host:port", port 0 for any free one. `advertise`: where others reach this peer, if not there; `tell` hears
+        what a person should know, each thing once. `bootstrap`: "host:port" or "peer id@host:port".
         `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them.
 
         Raises `UserError` for an address that is none.
         """
         super().__init__(identity.public, blobs, allow, trio.to_thread.run_sync)
         self.address = listen  # with the real port once `run` has started
-        self._listen = parse_address(listen)
+        self._listen, self._advertise, self._tell = parse_address(listen), tuple(advertise), tell
         self._identity, self._chain_id = identity, chain_id
         self._random = random or Random(secrets.randbits(64))
         self._static = KeyPair.of(secrets.token_bytes(32))  # one for each start, see `Established.incarnation`
@@ -166,14 +182,18 @@ class Swarm(Hub):
         try:
             _tune(stream)
             await self._serve(stream, address, expected, dialed)
+            if dialed:
+                self._note(address, "the other side ended the connection")
         except RemoteProtocolError as error:
             if error.reason != "self":
                 log.info("%s: %s", address, error)
                 self.refuse(error.reason)
             if dialed:
+                self._note(address, _in_words(error))
                 self._reconsider(address, error.reason)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the connection broke: what that means is seen from the links
+            if dialed:  # what else that means is seen from the links
+                self._note(address, "the other side ended the connection; it may belong to another network, or refuse this peer")
         except Exception:
             log.exception("connection with %s", address)
             self.refuse("internal-error")
@@ -265,6 +285,8 @@ class Swarm(Hub):
         if decides and self._keeps_another(link):
             raise trio.ClosedResourceError
         self.attach(link)
+        if link.dialed:
+            self._succeeded(link.address)
         link.post(Addresses(self._addresses()), Priority.CONTROL)
         return messages
 
@@ -313,23 +335,85 @@ class Swarm(Hub):
                 known.failures += 1
                 if known.failures > FAILURES_MAX and not known.named:
                     self._book.pop(known.address, None)
-            await trio.sleep(self._random.uniform(0, min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(known.failures, 16))))
+            await self._pause(known)
+
+    async def _pause(self, known: _Known) -> None:
+        pause = self._random.uniform(0, min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(known.failures, 16)))
+        known.next_at = trio.current_time() + pause
+        # Told when it is new, when the reason changes, and at 2, 4, 8 … tries; nothing of what was only heard of.
+        if known.reason and known.named and (known.reason != known.told or known.failures & (known.failures - 1) == 0):
+            known.told = known.reason
+            self._tell(str(self._info(known)))
+        with trio.move_on_after(pause):
+            await known.at_once.wait()
+        known.at_once = trio.Event()
 
     async def _dial(self, known: _Known) -> float:
         """Connect and serve the connection; how long it lasted, in seconds, and 0 if there was none."""
         if known.peer is not None and (not self._allow(known.peer) or self._bans.until(known.peer) > trio.current_time()):
+            known.came_to_something("this peer refuses it, because it was expelled or misbehaved")
             return 0.0
         host, port = parse_address(known.address)
         try:
             async with self._dials:
                 with trio.fail_after(DIAL_SECONDS):
                     stream = await trio.open_tcp_stream(host, port)
-        except (OSError, trio.TooSlowError):
+        except OSError as error:
+            known.came_to_something(_why(error))
             return 0.0
-        start = trio.current_time()
+        except trio.TooSlowError:
+            known.came_to_something(f"no answer within {DIAL_SECONDS:g} s")
+            return 0.0
+        start, known.linked = trio.current_time(), False
         expected = known.peer if known.pinned else None
         await self._converse(stream, known.address, expected, dialed=True)
         return trio.current_time() - start
+
+    def _note(self, address: str, reason: str) -> None:
+        """An attempt has failed; a link that was in use, or another one to the same peer, is no failure."""
+        known = self._book.get(address)
+        if known is not None:
+            has_another = known.peer is not None and known.peer in self._links
+            known.came_to_something("" if known.linked or has_another else reason)
+
+    def _succeeded(self, address: str) -> None:
+        known = self._book.get(address)
+        if known is not None:
+            if known.told:
+                self._tell(f"reached {address}")
+            known.told, known.linked = "", True
+            known.came_to_something("")
+
+    def _info(self, known: _Known) -> DialInfo:
+        wait = max(0.0, known.next_at - trio.current_time())
+        return DialInfo(known.address, known.peer, known.reason, known.failures, wait)
+
+    def unreached(self) -> tuple[DialInfo, ...]:
+        """The addresses that could not be reached lately, and whose peer is not linked over another one."""
+        return tuple(self._info(known) for known in self._book.values() if known.reason and known.peer not in self._links)
+
+    async def connect(self, text: str) -> bytes:
+        """Dials "host:port" or "peer id@host:port" at once and keeps to it; the peer that answered. Raises `UserError`."""
+        wanted = _parse_bootstrap(text)
+        known = self._book.get(wanted.address)
+        if known is None:
+            assert self._nursery is not None
+            if len(self._book) >= BOOK_MAX:
+                raise UserError(f"{text}: this peer knows {BOOK_MAX} addresses already, which is the most")
+            known = self._book[wanted.address] = wanted
+            self._nursery.start_soon(self._keep_dialed, known)
+        known.named, known.failures = True, 0
+        if known.peer is None or known.peer not in self._links:
+            known.at_once.set()
+            with trio.move_on_after(DIAL_SECONDS + HANDSHAKE_SECONDS) as patience:
+                await known.tried.wait()
+            if patience.cancelled_caught:
+                raise UserError(f"{text}: no answer within {DIAL_SECONDS + HANDSHAKE_SECONDS:g} s; this peer keeps trying")
+        if known.peer in self._links:
+            return known.peer
+        if self._book.get(wanted.address) is not known:
+            raise UserError(f"{text}: {known.reason}")
+        raise UserError(f"cannot reach {wanted.address}: {known.reason}; this peer keeps trying")
 
     # Addresses -------------------------------------------------------------------------------------------------------
 
@@ -345,13 +429,13 @@ class Swarm(Hub):
         return address in self._book and self._book[address].named
 
     def claims(self) -> dict[bytes, str]:
-        """Where connected peers said that they are reached."""
-        return dict(self._claims)
+        """Where connected peers are reached: where this peer reached them, or else where they say."""
+        return {**self._claims, **{link.peer: link.address for link in self._links.values() if link.dialed}}
 
     def _addresses(self) -> tuple[PeerAddress, ...]:
         """Where I am reached, and what other peers said of themselves."""
-        known = {self.me: self.address, **self._claims}
-        return tuple(PeerAddress(peer, address) for peer, address in list(known.items())[:ADDRESSES_MAX])
+        mine = [(self.me, address) for address in self._advertise or (self.address,)]
+        return tuple(PeerAddress(peer, address) for peer, address in [*mine, *self._claims.items()][:ADDRESSES_MAX])
 
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
         """Hearsay is only dialed, and must prove itself there; what a peer says of itself is also passed on."""
@@ -359,13 +443,16 @@ class Swarm(Hub):
         link.heard += len(addresses.known)
         if link.heard > HEARD_MAX:
             return
+        has_claimed = False  # of several addresses of its own the first is passed on
         for item in addresses.known:
             address = self._complete(item.address, link)
             if item.peer == self.me:
                 continue
-            if item.peer == link.peer and self._claims.get(link.peer) != address:
+            first_hand = item.peer == link.peer
+            if first_hand and not has_claimed and self._claims.get(link.peer) != address:
                 self._claim(link.peer, address)
-            self._learn(address, item.peer, first_hand=item.peer == link.peer)
+            has_claimed = has_claimed or first_hand
+            self._learn(address, item.peer, first_hand=first_hand)
 
     def _complete(self, address: str, link: Link) -> str:
         """The address with the host that the peer is seen at, if it listens on all of its interfaces."""
@@ -411,6 +498,25 @@ def _parse_bootstrap(text: str) -> _Known:
     peer, separator, address = text.rpartition("@")
     parse_address(address)
     return _Known(address, parse_peer_id(peer) if separator else None, named=True, pinned=bool(separator))
+
+
+def _why(error: OSError) -> str:
+    """Why a dial failed, in a few words. Trio tries all addresses of a name and hangs their errors behind its own."""
+    causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__ or error]
+    if isinstance(error, socket.gaierror):
+        return "no such name"
+    told = {os.strerror(cause.errno).lower() for cause in causes if isinstance(cause, OSError) and cause.errno}
+    return ", ".join(sorted(told)) or str(error)
+
+
+def _in_words(error: RemoteProtocolError) -> str:
+    words = {
+        "self": "this is this peer itself",
+        "wrong-peer": "another peer than expected answers there",
+        "bad-tag": "whoever answers belongs to another network, or is no peer",
+        "handshake-timeout": f"no handshake within {HANDSHAKE_SECONDS:g} s",
+    }
+    return words.get(error.reason, str(error))
 
 
 def _tune(stream: trio.SocketStream) -> None:

@@ -117,7 +117,11 @@ class FakeApi:
             self.log.append(EventView(number + 1, 0, kind, f"phase {kind}", fields))
         return "2" * 64
 
-    async def invite(self, days: int) -> str:
+    async def connect(self, address: str) -> str:
+        self.calls.append(("connect", address))
+        return f"connected to {address}"
+
+    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
         self.asked.append(days)
         return "invitation-string"
 

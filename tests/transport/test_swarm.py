@@ -66,6 +66,86 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
         nursery.cancel_scope.cancel()
 
 
+# Dials that fail ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_the_time_of_the_next(tcp: SwarmWorld) -> None:
+    told: list[str] = []
+    address = free_address()
+    alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[address, "nobody.invalid:7700"], tell=told.append)
+    with trio.fail_after(DEADLINE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(alice.run)
+            await until(lambda: len(alice.unreached()) == 2 and all(dial.tries >= 2 for dial in alice.unreached()))
+            reasons = {dial.address: dial.reason for dial in alice.unreached()}
+            assert reasons == {address: "connection refused", "nobody.invalid:7700": "no such name"}
+            assert any(line.startswith(f"cannot reach {address}: connection refused (1 try), next in ") for line in told)
+            bob = tcp.make(BOB, MemoryBlobs(), listen=address)
+            await nursery.start(bob.run)
+            await until(lambda: f"reached {address}" in told)
+            assert [dial.address for dial in alice.unreached()] == ["nobody.invalid:7700"]
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_dial_that_fails_for_long_is_told_at_1_2_4_8_tries_and_not_at_each(tcp: SwarmWorld) -> None:
+    told: list[str] = []
+    alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[free_address()], tell=told.append)
+    with trio.fail_after(DEADLINE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(alice.run)
+            await until(lambda: any(dial.tries >= 6 for dial in alice.unreached()))
+            nursery.cancel_scope.cancel()
+    assert [line.partition("(")[2].partition(" ")[0] for line in told] == ["1", "2", "4"]
+
+
+async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp: SwarmWorld) -> None:
+    bob, dead = tcp.make(BOB, MemoryBlobs(), listen=free_address()), free_address()
+    alice = tcp.make(ALICE, MemoryBlobs(), listen=free_address())
+    with trio.fail_after(DEADLINE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(bob.run)
+            await nursery.start(alice.run)
+            assert await alice.connect(bob.address) == bob.me
+            assert await alice.connect(f"{peer_id(bob.me)}@{bob.address}") == bob.me, "it is connected already"
+            assert alice.claims() == {bob.me: bob.address}
+            for address, why in (
+                (dead, f"cannot reach {dead}: connection refused; this peer keeps trying"),
+                (alice.address, f"{alice.address}: this is this peer itself"),
+                ("nobody", "'nobody' is not an address"),
+            ):
+                with pytest.raises(UserError, match=why):
+                    await alice.connect(address)
+            nursery.cancel_scope.cancel()
+
+
+async def test_connect_does_not_wait_for_the_pause_after_failures(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "BACKOFF_SECONDS", 10 * DEADLINE_SECONDS)
+    monkeypatch.setattr(swarm, "BACKOFF_SECONDS_MAX", 10 * DEADLINE_SECONDS)
+    address = free_address()
+    alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[address])
+    with trio.fail_after(DEADLINE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(alice.run)
+            await until(lambda: bool(alice.unreached()))
+            bob = tcp.make(BOB, MemoryBlobs(), listen=address)
+            await nursery.start(bob.run)
+            assert await alice.connect(address) == bob.me
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_is_advertised_is_told_to_others_in_the_place_of_where_a_peer_listens(tcp: SwarmWorld) -> None:
+    bob = tcp.make(BOB, MemoryBlobs(), listen=free_address(), advertise=["bob.example.org:7700", "10.9.8.7:7700"])
+    alice = tcp.make(ALICE, MemoryBlobs(), listen=free_address())
+    with trio.fail_after(DEADLINE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(bob.run)
+            await nursery.start(alice.run)
+            await bob.connect(alice.address)
+            await until(lambda: alice.claims() == {bob.me: "bob.example.org:7700"})
+            await until(lambda: {"bob.example.org:7700", "10.9.8.7:7700"} <= set(alice._book))
+            nursery.cancel_scope.cancel()
+
+
 async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp: SwarmWorld) -> None:
     identities = [Identity(bytes([n]) * 32) for n in range(10, 20)]
     addresses = [free_address() for _ in identities]

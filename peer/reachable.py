@@ -1,0 +1,61 @@
+"""Where others can reach this peer, as far as this machine can tell."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from transport.swarm import format_address, parse_address
+
+ADDRESSES_SAID_MAX = 8  # in an invitation, and of oneself to others: a few networks, in both families
+WILDCARDS = ("0.0.0.0", "::")
+GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
+
+
+def own_addresses(listening: str, advertised: Sequence[str]) -> tuple[str, ...]:
+    """`advertised` if that names any; else where this peer listens, with the hosts of this machine for a wildcard.
+
+    The host with the default route comes first. Loopback is among them only if it is all that this peer listens on; none at all
+    where a wildcard leads to nothing else.
+    """
+    if advertised:
+        return tuple(advertised)
+    host, port = parse_address(listening)
+    if host not in WILDCARDS:
+        return (listening,)
+    hosts = [*_routed(), *_of_interfaces()] if host == "0.0.0.0" else [*_of_interfaces_v6(), *_routed(), *_of_interfaces()]
+    usable = [host for host in dict.fromkeys(hosts) if not ipaddress.ip_address(host).is_loopback]
+    return tuple(format_address(host, port) for host in usable[:ADDRESSES_SAID_MAX])
+
+
+def _routed() -> Iterator[str]:
+    """The host that the default route leaves from."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address: choosing the route sends nothing
+            yield str(probe.getsockname()[0])
+        except OSError:
+            return
+
+
+def _of_interfaces() -> Iterator[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking.fileno(), GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none, or this is another system, where the route alone tells
+                continue
+            yield socket.inet_ntoa(answer[20:24])
+
+
+def _of_interfaces_v6() -> Iterator[str]:
+    """Global ones: what is local to a link means something only together with the interface."""
+    table = Path("/proc/net/if_inet6")
+    for line in table.read_text().splitlines() if table.exists() else ():
+        address = ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))
+        if not address.is_link_local:
+            yield str(address)
