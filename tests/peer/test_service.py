@@ -67,7 +67,7 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     job = await finished(trainer)
     assert (job.audit, job.data, list(job.accepted.values())) == ("off", "local", [1])
     shown = peer("console", "--data-dir", str(trainer.directory), "jobs")[1]
-    assert [line.split()[4:6] for line in shown.splitlines() if line.startswith(job.job[:8])] == [["off", "local"]]
+    assert [line.split()[-3:-1] for line in shown.splitlines() if line.startswith(job.job[:8])] == [["off", "local"]], shown
     copied = [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")]
     assert copied == [SENTENCE * 40]
     assert (await trainer.client.status()).unaudited == (), "it is over"
