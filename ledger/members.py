@@ -1,9 +1,10 @@
 """Who belongs: members, their roles and nonces, invitations, approvals, and the voter sets of the next two heights.
 
-What a key loses with its member's expulsion, or with its rotation to another key, it loses at once, except its vote: that follows
-the queue of changes of the voter set, max(1, f) a block in this order: expulsions, rotations, leaves, joins. A change made in
-block h acts at h+2. Open rounds keep the voters and trainers they were opened with, so such a key's ballots in them still count,
-as long as the voters of now can close them (`ledger.jobs`); the next rounds are opened without it.
+What a key loses with its member's expulsion or retirement, or with its rotation to another key, it loses at once, except its
+vote: that follows the queue of changes of the voter set, max(1, f) a block in this order: expulsions, rotations, leaves and
+retirements as they came, joins. A change made in block h acts at h+2. Open rounds keep the voters and trainers they were opened
+with, so such a key's ballots in them still count, as long as the voters of now can close them (`ledger.jobs`); the next rounds
+are opened without it.
 """
 
 from __future__ import annotations
@@ -91,6 +92,15 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Retire:
+    """`member/retire`, by a voter: its wish, which takes the place of the one before, that this member be retired: it is gone."""
+
+    subject: Key
+    lower_tolerance: bool  # also where fewer liars are tolerated without the subject
+    expires: Count  # milliseconds: it counts while the parent block's time is not later
+
+
+@dataclass(frozen=True, slots=True)
 class Rotate:
     """`member/rotate`, signed by the old key: the author goes on as `new_key`."""
 
@@ -110,6 +120,7 @@ class Member:
     rotations: Annotated[int, Between(0, ROTATIONS_MAX)] = 0  # how many keys this member had before
     successor: Key | None = None  # the key that this one was rotated to
     expelled: Count | None = None  # height of the block with the evidence
+    retired: Count | None = None  # height at which a quorum retired it last; people alone approve it then, no policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,7 @@ class MembersState:
     revoked: Annotated[dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_MAX)]], Length(0, PRESENT_MAX)] = field(
         default_factory=dict
     )  # who had signed them -> invitations that admit nobody -> expiry
+    retiring: Annotated[dict[Key, Retire], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its wish
 
     def speaks(self, key: bytes) -> bool:
         """Whether a member has this key now."""
@@ -162,7 +174,7 @@ def rotation_preimage(chain_id: bytes, old_key: bytes) -> bytes:
     return b"folkmoot/rotation\x00" + chain_id + old_key
 
 
-Content = Admit | Revoke | Register | Rename | Stand | Approve | Leave | Rotate
+Content = Admit | Revoke | Register | Rename | Stand | Approve | Leave | Retire | Rotate
 KINDS: dict[str, type[Content]] = {
     "member/admit": Admit,
     "member/revoke": Revoke,
@@ -171,6 +183,7 @@ KINDS: dict[str, type[Content]] = {
     "member/stand": Stand,
     "member/approve": Approve,
     "member/leave": Leave,
+    "member/retire": Retire,
     "member/rotate": Rotate,
 }
 
@@ -209,6 +222,8 @@ class MembersModule:
                 return _approve(state, content.candidate, author)
             case Leave():
                 return _leave(state, author)
+            case Retire():
+                return _retire(state, content, author, context)
             case Rotate():
                 return _rotate(state, content, author, context)
 
@@ -239,11 +254,13 @@ class Change(NamedTuple):
     comes: bytes | None
 
 
-def end_block(state: MembersState, time_ms: int) -> MembersState:
+def end_block(state: MembersState, height: int, time_ms: int) -> MembersState:
     """Moves the voter sets on by one height: changes decided in block h act at h+2, at most max(1, f) of them a block.
 
-    What is known of invitations goes when they have expired: at `time_ms`, the parent block's time, as for whom they admit.
+    Wishes and what is known of invitations go when they have expired: at `time_ms`, the parent block's time, as for whom
+    invitations admit.
     """
+    state = _retired(_with_unexpired_wishes(state, time_ms), height)
     changes = _changes(state)[: max(1, faults_tolerated(len(state.upcoming)))]
     gone, came = {change.goes for change in changes}, {change.comes for change in changes}
     voters = {*state.upcoming, *came} - gone - {None}
@@ -255,6 +272,7 @@ def end_block(state: MembersState, time_ms: int) -> MembersState:
         upcoming=tuple(sorted(key for key in voters if key is not None)),
         standing={key: approvals for key, approvals in state.standing.items() if key not in came},
         leaving=tuple(key for key in state.leaving if key not in gone),
+        retiring={voter: wish for voter, wish in state.retiring.items() if voter in state.upcoming},
         tokens=_unexpired(state.tokens, time_ms),
         revoked={inviter: tokens for inviter, tokens in revoked.items() if tokens},
     )
@@ -295,6 +313,86 @@ def _joins(state: MembersState) -> list[bytes]:
 def _staying(state: MembersState) -> set[bytes]:
     """The voters that will be left when all who leave or are expelled have gone. There is always one."""
     return {key for key in state.upcoming if key not in state.leaving and not state.is_expelled(key)}
+
+
+# Retirement ----------------------------------------------------------------------------------------------------------
+
+
+def _retire(state: MembersState, retire: Retire, author: bytes, context: Context) -> MembersState:
+    """Refused is what could not act as the voters stand now. What it then needs is asked again in each block: `_to_retire`."""
+    subject = retire.subject
+    if author not in state.voters:
+        raise Refused(f"{short_id(author)} does not vote, so it cannot retire anybody")
+    if not state.speaks(subject):
+        raise Refused(f"{short_id(subject)} is no member's present key")
+    if subject == author:
+        raise Refused("nobody retires itself: say `leave`")
+    if any(state.members[key].successor == subject for key in state.upcoming):
+        raise Refused(f"{short_id(subject)} changes its key: it can be retired when that is over")
+    if subject in state.leaving:
+        raise Refused(f"{short_id(subject)} stops voting already")
+    if subject not in state.upcoming and subject not in state.standing and not state.members[subject].roles:
+        raise Refused(f"{short_id(subject)} neither votes, stands nor trains: there is nothing to take from it")
+    if _is_last(state, subject):
+        raise Refused(f"{short_id(subject)} is the last voter")
+    if not retire.lower_tolerance and _lowers_tolerance(state, subject):
+        warning = warning_for_removal(len(_staying(state)))
+        raise Refused(f"{warning}: it takes a quorum that says --lower-tolerance, or another voter first")
+    if retire.expires < context.time_ms:
+        raise Refused("the wish has expired already: look at this peer's clock, and say it again")
+    return replace(state, retiring={**state.retiring, author: retire})
+
+
+def _with_unexpired_wishes(state: MembersState, time_ms: int) -> MembersState:
+    return replace(state, retiring={voter: wish for voter, wish in state.retiring.items() if wish.expires >= time_ms})
+
+
+def _to_retire(state: MembersState) -> bytes | None:
+    """Whom a quorum of the present voters wants retired, if the voters that stay allow it.
+
+    There is never a second one: two quorums share a voter, who has one wish.
+    """
+    if not state.retiring:
+        return None
+    for subject in {wish.subject for wish in state.retiring.values()}:
+        if (
+            wishes_about(state, subject) >= VoterSet(state.voters).quorum
+            and subject not in state.leaving
+            and not _is_last(state, subject)
+        ):
+            return subject
+    return None
+
+
+def wishes_about(state: MembersState, subject: bytes) -> int:
+    """How many voters want this member retired; where f falls with it, those that say so."""
+    assert state.retiring.keys() <= set(state.voters), "wishes go with their vote"
+    lowers = _lowers_tolerance(state, subject)
+    return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retiring.values())
+
+
+def _retired(state: MembersState, height: int) -> MembersState:
+    """Its roles and candidacy go at once, its vote as that of one who leaves. It stays a member, and may register and stand."""
+    subject = _to_retire(state)
+    if subject is None:
+        return state
+    member = replace(state.members[subject], roles=(), retired=height)
+    return replace(
+        _with_member(state, subject, member),
+        standing={key: approvals for key, approvals in state.standing.items() if key != subject},
+        leaving=(*state.leaving, subject) if subject in state.upcoming else state.leaving,
+        retiring={voter: wish for voter, wish in state.retiring.items() if wish.subject != subject},
+    )
+
+
+def _lowers_tolerance(state: MembersState, subject: bytes) -> bool:
+    """Whether f is smaller without this voter, when all have gone who leave or are expelled. Joins that wait come later."""
+    left = len(_staying(state))
+    return subject in state.upcoming and faults_tolerated(left - 1) < faults_tolerated(left)
+
+
+def _is_last(state: MembersState, subject: bytes) -> bool:
+    return subject in state.upcoming and not _staying(state) - {subject}
 
 
 # Expulsion and rotation ----------------------------------------------------------------------------------------------
@@ -346,7 +444,7 @@ def _may_rotate(state: MembersState, author: bytes) -> bool:
 
 
 def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
-    """No candidacy, no approvals and no wish to leave of these keys; their invitations admit nobody, revoked or not."""
+    """No candidacy, no approvals and no wishes of these keys or about them; their invitations admit nobody, revoked or not."""
     standing = {
         candidate: tuple(key for key in approvals if key not in keys)
         for candidate, approvals in state.standing.items()
@@ -354,7 +452,8 @@ def _without(state: MembersState, keys: Set[bytes]) -> MembersState:
     }
     leaving = tuple(key for key in state.leaving if key not in keys)
     revoked = {inviter: tokens for inviter, tokens in state.revoked.items() if inviter not in keys}
-    return replace(state, standing=standing, leaving=leaving, revoked=revoked)
+    retiring = {voter: wish for voter, wish in state.retiring.items() if voter not in keys and wish.subject not in keys}
+    return replace(state, standing=standing, leaving=leaving, revoked=revoked, retiring=retiring)
 
 
 # Transactions --------------------------------------------------------------------------------------------------------

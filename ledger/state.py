@@ -275,7 +275,7 @@ class Rules:
         after = self.expel_all(state, body.evidence, height)
         for signed in body.transactions:
             after = self.apply_transaction(after, signed, height)
-        members = membership.end_block(after.members, state.time_ms)
+        members = membership.end_block(after.members, height, state.time_ms)
         jobs: dict[bytes, Job] = dict(after.jobs.jobs)
         audits = follow(after.audits, members)
         for item in closed:

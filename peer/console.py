@@ -253,6 +253,10 @@ async def _approve(api: PeerApi, options: argparse.Namespace, show: Print) -> No
     show(await _decided(api, show, api.approve(options.peer)))
 
 
+async def _retire(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    show(await _decided(api, show, api.retire(options.peer, options.lower_tolerance)))
+
+
 async def _challenge(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     show(await _decided(api, show, api.challenge(options.peer, options.round)))
 
@@ -299,6 +303,7 @@ ACTIONS: dict[str, Action] = {
     "revoke": _revoke,
     "cancel": _cancel,
     "approve": _approve,
+    "retire": _retire,
     "challenge": _challenge,
     "leave": _leave,
     "sample": _sample,

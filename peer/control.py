@@ -323,6 +323,9 @@ class ControlClient:
     async def approve(self, peer: str) -> str:
         return str(await self._call("approve", peer))
 
+    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+        return str(await self._call("retire", peer, lower_tolerance))
+
     async def challenge(self, trainer: str, round: int | None) -> str:
         return str(await self._call("challenge", trainer, round))
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "invitations": "those that this peer made, and what has become of them",
     "revoke": "take an invitation back: revoke TOKEN",
     "approve": "let a member vote: approve PEER",
+    "retire": "take the vote and the place in rounds from a member that is gone: retire PEER (voters by a quorum)",
     "challenge": "re-execute an accepted proposal, and challenge what is false in it: challenge TRAINER [ROUND]",
     "leave": "stop voting",
     "sample": 'text from the current model: sample "PROMPT"',
@@ -73,6 +74,10 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("token", metavar="TOKEN", help="of `invitations`; its first characters are enough")
     elif name == "approve":
         command.add_argument("peer", metavar="PEER", help=PEER_ABOUT)
+    elif name == "retire":
+        command.add_argument("peer", metavar="PEER", help=PEER_ABOUT)
+        about = "also where fewer liars are tolerated without it; a quorum must say so"
+        command.add_argument("--lower-tolerance", action="store_true", help=about)
     elif name == "challenge":
         command.add_argument("peer", metavar="TRAINER", help=PEER_ABOUT)
         about = "which of its proposals (default: the last one that can be challenged)"

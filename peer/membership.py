@@ -31,6 +31,8 @@ class Membership:
     former: Author | None = None  # speaks for the key that ours replaces, until that is decided
     forget_former: Callable[[], None] = lambda: None
     _told: frozenset[bytes] = field(default_factory=frozenset)
+    _told_wanted: frozenset[bytes] = frozenset()
+    _told_retired: dict[bytes, int] | None = None  # when who was, as far as this peer has looked
     _is_joining: bool = False
     _has_said_name: bool = False  # once a start: two peers with one key and two names would else never stop
 
@@ -43,6 +45,7 @@ class Membership:
             except UserError as error:
                 self.driver.witness.membership(str(error))
             self._tell_candidates()
+            self._tell_retirements()
             with trio.move_on_after(float("inf") if self._is_member else LOOK_SECONDS):
                 await applied.wait()
 
@@ -64,6 +67,21 @@ class Membership:
                 text = f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it"
                 self.driver.events.add("member", text, peer=candidate)
         self._told = standing
+
+    def _tell_retirements(self) -> None:
+        """The operators of voters learn whom others want retired, and everybody who was."""
+        members, me = self.driver.state.members, self.driver.signer.public
+        wanted = frozenset(wish.subject for wish in members.retiring.values())
+        for subject in sorted(wanted - self._told_wanted):
+            if me in members.voters and me not in members.retiring:
+                text = f"another voter wants {short_id(subject)} retired: `peer retire {short_id(subject)}` says so, too"
+                self.driver.events.add("member", text, peer=subject)
+        self._told_wanted = wanted
+        retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}
+        for key, height in sorted(retired.items()):
+            if self._told_retired is not None and self._told_retired.get(key) != height:
+                self.driver.events.add("member", f"{short_id(key)} was retired at height {height}: it stays a member", peer=key)
+        self._told_retired = retired
 
     async def _next(self) -> None:
         state, me = self.driver.state, self.driver.signer.public
@@ -119,9 +137,9 @@ class Membership:
                 raise
 
     async def _approve(self) -> None:
-        """Policy: whom a voter invited, up to the number the operator set."""
+        """Policy: whom a voter invited and none retired since, up to the number the operator set."""
         state, me = self.driver.state.members, self.driver.signer.public
-        invited = {key for key, member in state.members.items() if member.invited_by is not None}
+        invited = {key for key, member in state.members.items() if member.invited_by is not None and member.retired is None}
         given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.standing.values())
         for candidate, approvals in sorted(state.standing.items()):
             if given < self.approve_invited and me not in approvals and candidate in invited:

@@ -19,7 +19,7 @@ from consensus.voters import VoterSet
 from ledger.audits import CHALLENGES_OPEN_MAX, Due, Entry, JobAudits, Standing
 from ledger.genesis import TRAINER, Genesis
 from ledger.jobs import Job, Phase, Start, Stop, job_id
-from ledger.members import Approve, Leave, Member, MembersState, Revoke, warning_for_removal
+from ledger.members import Approve, Leave, Member, MembersState, Retire, Revoke, warning_for_removal, wishes_about
 from ledger.state import State
 from ledger.store import StoredRound
 from peer.auditing import suspension
@@ -68,6 +68,7 @@ from transport.swarm import Swarm
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
 NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name"})  # they follow from what else was said
+WISH_DAYS = 7  # how long a wish to retire somebody counts: whoever came back since is not retired by surprise
 ROUNDS_SHOWN_MAX = 10_000
 FETCHING_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
 FETCHING_ONE_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more
@@ -184,6 +185,10 @@ class Service:
         seen = [f"{accepted} proposals accepted"] if accepted else []
         if key in members.standing:
             seen.append(f"stands as a voter: {self._approvals(key)}")
+        if wishes := wishes_about(members, key):
+            seen.append(f"{wishes} of {VoterSet(members.voters).quorum} want it retired")
+        if member and member.retired is not None and key not in members.upcoming:
+            seen.append(f"retired at height {member.retired}")
         return PeerView(
             peer=peer_id(key),
             name=member.name if member else "",
@@ -325,11 +330,16 @@ class Service:
             raise UserError("only a voter can invite, and this peer does not vote (`peers` shows who does)")
         decided = await trio.to_thread.run_sync(self.driver.store.decision, self.driver.state.height)
         anchor = Anchor(decided.height, decided.digest) if decided else None
-        now_ms = time.time_ns() // 1_000_000
-        expires_ms = max(now_ms, self.driver.state.time_ms) + days * DAY_MS
+        now_ms = self._now_ms
+        expires_ms = now_ms + days * DAY_MS
         made = make_invitation(self.driver.signer, self.genesis, expires_ms, self._addresses(addresses), anchor)
         await self.invited.add(Made(made.invitation, now_ms, made.addresses))  # first: what was handed out can be taken back
         return invitation_text(made)
+
+    @property
+    def _now_ms(self) -> int:
+        """The later one of this clock and the last block's: an idle network's time stands still."""
+        return max(time.time_ns() // 1_000_000, self.driver.state.time_ms)
 
     async def invitations(self) -> tuple[InvitationView, ...]:
         state = self.driver.state
@@ -366,6 +376,20 @@ class Service:
         if candidate not in members.standing:
             return f"{short_id(candidate)} has the approvals it needs and votes from the second height on"
         return f"{short_id(candidate)} has {self._approvals(candidate)}"
+
+    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+        subject = find(peer, self.driver.state.members)
+        before = self.driver.state.members.retiring.get(self.driver.signer.public)
+        await self.author.submit("member/retire", Retire(subject, lower_tolerance, self._now_ms + WISH_DAYS * DAY_MS))
+        members = self.driver.state.members
+        if self.driver.signer.public not in members.retiring:  # they go when they have acted
+            text = f"{short_id(subject)} is retired: it loses its vote and roles, nothing waits for it, and it stays a member"
+            return f"{text}. Should it come back, it trains at once, and votes when people have approved it anew"
+        wanted = f"{wishes_about(members, subject)} of the {VoterSet(members.voters).quorum} voters needed want"
+        text = f"{wanted} {short_id(subject)} retired; each wish counts for {WISH_DAYS} days"
+        if before is not None and before.subject != subject:
+            text += f". Your wish about {short_id(before.subject)} is withdrawn by this one"
+        return text
 
     async def challenge(self, trainer: str, round: int | None) -> str:
         self._require_member()

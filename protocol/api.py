@@ -284,6 +284,10 @@ class PeerApi(Protocol):
         """Approves a member, by its name or id, as a voter; says how many approvals it has and needs."""
         ...
 
+    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+        """Says that a member is gone; says how many voters do, and how many are needed."""
+        ...
+
     async def challenge(self, trainer: str, round: int | None) -> str:
         """Re-executes a trainer's accepted proposal of this round (None: its last), challenges what is false, and says what."""
         ...

@@ -140,6 +140,10 @@ class FakeApi:
         self.asked.append(peer)
         return "1 of 3 approvals"
 
+    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+        self.asked.append((peer, lower_tolerance))
+        return "1 of the 3 voters needed"
+
     async def challenge(self, trainer: str, round: int | None) -> str:
         self.asked.append((trainer, round))
         return f"no false step of {trainer}"

@@ -160,8 +160,8 @@ def _old_voters(planter: Planter) -> None:
 def _acts_at_once(planter: Planter) -> None:
     real = ledger.members.end_block
 
-    def end_block(state: Any, time_ms: int) -> Any:
-        after = real(state, time_ms)
+    def end_block(state: Any, height: int, time_ms: int) -> Any:
+        after = real(state, height, time_ms)
         return dataclasses.replace(after, voters=after.upcoming)
 
     planter.replace(ledger.members, "end_block", end_block)
