@@ -156,7 +156,7 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
     _add_place(console)
     console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
-    for name in (*IN_JSON, "invite", "connect", "invitations", "revoke", "approve", "retire", "sample", "export"):
+    for name in (*IN_JSON, "invite", "connect", "revoke", "approve", "retire", "sample", "export"):
         made = command(name, COMMANDS[name], _ask)
         _add_place(made)
         add_arguments(name, made)

@@ -238,7 +238,8 @@ async def _connect(api: PeerApi, options: argparse.Namespace, show: Print) -> No
 
 async def _invitations(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     made = await api.invitations()
-    show(views.invitations(made) if made else "this peer has made no invitation yet; `invite` makes one")
+    table = views.invitations(made) if made else "this peer has made no invitation yet; `invite` makes one"
+    show(Verbatim(as_json(made)) if options.json else table)
 
 
 async def _revoke(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

@@ -14,7 +14,7 @@ from protocol.errors import UserError
 
 PRESETS = ("local", "sparse", "per-step")  # of `training.spec`, which is imported only where they are used
 PEER_ABOUT = "a member's name, or its peer id, of which the first characters are enough"
-IN_JSON = ("status", "stats", "peers", "jobs", "rounds")  # what also speaks to programs
+IN_JSON = ("status", "stats", "peers", "jobs", "rounds", "invitations")  # what also speaks to programs
 LINES_SHOWN = 20  # of rounds, audits and log, unless told otherwise
 
 COMMANDS = {

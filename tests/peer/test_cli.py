@@ -18,7 +18,7 @@ from peer.control import serve
 from peer.grammar import COMMANDS, IN_JSON
 from protocol.errors import UserError
 from tests.peer import fake_api
-from tests.peer.fake_api import JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
+from tests.peer.fake_api import INVITATIONS, JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
 
 Result = tuple[int, str, str]
 
@@ -201,7 +201,7 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
 ) -> None:
     await nursery.start(serve, FakeApi(), tmp_path)
     place = ("--data-dir", str(tmp_path))
-    views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS}
+    views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS, "invitations": INVITATIONS}
     assert set(views) == set(IN_JSON)
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]

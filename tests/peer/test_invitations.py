@@ -25,7 +25,7 @@ async def inviter(folder: Path, observers: int = 0) -> AsyncIterator[tuple[Servi
     """Of the only voter, and of the last peer, which may be the same one."""
     async with network(folder, 1, observers) as founders:
         first, last = (service_of(seat) for seat in (founders.seats[0], founders.seats[-1]))
-        first.address = last.address = lambda: "192.0.2.7:7700"
+        first.addresses = last.addresses = lambda: ("192.0.2.7:7700",)
         yield first, last
 
 
