@@ -46,6 +46,7 @@ from transport.network import Connected, Disconnected, Network, Priority, Receiv
 log = logging.getLogger("peer")
 
 INBOX_MAX = 512  # items that wait for the driver; then the network is not read, which slows the senders down
+CURRENT_HEIGHTS = 2  # decided and not applied: with more this peer was away, and what it missed says nothing of its pace
 BATCH_MAX = 64  # items in one turn: bounds how long a vote waits for the fsync
 
 
@@ -348,7 +349,7 @@ class Driver:
     # Rounds
 
     def _follow_rounds(self, changes: Sequence[RoundChange], items: list[Item]) -> None:
-        opened = {change.key: change.opened for change in changes if isinstance(change, RoundClosed)}
+        rounds = {change.key: change for change in changes if isinstance(change, RoundClosed)}
         for change in changes:
             if isinstance(change, RoundClosed):
                 self.workshop.close(change.key)
@@ -362,7 +363,7 @@ class Driver:
                 for key in item.transition.started:
                     self.witness.started(key, item.state)
                 for closed in item.transition.closed:
-                    self._note_closed(closed, item.state, opened.get((closed.job, closed.round)))
+                    self._note_closed(closed, item.state, rounds.get((closed.job, closed.round)))
                 body = decode_body(item.decided.decode().body)
                 for evidence in body.evidence:
                     self.witness.expelled(evidence)
@@ -373,9 +374,11 @@ class Driver:
             applied, self.applied = self.applied, trio.Event()
             applied.set()
 
-    def _note_closed(self, closed: ClosedRound, state: State, opened: float | None) -> None:
+    def _note_closed(self, closed: ClosedRound, state: State, round: RoundClosed | None) -> None:
         job = state.jobs.jobs[closed.job]
-        figures = self.witness.closed(closed, state, opened)
+        figures = self.witness.closed(closed, state, round.opened if round else None)
+        if round is not None and self.replica.height <= state.height + CURRENT_HEIGHTS:
+            self.witness.took_part(closed, state, self.signer.public, round)
         if figures:
             self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
         if job.phase is Phase.FINISHED:

@@ -110,6 +110,7 @@ class RoundOpened:
 class RoundClosed:
     key: RoundKey
     opened: float  # when it was opened here
+    proposed: bool  # we had said our proposal by then
 
 
 RoundChange = RoundOpened | RoundClosed
@@ -343,7 +344,9 @@ class Node:
     def _follow_rounds(self) -> None:
         books = dict(self.ledger.books)
         opened, closed = self.rounds.follow(self.state)
-        self._changes += [RoundClosed(key, books[key[0]].opened) for key in closed]
+        for key in closed:
+            book = books[key[0]]
+            self._changes.append(RoundClosed(key, book.opened, self.me in book.proposals))
         for key in opened:
             job, spoken = self.state.jobs.jobs[key[0]], self._spoken(*key)
             seconds = self.rules.jobs.rules.terms(job.spec).proposal_seconds

@@ -131,6 +131,7 @@ class Service:
             state=state_of(halted, waiting, behind, ago, suspended),
             decided_seconds_ago=ago,
             behind=behind,
+            late=driver.witness.why_late(driver.state.jobs.running()),
         )
 
     async def _seconds_since_decision(self) -> float | None:

@@ -62,6 +62,7 @@ def status(view: StatusView) -> Pairs:
             "height": f"{view.height}, view {view.view}",
             "decided": _decided(view),
             "state root": view.state_root,
+            **({"too late": view.late} if view.late else {}),
             "unaudited": _unaudited(view),
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
             "links": view.links,

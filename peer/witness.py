@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from consensus.evidence import Evidence
 from consensus.replica import Replica
@@ -15,7 +15,8 @@ from ledger.state import State
 from peer.caveats import SAMPLED_AUDITS
 from peer.early import RoundKey, RoundMessage
 from peer.eventlog import EventLog
-from peer.node import Node
+from peer.lateness import Missed
+from peer.node import Node, RoundClosed
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
@@ -35,6 +36,7 @@ class Witness:
         self.first_decision_at: float | None = None
         self.last_decision_at: float | None = None
         self._awaits_since: float | None = None
+        self._missed: dict[bytes, Missed] = {}  # by job
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
         self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
         self._decided_in: dict[int, float] = {}
@@ -151,6 +153,22 @@ class Witness:
             return {}
         figures = {"decision_ms": 1_000 * decided_in}
         return figures if opened is None else figures | {"seconds": self._now() - opened}
+
+    def took_part(self, closed: ClosedRound, state: State, me: bytes, round: RoundClosed) -> None:
+        """Tells a trainer whose updates come too late, once in a while."""
+        running = state.jobs.running()
+        self._missed = {key: missed for key, missed in self._missed.items() if key in running}
+        if closed.job in running:
+            missed = self._missed.get(closed.job, Missed())
+            missed = missed.follow(closed.outcome, me, round.proposed, self._now() - round.opened)
+            self._missed[closed.job] = missed
+            why = missed.why(running[closed.job].name)
+            if why and missed.is_to_be_told:
+                self.events.add("warning", why, job=closed.job, round=closed.round)
+
+    def why_late(self, running: Mapping[bytes, Job]) -> str:
+        """Of the running jobs, where this trainer's updates come too late; empty if nowhere."""
+        return "; ".join(filter(None, (missed.why(running[key].name) for key, missed in self._missed.items() if key in running)))
 
     def started(self, key: bytes, state: State) -> None:
         if key in state.audits.jobs:

@@ -88,6 +88,7 @@ class StatusView:
     decided_seconds_ago: float | None = None  # the last decision that came here; None: none yet
     unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
     behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say
+    late: str = ""  # why this trainer's updates come too late, and what helps; empty when they do not
 
 
 @dataclass(frozen=True, slots=True)

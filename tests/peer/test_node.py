@@ -154,11 +154,14 @@ def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
     (opened,) = pack[0].node.take_round_changes()
     assert isinstance(opened, RoundOpened) and opened.key == (job, 0) and not opened.spoken
     assert pack[0].node.take_round_changes() == ()
+    hears(pack[0], pack[1], Relay(proposals(pack, job, PEOPLE[0])[0]))
     for person in PEOPLE[:4]:
         pack.shells[person.public].say(pack.world.tx(person, "job/stop", Stop(job), ahead=1 + (person is PEOPLE[0])))
     pack.until(lambda shell: not shell.node.state.jobs.running())
     (closed,) = pack[0].node.take_round_changes()
     assert isinstance(closed, RoundClosed) and closed.key == (job, 0)
+    other = pack[1].node.take_round_changes()[-1]
+    assert isinstance(other, RoundClosed) and (closed.proposed, other.proposed) == (True, False), "each by itself"
 
 
 def test_a_round_is_opened_with_what_tells_who_is_alive(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:

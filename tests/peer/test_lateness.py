@@ -1,0 +1,77 @@
+"""A trainer whose updates come too late, round after round, learns it, with the reason and what helps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from consensus.ballots import Outcome
+from peer.eventlog import EventLog
+from peer.lateness import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, Missed
+from peer.node import RoundClosed
+from peer.witness import Witness
+from protocol.reasons import Verdict
+from tests.sim.keys import FastSigner
+
+ME, OTHER, JOB = FastSigner("me").public, FastSigner("other").public, bytes(32)
+ABSENT = Outcome({OTHER: bytes(32)}, {}, frozenset({ME}), frozenset())
+THERE = (
+    Outcome({ME: bytes(32)}, {}, frozenset({OTHER}), frozenset()),
+    Outcome({}, {ME: Verdict.UNJUDGED}, frozenset(), frozenset({ME})),  # the voters were late, not this trainer
+    Outcome({OTHER: bytes(32)}, {}, frozenset(), frozenset()),  # it did not train in this round
+)
+
+
+def after(*proposed: bool, seconds: float = 20.0) -> Missed:
+    missed = Missed()
+    for said in proposed:
+        missed = missed.follow(ABSENT, ME, said, seconds)
+    return missed
+
+
+def test_a_few_rounds_or_seconds_say_nothing() -> None:
+    assert after(*[False] * (LATE_ROUNDS_MIN - 1)).why("text") == ""
+    assert after(*[False] * 9, seconds=LATE_SECONDS_MIN / 10).why("text") == "", "a worker that has just been started"
+    assert after(*[False] * LATE_ROUNDS_MIN).why("text") != ""
+
+
+@pytest.mark.parametrize("outcome", THERE)
+def test_a_round_that_judged_its_update_ends_the_row(outcome: Outcome) -> None:
+    assert after(False, False, False).follow(outcome, ME, True, 20.0) == Missed()
+
+
+def test_who_computes_too_slowly_is_told_of_threads_and_steps() -> None:
+    why = after(False, False, True).why("text")
+    assert "not in the last 3 rounds of 'text'" in why and "closes after 20.0 s, before they are computed" in why
+    assert "`threads`" in why and "`local_steps`" in why and "`proposal_seconds`" in why and "link" not in why
+
+
+def test_who_proposes_and_is_not_heard_is_told_of_its_link() -> None:
+    why = after(True, False, True).why("text")
+    assert "link is too slow, or cut" in why and "`--preset sparse`" in why and "`proposal_seconds`" in why
+
+
+def test_it_is_told_ever_more_rarely() -> None:
+    told = [number for number in range(1, 100) if after(*[False] * number).is_to_be_told]
+    assert told == [3, 6, 12, 24, 48, 96]
+
+
+async def test_the_log_says_it_once_in_a_while_and_the_status_as_long_as_it_lasts() -> None:
+    now = 0.0
+    witness = Witness(EventLog(), lambda: now)
+    running = {JOB: SimpleNamespace(name="text")}
+    state: Any = SimpleNamespace(jobs=SimpleNamespace(running=lambda: running))
+    for number in range(5):
+        assert bool(witness.why_late(running)) == (number >= 3)
+        opened, now = now, now + 20.0
+        closed: Any = SimpleNamespace(job=JOB, round=number, outcome=ABSENT)
+        witness.took_part(closed, state, ME, RoundClosed((JOB, number), opened, False))
+    (event,) = await witness.events.after(0, 0.0)
+    assert event.kind == "warning" and event.fields["round"] == "2" and "last 3 rounds" in event.text
+    assert "last 5 rounds" in witness.why_late(running)
+    assert witness.why_late({}) == "", "the job has ended"
+    closed = SimpleNamespace(job=JOB, round=5, outcome=THERE[0])
+    witness.took_part(closed, state, ME, RoundClosed((JOB, 5), now, True))
+    assert witness.why_late(running) == ""
