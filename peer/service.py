@@ -110,7 +110,7 @@ class Service:
             chain_id=driver.chain_id.hex(),
             role=self.role_name,
             version=version("folkmoot"),
-            address=(*self.addresses(), self.network.address)[0],
+            address=(self.addresses() or (self.network.address,))[0],
             unreached=tuple(map(_dial, self.network.unreached())),
             data_directory=str(self.config.data_directory),
             process=os.getpid(),

@@ -23,6 +23,7 @@ from peer.eventlog import EventLog
 from peer.witness import Witness
 from tests.peer.network import network, poll, service_of
 from tests.sim.keys import FastSigner
+from transport.memory import MemoryNetwork
 
 KEYS = sorted(FastSigner(f"voter {number}").public for number in range(4))
 STRANGER, JOB = FastSigner("stranger").public, bytes(32)
@@ -159,7 +160,8 @@ async def test_the_time_of_waiting_begins_with_the_work_and_ends_with_a_decision
 # In a network --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path) -> None:
+async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryNetwork, "unreached", lambda network: (), raising=False)  # in memory nothing is dialed
     async with network(tmp_path, founders=4, observers=1) as made:
         *voters, observer = made.seats
         await voters[0].scratch()
