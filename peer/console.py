@@ -19,6 +19,7 @@ import trio
 from rich.console import Console, RenderableType
 
 from peer import views
+from peer.announcements import announce
 from peer.as_json import as_json
 from peer.caveats import SAMPLED_AUDITS
 from peer.condition import EXIT_STATUS, PeerState
@@ -116,8 +117,9 @@ async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
 
 
 async def _log(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
+    known = await names(api)
     for event in await api.events(-options.last, 0.0):
-        show(views.event(event))
+        show(views.event(event, known))
 
 
 async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
@@ -179,13 +181,13 @@ def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]
 async def _test(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     newest = await api.events(-1, 0.0)
     seen = newest[-1].number if newest else 0
-    before = await _trained_roots(api)
+    before, known = await _trained_roots(api), await names(api)
     job = await _decided(api, show, api.test())
     show(f"scratch round, job {views.short(job)}: a known update is proposed, judged, voted and applied")
     with trio.move_on_after(TEST_SECONDS_MAX):
         async with aclosing(_phases(api, job, seen)) as phases:
             async for event in phases:
-                show(views.event(event))
+                show(views.event(event, known))
                 if event.kind == "applied":
                     show(_unchanged(before, await _trained_roots(api)))
                     return
@@ -356,14 +358,28 @@ async def run(api: PeerApi, *, attached: bool, history: Path | None = None) -> i
 
 async def _run_prompt(api: PeerApi, prompt: Prompt, show: Print, quitting: str) -> None:
     """Until `quit`, or what else ends the prompt."""
+    status = await api.status()
+    who = f"{status.name} ({views.short(status.peer)})" if status.name else views.short(status.peer)
+    show(f"network {status.network}, {who} at {status.address}: {(await names(api)).in_text(views.state(status))}")
     show(f"type `help`; `quit` {quitting}")
     interrupts = _Interrupts(show, quitting)
     async with trio.open_nursery() as nursery:
         await nursery.start(interrupts.follow, nursery.cancel_scope)
+        nursery.start_soon(_announce, api, show)
         while (line := await prompt.ask(interrupts.dropped)) is not None:
             if await interrupts.run(line, partial(_do, api, line, show)) == "quit":
                 break
         nursery.cancel_scope.cancel()
+
+
+async def _announce(api: PeerApi, show: Print) -> None:
+    """Above the line that is being typed."""
+    try:
+        await announce(api, lambda: names(api), show)
+    except UserError as error:
+        show(f"error: {error}")
+    except Exception:  # what cannot be announced must not stop a peer that votes
+        logger.exception("the prompt announces nothing any more")
 
 
 class _Interrupts:

@@ -90,7 +90,7 @@ class Driver:
         self._started_wall, self._started = time.time(), trio.current_time()
         self._slept_before, self._slept = _seconds_slept(), 0.0
         self.node = self._restored_node()
-        self.witness = Witness(event_log, self.now)
+        self.witness = Witness(event_log, self.now, self.state)
         self.workshop = Workshop(
             signer.public, role, self.rounds, store, blobs, host, network, event_log, call=self.call, now=self.now
         )

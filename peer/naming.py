@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 
@@ -11,6 +13,7 @@ from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
 
 SHORT = 8  # characters of a peer id, or of a root, that people see
+_ID = re.compile(rf"\b[a-z2-7]{{{SHORT}}}\b")
 CHOICES_SHOWN = 8  # of those that a text may mean
 
 
@@ -47,7 +50,7 @@ class Names:
         self._names = {**(former or {}), **present}
         self._present = present
         self._many = {name for name, count in Counter(present.values()).items() if count > 1}
-        self._ids = {peer[:SHORT] for peer in self._names}
+        self._ids = {peer[:SHORT]: peer for peer in self._names}
 
     @classmethod
     def of(cls, members: MembersState) -> Names:
@@ -59,6 +62,22 @@ class Names:
         name, short = self._names.get(peer, ""), peer[:SHORT]
         if not name or name == short:
             return short
+        return name if self._is_clear(peer) else f"{name} ({short})"
+
+    def _is_clear(self, peer: str) -> bool:
         # Anybody may take another's name, or call itself as the beginning of another's id reads.
-        is_clear = peer in self._present and name not in self._many and name not in self._ids
-        return name if is_clear else f"{name} ({short})"
+        name = self._names[peer]
+        return peer in self._present and name not in self._many and name not in self._ids
+
+    def in_text(self, text: str) -> str:
+        """Names in the place of short ids. In a command, between backquotes, only such a name as the command understands."""
+        parts = text.split("`")
+        return "`".join(_ID.sub(self._in_command if at % 2 else self._in_sentence, part) for at, part in enumerate(parts))
+
+    def _in_sentence(self, found: re.Match[str]) -> str:
+        peer = self._ids.get(found[0])
+        return self[peer] if peer else found[0]
+
+    def _in_command(self, found: re.Match[str]) -> str:
+        peer = self._ids.get(found[0])
+        return shlex.quote(self[peer]) if peer and self._is_clear(peer) else found[0]

@@ -58,7 +58,7 @@ def status(view: StatusView) -> Pairs:
             "name": view.name or "–",
             "network": f"{view.network} (chain {short(view.chain_id)})",
             "role": view.role + (", votes" if view.voter else ", does not vote"),
-            "state": _state(view),
+            "state": state(view),
             "height": f"{view.height}, view {view.view}",
             "decided": _decided(view),
             "state root": view.state_root,
@@ -74,7 +74,7 @@ def status(view: StatusView) -> Pairs:
     )
 
 
-def _state(view: StatusView) -> str:
+def state(view: StatusView) -> str:
     behind = f"behind by {view.behind} heights" if view.state == "behind" else ""
     work = view.halted or view.waiting or behind or view.suspended or view.state
     return f"{work}; {view.disputed}" if view.disputed else work
@@ -123,7 +123,7 @@ def stats(view: StatsView) -> Pairs:
             "pending": f"{view.transactions_pending} transactions",
             "worker": view.worker or "none",
             "memory": f"{view.memory_mb:.0f} MB",
-            "state": _state(view.status),
+            "state": state(view.status),
         }
     )
 
@@ -269,7 +269,7 @@ def verdicts(view: RoundView, names: Names) -> str:
     return "; ".join(f"{verdict}: {' '.join(peers)}" for verdict, peers in by_verdict.items())
 
 
-def event(view: EventView) -> str:
+def event(view: EventView, names: Names) -> str:
     # Local time, because that is what the reader's clock shows.
     time = datetime.fromtimestamp(view.at_ms / 1000).astimezone()
-    return f"{time:%H:%M:%S} {view.kind:<9} {view.text}"
+    return f"{time:%H:%M:%S} {view.kind:<9} {names.in_text(view.text)}"

@@ -16,12 +16,14 @@ from peer.caveats import SAMPLED_AUDITS
 from peer.early import RoundKey, RoundMessage
 from peer.eventlog import EventLog
 from peer.lateness import Missed
+from peer.news import news
 from peer.node import Node, RoundClosed
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from protocol.reasons import Verdict
+from training.spec import JobSpec, Objective
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
@@ -29,7 +31,7 @@ DECISION_TIMES_KEPT = 10_000  # for percentiles
 
 
 class Witness:
-    def __init__(self, event_log: EventLog, now: Callable[[], float]) -> None:
+    def __init__(self, event_log: EventLog, now: Callable[[], float], state: State | None = None) -> None:
         self.events, self._now = event_log, now
         self.started_at = now()
         self.decisions = 0
@@ -46,6 +48,7 @@ class Witness:
         self._silent_below = 0
         self._is_copied = False
         self._muted: Set[RoundKey] = frozenset()
+        self._before = state  # the last one that was applied
         self.membership_problem = ""  # why this peer is not yet what its operator wants
 
     def turn(self, turn: Turn) -> None:
@@ -181,7 +184,18 @@ class Witness:
     def applied(self, state: State) -> None:
         text = f"height {state.height} applied, state root {state.root.hex()[:16]}"
         self.events.detail("applied", text, height=state.height, root=state.root)
+        if self._before is not None and self._before.height + 1 == state.height:  # else a snapshot came in between
+            for item in news(self._before, state):
+                if item.kind == "member":
+                    self.events.add("member", item.text, peer=item.about)
+                elif not _is_test(state.jobs.jobs[item.about]):  # that one tells its phases itself
+                    self.events.add("job", item.text, job=item.about)
+        self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
+
+
+def _is_test(job: Job) -> bool:
+    return JobSpec.decode(job.spec).objective is Objective.SCRATCH
 
 
 def rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:

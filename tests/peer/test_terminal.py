@@ -56,6 +56,27 @@ def test_control_c_ends_the_command_that_runs_and_not_the_peer(tmp_path: Path) -
         assert shown.wait() == 0
 
 
+def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_typed_whole(
+    directory: Path, tmp_path: Path
+) -> None:
+    with terminal(*RUN, "--data-dir", str(directory)) as shown, daemons([tmp_path / "erin"]) as (erin,):
+        shown.until("peer>$")
+        assert re.match(r"network lab, anna \([a-z2-7]{8}\) at 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
+        shown.type("invite\r")
+        invitation = re.search(r"peer> invite\n([^>]+)\npeer>$", shown.until(r"peer> invite\n[^>]+\npeer>$"))
+        assert invitation is not None
+        shown.type("status")  # and no Enter
+        shown.until("peer> status$")
+        erin.start("join", invitation[1].replace("\n", ""), *RUN[1:], "--name", "erin")
+        told = shown.until(r"stands as a voter: `approve erin` approves it\npeer> status$")
+        assert re.search(r"\d\d:\d\d:\d\d member +erin was admitted as a member, invited by anna\n", told), told
+        assert told.count("peer> status") == 1 and told.endswith("\npeer> status")
+        shown.type("\x15approve erin\r")
+        told = shown.until(r"erin votes now, as one of 2\npeer>$")
+        shown.type("log 3\r")
+        assert "erin" in shown.until(r"peer> log 3\n(.*\n){3,}peer>$").split("log 3")[1]
+
+
 def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Path) -> None:
     with terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")

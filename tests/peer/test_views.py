@@ -133,3 +133,12 @@ def test_a_name_stands_alone_only_where_nobody_else_can_be_meant() -> None:
     assert (names[nameless], names["f" * 52]) == ("eeeeeeee", "ffffffff")
     twice = Names({anna: "anna", other: "anna"})
     assert (twice[anna], twice[other]) == ("anna (aaaaaaaa)", "anna (bbbbbbbb)")
+
+
+def test_sentences_speak_of_names_and_commands_of_what_they_understand() -> None:
+    anna, ben, other = (letter * 52 for letter in "abc")
+    names = Names({anna: "anna b", ben: "ben", other: "ben"})
+    text = "aaaaaaaa stands: `approve aaaaaaaa`; bbbbbbbb: `approve bbbbbbbb`; xaaaaaaaa dddddddd aaaaaaaaa"
+    assert names.in_text(text) == (
+        "anna b stands: `approve 'anna b'`; ben (bbbbbbbb): `approve bbbbbbbb`; xaaaaaaaa dddddddd aaaaaaaaa"
+    )

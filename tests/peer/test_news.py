@@ -1,0 +1,62 @@
+"""What a block changed, told once and to everybody."""
+
+from __future__ import annotations
+
+from ledger.jobs import Stop
+from ledger.members import Approve, Leave, Rename, Stand
+from ledger.state import State
+from peer.news import news
+from protocol.identity import short_id
+from tests.ledger.world import PEOPLE, World
+
+FOUNDERS, NEW = PEOPLE[:4], PEOPLE[8]
+NAMES = [short_id(person.public) for person in PEOPLE]
+
+
+class Telling(World):
+    """Notes the news of every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def decide_body(self, body: bytes) -> State:
+        before = self.state
+        self.told += [item.text for item in news(before, super().decide_body(body))]
+        return self.state
+
+
+def test_who_comes_stands_and_goes_is_told() -> None:
+    world = Telling()
+    world.decide(world.admission(NEW))
+    assert world.told == [f"{NAMES[8]} was admitted as a member, invited by {NAMES[0]}"]
+    world.decide(world.tx(NEW, "member/name", Rename("erin")))
+    assert world.told[1:] == [f"{NAMES[8]} was newcomer before"]
+    height = world.state.height - 1
+    world.decide(world.tx(NEW, "member/stand", Stand(height, world.state.certified_roots[height])))
+    world.decide(*(world.tx(person, "member/approve", Approve(NEW.public)) for person in FOUNDERS[:3]))
+    world.decide(world.tx(FOUNDERS[3], "member/leave", Leave()))
+    for _ in range(3):
+        world.decide()
+    assert world.told[2:] == [
+        f"{NAMES[8]} votes now, as one of 5",
+        f"{NAMES[3]} votes no more; 4 voters are left",
+    ]
+
+
+def test_a_new_key_of_a_member_is_nobody_new() -> None:
+    world = Telling()
+    world.decide(world.admission(NEW))
+    world.told.clear()
+    world.decide(world.rotation(NEW, PEOPLE[9]), world.rotation(PEOPLE[0], PEOPLE[10]))
+    for _ in range(3):
+        world.decide()
+    assert world.told == []
+
+
+def test_jobs_that_begin_and_end_are_told() -> None:
+    world = Telling()
+    job = world.start()
+    assert world.told == [f"job language of {NAMES[0]} begins: 2 rounds"]
+    world.decide(world.tx(PEOPLE[0], "job/stop", Stop(job)))
+    assert world.told[1:] == ["job language ended early, after 0 rounds"]
