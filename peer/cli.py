@@ -28,6 +28,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 EXAMPLES = """examples:
   peer demo                                    four peers on this machine, one of them lying
+  peer demo --data FILE                        the same on a text of your own
   peer init --network lab                      found a network of your own
   peer run --listen 0.0.0.0:7700               take part in it
   peer invite                                  print an invitation for somebody else
@@ -89,7 +90,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"folkmoot {VERSION}")
     parser.elsewhere = {name: f"peer console {name}" for name in COMMANDS if name != "quit"}
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    parser.set_defaults(action=lambda options: parser.print_help())  # of `peer` alone
+    commands = parser.add_subparsers(dest="command", metavar="command")
 
     def command(name: str, about: str, action: Callable[[argparse.Namespace], Any], more: str = "") -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}".strip())

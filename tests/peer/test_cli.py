@@ -39,7 +39,6 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", "arguments are required: command"),
         ("rnu", "no command 'rnu'; did you mean run?"),
         ("--data-dir /nowhere identity", "--data-dir stands before the command: write `peer COMMAND --data-dir …`"),
         ("--config=/nowhere run", "write `peer COMMAND --config …`"),
@@ -75,6 +74,11 @@ def test_bad_input_is_one_line_and_a_status_of_two(peer: Callable[..., Result], 
     assert error.startswith("peer: error: ")
     assert error.count("\n") == 1
     assert words in error
+
+
+def test_alone_it_shows_its_help(peer: Callable[..., Result]) -> None:
+    status, out, error = peer()
+    assert (status, error) == (0, "") and out == cli.build_parser().format_help()
 
 
 def test_config_show_says_where_each_value_comes_from(peer: Callable[..., Result], tmp_path: Path) -> None:
