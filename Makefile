@@ -46,6 +46,7 @@ demo: setup
 	$(BIN)/peer demo
 
 test: setup
+	@echo "the tests take about 5 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: setup

@@ -58,3 +58,10 @@ def test_constraints_name_each_package_once_with_one_exact_version() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert len(lines) == len(constraints())
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][\w.]*", line) for line in lines)
+
+
+def test_make_test_says_first_how_long_it_takes() -> None:
+    recipe = re.split(r"^test: setup\n", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)[1].split("\n\n")[0].splitlines()
+    assert (
+        re.search(r"@echo .*about \d+ minutes on two idle cores, and up to \d+ on a busy machine", recipe[0]) and len(recipe) == 2
+    )
