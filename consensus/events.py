@@ -41,6 +41,13 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """Another machine has proven that it has our key."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The application has applied the decided block of `height` (0: the genesis)."""
 
@@ -59,4 +66,4 @@ class Tick:
     """The deadline of the last turn has come."""
 
 
-Event = Received | Connected | Disconnected | Applied | WorkChanged | Tick
+Event = Received | Connected | Disconnected | Copied | Applied | WorkChanged | Tick

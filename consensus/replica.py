@@ -16,7 +16,7 @@ Safety, as the comments in those name it:
 from __future__ import annotations
 
 from consensus.application import Application
-from consensus.events import Applied, Connected, Disconnected, Event, Received, Tick, WorkChanged
+from consensus.events import Applied, Connected, Copied, Disconnected, Event, Received, Tick, WorkChanged
 from consensus.timers import Timers
 from consensus.turn import NEVER_VOTED, Restart, Turn
 from protocol.identity import Signer, Verifier
@@ -74,6 +74,8 @@ class Replica(Timers):
                     self._lost[peer] = self._now
                 for memory in (self._catch_up, self._future, self._answers):
                     memory.forget(peer)
+            case Copied(address):
+                self._check.met(address)
             case Applied():
                 self._chain.add_applied(event)
                 self._ask_application = True

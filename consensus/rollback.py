@@ -17,7 +17,7 @@ for it, nearly as if it were no fault at all:
   recognise me also when they have decided what I took part in, and the height after it. Whatever is older is decided and
   certified; I sign nothing below the (f+1)-th highest height claimed, so nothing below what some honest voter has left behind.
 
-A copy of the disk that runs beside the original signs with the same key, so it looks like something forgotten, for ever. Two
+A copy of the disk that runs beside the original signs with the same key, so it looks like something forgotten, for ever. Three
 things tell it apart:
 
 - *What may still be silent asks at each height.* While a voter is silent, the check begins anew whenever a height opens, so that
@@ -26,6 +26,8 @@ things tell it apart:
   signed nothing above H + 1: a signature at height x needs x − 1 decided; q voters committed x − 1 before they answered us, and q
   have answered from H or below; these share an honest voter, so x − 1 ≤ H. A signature of ours above H + 1 that is not in our
   log was made by another machine. We stop for good, since both would soon sign two things for one slot.
+- *A link with our own key.* Whoever answers where our key is said to be, proves the key, and is not this process, is another
+  machine (`events.Copied`). That takes no signature, so it may come before the first one.
 
 A lying minority silences nobody: f liars do not reach the (f+1)-th highest claim, what I am said to have signed needs my
 signature, and n − f ≥ q honest voters answer. The limit of all this: answerers that restarted since know only certificates and
@@ -58,7 +60,7 @@ class RollbackCheck:
     _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts once their height is reached
     silent_below: int = 0
     first_height: int | None = None  # of the first signature that the check allowed: none before it was made in this life
-    copied_at: int | None = None  # the height of a signature of ours that another machine made in this life: nothing is signed
+    copied: str | None = None  # what another machine with our key did in this life: nothing more is signed
     _next: float = 0.0
 
     def answer(self, voter: bytes, claim: int, height: int) -> None:
@@ -72,10 +74,14 @@ class RollbackCheck:
 
         It counts after the check too, when an answer came too late.
         """
-        if self.is_of_this_life(height) and self.copied_at is None:
-            self.copied_at = height
+        if self.is_of_this_life(height) and self.copied is None:
+            self.copied = f"signed at height {height} what was not signed here"
         before, self.silent_below = self.silent_below, max(self.silent_below, height + SILENT_HEIGHTS)
         return self.silent_below > before
+
+    def met(self, address: str) -> None:
+        """Another machine has proven our key."""
+        self.copied = self.copied or f"is at {address}"
 
     def is_of_this_life(self, height: int) -> bool:
         """Whether no earlier life of this voter can have signed anything at this height."""
@@ -86,7 +92,7 @@ class RollbackCheck:
             self.is_over = self._is_answered(me, height, voters)
         if self.is_over and self.first_height is None:
             self.first_height = height
-        return self.is_over and height >= self.silent_below and self.copied_at is None
+        return self.is_over and height >= self.silent_below and self.copied is None
 
     def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:
         """By the voters of the height to be signed: those of an old set, which a rolled-back disk names, may be liars by now."""

@@ -136,12 +136,12 @@ class ReplicaState:
 
     @property
     def _is_stopped(self) -> bool:
-        return self.divergence is not None or self.copied_at is not None
+        return self.divergence is not None or self.copied is not None
 
     @property
-    def copied_at(self) -> int | None:
-        """Where another machine signed with our key, which stops this replica for good; None: nowhere that we know of."""
-        return self._check.copied_at
+    def copied(self) -> str | None:
+        """What another machine with our key did, which stops this replica for good; None: there is none that we know of."""
+        return self._check.copied
 
     @property
     def silent_below(self) -> int:

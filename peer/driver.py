@@ -41,7 +41,7 @@ from protocol.messages import Decision, GetRound, Link, Proposal
 from protocol.reasons import Verdict
 from training.host import JudgedRound, ModelHost
 from training.spec import JobSpec
-from transport.network import Connected, Disconnected, Network, Priority, Received
+from transport.network import Connected, Copied, Disconnected, Network, Priority, Received
 
 log = logging.getLogger("peer")
 
@@ -112,6 +112,7 @@ class Driver:
         self.applied = trio.Event()  # set and replaced when a block was applied
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._restores: _Restores | None = None
+        self._copied: Copied | None = None  # a restored node must know it, too
 
     def _restored_node(self, measured: Measured | None = None) -> Node:
         """As the store says that this peer stopped."""
@@ -236,6 +237,8 @@ class Driver:
             self.events.add("peer", f"connected to {short_id(item.peer)}", peer=item.peer)
         elif isinstance(item, Disconnected):
             self.events.add("peer", f"lost the link to {short_id(item.peer)}", peer=item.peer)
+        elif isinstance(item, Copied):
+            self._copied = item
 
     def _note(self, turn: Turn, changes: Sequence[RoundChange]) -> None:
         opened = {change.key for change in changes if not isinstance(change, RoundClosed)}
@@ -250,7 +253,7 @@ class Driver:
         self.witness.dispute(self.replica.dispute)
         self.witness.disputed(why_disputed(self.replica))
         self.witness.silence(self.replica.height, self.replica.silent_below)
-        self.witness.copied(self.replica.copied_at)
+        self.witness.copied(self.replica.copied)
         self.witness.muted(self.rounds.muted)
         for _, reason in self.node.dropped:
             log.debug("our transaction left the pool: %s", reason)
@@ -329,8 +332,9 @@ class Driver:
         self.workshop.follow(self.rounds)
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._apply_decided)
-        waiting = [item for item in self._items_here(INBOX_MAX) if isinstance(item, Received | Do)]
-        await self._turn([*map(Connected, sorted(self.network.connected())), *waiting])
+        waiting = [item for item in self._items_here(INBOX_MAX) if isinstance(item, Received | Do | Copied)]
+        copied = [self._copied] if self._copied else []
+        await self._turn([*copied, *map(Connected, sorted(self.network.connected())), *waiting])
         applied, self.applied = self.applied, trio.Event()
         applied.set()
         restores.done.set()

@@ -44,7 +44,7 @@ from protocol.messages import (
     Relay,
     Transaction,
 )
-from transport.network import Connected, Disconnected, Received
+from transport.network import Connected, Copied, Disconnected, Received
 
 SEEK_LINKS = 8  # asked at a time for what they hold of a round, other ones each time: everybody of a hundred within forty seconds
 SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
@@ -93,7 +93,7 @@ class _Untold:
     told: float  # when the last page was
 
 
-Item = Connected | Disconnected | Received | AppliedBlock | Do
+Item = Connected | Disconnected | Copied | Received | AppliedBlock | Do
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +302,9 @@ class Node:
                 self._answered.pop(peer, None)
                 self._untold.pop(peer, None)
                 self._take(events.Disconnected(peer))
+            case Copied(address=address):
+                self._take(events.Copied(address))
+                self.rounds.is_silent = True
             case Do(do=do):
                 self._say(do() or Said())
             case AppliedBlock():

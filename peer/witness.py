@@ -119,10 +119,10 @@ class Witness:
             self._silent_below = below
             self.events.add("warning", silence(below))
 
-    def copied(self, height: int | None) -> None:
-        if height is not None and not self._is_copied:
-            self.events.add("warning", f"HALTED: {another_machine(height)}")
-        self._is_copied = height is not None
+    def copied(self, what: str | None) -> None:
+        if what is not None and not self._is_copied:
+            self.events.add("warning", f"HALTED: {another_machine(what)}")
+        self._is_copied = what is not None
 
     def muted(self, rounds: Set[RoundKey]) -> None:
         for job, number in sorted(rounds - self._muted):
@@ -212,8 +212,8 @@ def why_halted(replica: Replica, member: Member | None, membership_problem: str 
         return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
     if replica.divergence is not None:
         return f"HALTED: {replica.divergence}; the certified state is being restored"
-    if replica.copied_at is not None:
-        return f"HALTED: {another_machine(replica.copied_at)}"
+    if replica.copied is not None:
+        return f"HALTED: {another_machine(replica.copied)}"
     if replica.dispute is not None:
         return f"HALTED: {replica.dispute}; {WHAT_TO_DO}"
     if replica.height < replica.silent_below:
@@ -238,10 +238,10 @@ def why_waiting(node: Node, links: Set[bytes]) -> str:
     return ""
 
 
-def another_machine(height: int) -> str:
+def another_machine(what: str) -> str:
     return (
-        f"another machine signs with this peer's key (a signature at height {height} was not made here): is a copy of this data "
-        "directory running? This peer signs nothing more. Stop the other machine for good, then start this one again"
+        f"another machine has this peer's key (it {what}): is a copy of this data directory running? This peer signs nothing "
+        "more. Stop one of the two for good, then start the other again"
     )
 
 

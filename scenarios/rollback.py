@@ -19,6 +19,7 @@ from random import Random
 import trio
 
 from consensus.quorum import faults_tolerated
+from peer import demo
 from peer.datadir import DataDirectory
 from peer.demo import DemoPeer
 from protocol import codec
@@ -31,7 +32,7 @@ from scenarios.trials import COUNT, Trial, arguments, conduct
 
 ROUNDS_MAX = 4  # that are forgotten
 QUIET_SECONDS = 3.0  # several times what a height takes: whoever would sign too early has done it by then
-HALTED = "another machine signs with this peer's key"
+HALTED = "another machine has this peer's key"
 LEFT_OUT = ("control.sock", "peer.log")  # of a copy: the socket is no file, and the log goes on for whoever reads it
 
 Vote = tuple[str, bytes]  # what it was for (tag, height and view, or tag, job and round), and the signed statement
@@ -103,6 +104,10 @@ def _decided(peer: DemoPeer) -> int:
 # Attempts ------------------------------------------------------------------------------------------------------------
 
 
+def _copy(victim: DemoPeer, to: Path) -> None:
+    shutil.copytree(victim.directory, to, ignore=shutil.ignore_patterns(*LEFT_OUT))
+
+
 @asynccontextmanager
 async def copied(peers: Network, victim: DemoPeer, random: Random) -> AsyncIterator[Disk]:
     """The disk of a voter that was stopped and copied, and has taken part again for some rounds since."""
@@ -111,8 +116,7 @@ async def copied(peers: Network, victim: DemoPeer, random: Random) -> AsyncItera
         await in_order(peers)
     await peers.end(victim)
     copy = victim.directory.with_name(f"{victim.directory.name}.copy")
-    ignored = shutil.ignore_patterns(*LEFT_OUT)
-    await trio.to_thread.run_sync(partial(shutil.copytree, victim.directory, copy, ignore=ignored))
+    await trio.to_thread.run_sync(_copy, victim, copy)
     try:
         await peers.restart(victim)
         if not await holds(partial(takes_part, victim, asked), BACK_SECONDS_MAX):
@@ -190,30 +194,52 @@ async def one_down(random: Random, trains: bool, peers: Network, trial: Trial) -
 async def copy_runs(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
     """One of the two hears of the other and stops, before they contradict each other."""
     victim = _victim(random, trains, peers, trial)
-    asked = _others(peers, victim)[0]
     async with copied(peers, victim, random) as disk:
-        twin = replace(victim, directory=disk.copy, address="127.0.0.1:0", process=None)
-        peers.peers.append(twin)
-        try:
-            await peers.restart(twin)
-            started = trio.current_time()
-
-            async def one_stopped() -> bool:
-                return any([HALTED in (await peer.client.status()).halted for peer in (twin, victim)])
-
-            trial.require(await holds(one_stopped, BACK_SECONDS_MAX), "neither says that another machine has its key")
-            trial.figures["one stops after"] = trio.current_time() - started
-            await goes_on(asked, 2)
-        finally:
-            await peers.end(twin)
-            peers.peers.remove(twin)
-        trial.figures["original"] = "works"
-        if HALTED in (await victim.client.status()).halted:
-            trial.figures["original"] = "stopped"
-            await peers.end(victim)
-            await peers.restart(victim)
-        await comes_back(peers, victim, asked, trial)
+        await _run_both(peers, victim, disk.copy, trial)
     await _counts(peers, victim, trial)
+
+
+async def both_start(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
+    """The copy is of now, and both start at once: neither disk has forgotten anything."""
+    victim = _victim(random, trains, peers, trial)
+    async with copied(peers, victim, random) as disk:
+        await peers.end(victim)
+        await trio.to_thread.run_sync(shutil.rmtree, disk.copy)
+        await trio.to_thread.run_sync(_copy, victim, disk.copy)
+        await _run_both(peers, victim, disk.copy, trial)
+    await _counts(peers, victim, trial)
+
+
+async def _run_both(peers: Network, victim: DemoPeer, copy: Path, trial: Trial) -> None:
+    """Until one of them says that the other is there; then the copy is stopped for good, and the original must go on."""
+    asked = _others(peers, victim)[0]
+    twin = replace(victim, directory=copy, address="127.0.0.1:0", process=None)
+    if victim.process is None or victim.process.poll() is not None:
+        peers.launch(victim)
+    place = peers.peers.index(victim)
+    peers.peers[place] = twin  # whoever starts it knows of the others alone
+    peers.launch(twin)
+    peers.peers[place:place] = [victim]
+    try:
+        for peer in (victim, twin):
+            await demo.answers(peer)
+        started = trio.current_time()
+
+        async def one_stopped() -> bool:
+            return any([HALTED in (await peer.client.status()).halted for peer in (twin, victim)])
+
+        trial.require(await holds(one_stopped, BACK_SECONDS_MAX), "neither says that another machine has its key")
+        trial.figures["one stops after"] = trio.current_time() - started
+        await goes_on(asked, 2)
+        for name, peer in (("original", victim), ("copy", twin)):
+            halted = (await peer.client.status()).halted
+            trial.figures[name] = "stopped" if HALTED in halted else halted or "works"
+    finally:
+        await peers.end(twin)
+        peers.peers.remove(twin)
+    await peers.end(victim)
+    await peers.restart(victim)
+    await comes_back(peers, victim, asked, trial)
 
 
 async def ledger_lost(random: Random, trains: bool, peers: Network, trial: Trial) -> None:
@@ -293,6 +319,7 @@ KINDS: dict[str, Callable[[Random, bool, Network, Trial], Awaitable[None]]] = {
     "put back later": later,
     "put back, one down": one_down,
     "a copy runs beside it": copy_runs,
+    "a copy starts with it": both_start,
     "ledger lost": ledger_lost,
     "all votes lost": all_lost,
 }

@@ -13,7 +13,19 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import MESSAGE_BYTES_MAX
 from transport.framing import ByPriority, Priority
 
-__all__ = ["Connected", "DialInfo", "Disconnected", "Event", "Events", "LinkInfo", "Network", "Priority", "Received", "Traffic"]
+__all__ = [
+    "Connected",
+    "Copied",
+    "DialInfo",
+    "Disconnected",
+    "Event",
+    "Events",
+    "LinkInfo",
+    "Network",
+    "Priority",
+    "Received",
+    "Traffic",
+]
 
 
 RECEIVED_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # of one peer, delivered to `events` and not taken yet; then its link is not read
@@ -35,7 +47,14 @@ class Received:
     data: bytes
 
 
-Event = Connected | Disconnected | Received
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Another process has proven that it has our own key."""
+
+    address: str  # where it answers, or called from
+
+
+Event = Connected | Disconnected | Received | Copied
 
 
 class Events(Protocol):

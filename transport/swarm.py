@@ -27,7 +27,7 @@ from protocol.messages import Addresses, PeerAddress
 from transport.blobs import BlobStore
 from transport.framing import Message, Priority
 from transport.hub import IDLE_SECONDS, Allow, Hub, Link
-from transport.network import DialInfo
+from transport.network import Copied, DialInfo
 from transport.noise import KeyPair
 from transport.session import Established, Session
 
@@ -128,6 +128,7 @@ class Swarm(Hub):
         self._book: dict[str, _Known] = {}
         for known in (*map(_parse_bootstrap, bootstrap), *(replace(_parse_bootstrap(e), remembered=True) for e in remembered)):
             self._book.setdefault(known.address, known)
+        self._mine: dict[str, None] = {}  # said to be addresses of our key, and found to lead to this process
         self._claims: dict[bytes, str] = {}  # peer -> its address in its own words, over an authenticated link
         self._dials = trio.CapacityLimiter(DIALS_MAX)
         self._half_open: Counter[str] = Counter()
@@ -212,6 +213,8 @@ class Swarm(Hub):
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         with _counted(self._half_open, parse_address(address)[0]):
             established, early = await self._shake_hands(stream, session, deadline)
+        if established.peer == self.me:
+            self._meet_own_key(address, established.incarnation, dialed)
         self.check_peer(established.peer)
         if dialed and address in self._book:
             self._book[address].peer = established.peer
@@ -223,6 +226,13 @@ class Swarm(Hub):
             self._blame(link, error)
         finally:
             self.detach(link)
+
+    def _meet_own_key(self, address: str, incarnation: bytes, dialed: bool) -> None:
+        """This process itself, or another one, on a machine that has a copy of our key."""
+        if incarnation != self._static.public:
+            self.events.put(Copied(address))
+        elif dialed and len(self._mine) < ADDRESSES_MAX:
+            self._mine[address] = None
 
     def _blame(self, link: TcpLink, error: RemoteProtocolError | None) -> None:
         if error is None:
@@ -390,7 +400,8 @@ class Swarm(Hub):
 
     def unreached(self) -> tuple[DialInfo, ...]:
         """The addresses that could not be reached lately, and whose peer is not linked over another one."""
-        return tuple(self._info(known) for known in self._book.values() if known.reason and known.peer not in self._links)
+        here = {self.me, *self._links}
+        return tuple(self._info(known) for known in self._book.values() if known.reason and known.peer not in here)
 
     async def connect(self, text: str) -> bytes:
         """Dials "host:port" or "peer id@host:port" at once and keeps to it; the peer that answered. Raises `UserError`."""
@@ -447,12 +458,18 @@ class Swarm(Hub):
         for item in addresses.known:
             address = self._complete(item.address, link)
             if item.peer == self.me:
+                self._look_for_a_copy(address)
                 continue
             first_hand = item.peer == link.peer
             if first_hand and not has_claimed and self._claims.get(link.peer) != address:
                 self._claim(link.peer, address)
             has_claimed = has_claimed or first_hand
             self._learn(address, item.peer, first_hand=first_hand)
+
+    def _look_for_a_copy(self, address: str) -> None:
+        """Our own key is said to be there. That is this process, or nobody any more, or a machine that should not have it."""
+        if address != self.address and address not in self._advertise and address not in self._mine:
+            self._learn(address, self.me, first_hand=False)
 
     def _complete(self, address: str, link: Link) -> str:
         """The address with the host that the peer is seen at, if it listens on all of its interfaces."""

@@ -457,6 +457,22 @@ def test_a_prepare_certificate_of_a_later_view_takes_the_replica_there_and_is_co
     assert bench.replica.view == 2 and len(bench.sent_votes(Commit)) == 1
 
 
+def test_a_timeout_is_repeated_with_a_certificate_of_the_next_view_and_taken_by_who_is_still_in_the_one_before() -> None:
+    bench = follower()
+    block = bench.block(bench.leader(1))
+    proposed(bench)
+    bench.step(Tick(), wait=100.0)
+    assert given_up(bench) == [0] and bench.replica.view == 0
+    bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 1, others(bench))))
+    bench.connect(others(bench)[0])
+    repeated = [message for message in bench.sent(TimedOut) if isinstance(message, TimedOut)]
+    certified = [codec.decode_message(message.high.vote, (Prepare,)).view for message in repeated if message.high]
+    assert given_up(bench) == [0] and certified == [1]
+    late = follower()
+    late.give(others(late)[0], late.timed_out(others(late)[0], 0, late.certificate(Prepare, block, 1, others(late))))
+    assert not late.faults and late.replica.view == 1
+
+
 def test_a_timeout_certificate_takes_the_replica_to_the_next_view() -> None:
     bench = follower()
     bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(3, others(bench))))

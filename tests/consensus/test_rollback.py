@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from consensus.block import decode_block
-from consensus.events import Connected, Disconnected, Tick, WorkChanged
+from consensus.events import Connected, Copied, Disconnected, Tick, WorkChanged
 from consensus.rollback import ASK_SECONDS, RollbackCheck
 from consensus.turn import Decided, Send, Turn
 from consensus.voters import VoterSet
@@ -319,7 +319,7 @@ def at_height(height: int) -> Bench:
 def test_a_signature_of_ours_at_a_height_that_was_opened_after_our_start_stops_us_for_good() -> None:
     bench = at_height(3)
     bench.give(others(bench)[0], Vote(of_a_copy(bench, 3)))
-    assert bench.replica.copied_at == 3 and not bench.replica.may_speak
+    assert bench.replica.copied == "signed at height 3 what was not signed here" and not bench.replica.may_speak
     for height in range(3, 9):
         assert is_silent(bench)
         decide(bench, bytes([0x91, 50 + height]))
@@ -327,10 +327,20 @@ def test_a_signature_of_ours_at_a_height_that_was_opened_after_our_start_stops_u
     assert is_silent(bench) and not bench.replica.may_speak
 
 
+def test_a_machine_that_has_proven_our_key_stops_us_for_good_before_and_after_the_first_signature() -> None:
+    for bench in (follower(), at_height(1), at_height(3)):
+        bench.step(Copied("10.0.0.9:7700"))
+        assert bench.replica.copied == "is at 10.0.0.9:7700" and not bench.replica.may_speak
+        for _ in range(4):
+            tell_all(bench)
+            assert is_silent(bench)
+            decide(bench, bytes([0x91, 60 + bench.replica.height]))
+
+
 def test_a_signature_that_an_earlier_life_may_have_made_stops_nobody_for_good() -> None:
     bench = at_height(2)
     bench.give(others(bench)[0], Vote(of_a_copy(bench, 2)))
-    assert bench.replica.copied_at is None and not bench.replica.may_speak
+    assert bench.replica.copied is None and not bench.replica.may_speak
 
 
 def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
@@ -340,7 +350,7 @@ def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
     [mine] = bench.sent_votes(Commit)
     for _ in range(2):  # at its height, and when that is decided
         tell(bench, others(bench)[0], bench.replica.height, (mine,))
-        assert bench.replica.copied_at is None and bench.replica.may_speak
+        assert bench.replica.copied is None and bench.replica.may_speak
         decide(bench, TWO)
 
 
@@ -348,7 +358,7 @@ def test_a_copy_beside_its_original_hears_of_it_at_every_height_and_signs_nothin
     """The original signs at each height; the copy learns of each signature only when the next height is open."""
     copy = follower()
     heights = 0
-    while copy.replica.copied_at is None:
+    while copy.replica.copied is None:
         heights += 1
         tell_all(copy, signed=(of_a_copy(copy, max(1, copy.replica.height - 1)),))
         assert is_silent(copy), f"it signed at height {copy.replica.height}"

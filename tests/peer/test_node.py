@@ -23,7 +23,7 @@ from protocol.reasons import Verdict
 from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.nodes import Pack, Shell
 from tests.sim.keys import FastSigner
-from transport.network import Connected, Disconnected, Received
+from transport.network import Connected, Copied, Disconnected, Received
 
 
 @pytest.fixture
@@ -54,6 +54,18 @@ def evidence_of(liar: FastSigner, pack: Pack, variant: int = 0) -> Evidence:
     job = bytes([variant + 1]) * 32
     first, second = (sign(liar, pack.world.chain, Ballot(job, 0, bytes([n]) * 32, ())) for n in range(2))
     return Evidence(first, second)
+
+
+def test_who_has_met_its_own_key_says_nothing_more_in_agreement_and_rounds_whether_it_votes_or_not() -> None:
+    pack = Pack(6)
+    job, leaver = with_proposal(pack), pack[3]
+    leaver.say(pack.world.tx(PEOPLE[3], "member/leave", Leave()))
+    pack.until(lambda shell: leaver.me not in shell.node.state.members.voters)
+    assert leaver.node.rounds.books[job] and not leaver.node.replica.is_voter
+    for shell in (pack[1], leaver):
+        assert shell.node.may_speak
+        shell.turn(Copied("10.0.0.9:7700"))
+        assert not shell.node.may_speak and shell.node.rounds.is_silent
 
 
 # Messages ---------------------------------------------------------------------------------------------------------------

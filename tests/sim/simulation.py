@@ -797,7 +797,7 @@ class Simulation:
         node = peer.node
         if node is not None and node.replica.divergence is not None:
             raise Violation("roots", node.replica.divergence)
-        if node is not None and node.replica.copied_at is not None:
+        if node is not None and node.replica.copied is not None:
             raise Violation("copied", f"{peer.number} takes a signature of its own earlier life for another machine's")
 
     def note_restored(self, peer: Peer, restored: Restored) -> None:

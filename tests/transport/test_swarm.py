@@ -17,7 +17,7 @@ from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, MemoryBlobs, digest, linked, make_session, next_event, until
 from transport import hub, swarm
 from transport.framing import Channel
-from transport.network import Connected, Disconnected, Priority, Received
+from transport.network import Connected, Copied, Disconnected, Priority, Received
 from transport.swarm import Swarm, format_address, parse_address
 
 DEADLINE_SECONDS = 20.0
@@ -366,6 +366,34 @@ async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
         alice = await tcp.start(ALICE, listen=address, bootstrap=[address])
         await until(lambda: address not in alice._book)
         assert not alice.refused()
+
+
+async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp: SwarmWorld) -> None:
+    """Bob tells each of them where its key is said to be; whoever answers there proves the key, and is another process."""
+    with trio.fail_after(DEADLINE_SECONDS):
+        bob = await tcp.start(BOB, bootstrap=[])
+        original = await tcp.start(ALICE, bootstrap=[bob.address])
+        await linked(bob, original)
+        copy = await tcp.start(ALICE, bootstrap=[bob.address])
+        dialed = {await next_event(original, Copied), await next_event(copy, Copied)}
+        assert dialed & {Copied(original.address), Copied(copy.address)}
+        assert not {*original.refused(), *copy.refused()} - {"truncated"}
+
+
+async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machine_and_dialed_once(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=[], listen="0.0.0.0:0")
+        bob = await tcp.start(BOB, bootstrap=[f"127.0.0.1:{parse_address(alice.address)[1]}"])
+        await linked(alice, bob)
+        mine = f"127.0.0.2:{parse_address(alice.address)[1]}"
+        bob._links[alice.me].post(Addresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
+        await until(lambda: mine in alice._mine)
+        assert mine not in alice._book
+        bob._links[alice.me].post(Addresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
+        assert bob.send(alice.me, b"after it")
+        assert await next_event(alice, Received) == Received(bob.me, b"after it")
+        assert mine not in alice._book
+        assert not [event for event in alice.events._queue if isinstance(event, Copied)]
 
 
 async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
