@@ -6,6 +6,8 @@ SHELL := /bin/bash
 PYTHON ?=
 BIN := .venv/bin
 STAMP := .venv/.setup-complete
+# Tests wait for a third of their time, for processes that start and for timers: three on two cores keep both busy.
+TEST_PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
 
 help:
 	@echo "make setup   install everything, pinned, into .venv"
@@ -47,7 +49,7 @@ demo: setup
 
 test: setup
 	@echo "the tests take about 5 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
