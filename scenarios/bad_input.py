@@ -52,8 +52,9 @@ class Place:
         self.directory = DataDirectory(path)
         self.process: subprocess.Popen[str] | None = None
 
-    def peer(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*PEER, *arguments], capture_output=True, text=True, timeout=SECONDS_MAX)
+    def peer(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        everything = {**os.environ, **environment}
+        return subprocess.run([*PEER, *arguments], capture_output=True, text=True, timeout=SECONDS_MAX, env=everything)
 
     def run(self, *more: str) -> list[str]:
         return ["run", "--data-dir", str(self.path), "--role", "voter", "--listen", "127.0.0.1:0", "--no-console", *more]
@@ -98,10 +99,16 @@ class Place:
         finally:
             disk.close()
 
-    def refuses(self, case: Case, arguments: list[str], *named: str) -> None:
+    def refuses(self, case: Case, arguments: list[str], *named: str, **environment: str) -> None:
         """`peer` ends with one line that has all of `named` in it."""
-        done = self.peer(*arguments)
+        done = self.peer(*arguments, **environment)
         judge(case, done.returncode, done.stderr, *named)
+
+    def refuses_to(self, case: Case, command: str, arguments: list[str], *named: str) -> None:
+        """The running peer is asked for something."""
+        self.start()
+        self.refuses(case, [command, "--data-dir", str(self.path), *arguments], *named)
+        self.stop()
 
 
 def judge(case: Case, status: int, errors: str, *named: str) -> None:
@@ -171,9 +178,58 @@ def missing_key(place: Place, case: Case) -> None:
 
 
 def missing_text(place: Place, case: Case) -> None:
-    place.start()
-    place.refuses(case, ["console", "--data-dir", str(place.path), "train", "--data", "/nowhere/text.txt"], "/nowhere/text.txt")
-    place.stop()
+    place.refuses_to(case, "console", ["train", "--data", "/nowhere/text.txt"], "/nowhere/text.txt")
+
+
+def wrong_variable(place: Place, case: Case) -> None:
+    place.refuses(case, place.run(), "PEER_LISTN", "did you mean PEER_LISTEN", PEER_LISTN="127.0.0.1:0")
+
+
+def variable_of_others(place: Place, case: Case) -> None:
+    """No mistake: Kubernetes sets it beside a service that is called `peer`."""
+    done = place.peer("config", "show", "--data-dir", str(place.path), PEER_SERVICE_HOST="10.0.0.1")
+    case.line = (done.stdout + done.stderr).partition("\n")[0]
+    case.problem = "" if done.returncode == 0 else f"exit status {done.returncode}"
+
+
+def wrong_log_format(place: Place, case: Case) -> None:
+    place.refuses(case, place.run("--log-format", "xml"), "xml", "text, json")
+
+
+def nobody_runs(place: Place, case: Case) -> None:
+    place.refuses(case, ["status", "--data-dir", str(place.path)], str(place.path), "peer run")
+
+
+def demo_without_place(flag: str, below: str, named: str, place: Place, case: Case) -> None:
+    """`below` the data directory is a file, or nothing at all."""
+    flags = {"--report": str(place.path / "run")} | {flag: str(place.path / below)}
+    place.refuses(case, ["demo", *(word for pair in flags.items() for word in pair)], below, named)
+
+
+def unknown_invitation(place: Place, case: Case) -> None:
+    place.refuses_to(case, "revoke", ["abcdef"], "abcdef", "`invitations` lists them")
+
+
+def wrong_own_address(place: Place, case: Case) -> None:
+    place.refuses_to(case, "invite", ["--address", "nowhere"], "nowhere", "host:port")
+
+
+def too_many_days(place: Place, case: Case) -> None:
+    place.refuses_to(case, "invite", ["--days", "1000"], "1000")
+
+
+def wrong_address(place: Place, case: Case) -> None:
+    place.refuses_to(case, "connect", ["nowhere"], "nowhere", "host:port")
+
+
+def silent_address(place: Place, case: Case) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    place.refuses_to(case, "connect", [f"127.0.0.1:{port}"], f"127.0.0.1:{port}")  # nobody listens there any more
+
+
+def nobody_to_retire(place: Place, case: Case) -> None:
+    place.refuses_to(case, "retire", ["nobody"], "nobody", "`peers`")
 
 
 def second_daemon(place: Place, case: Case) -> None:
@@ -240,6 +296,20 @@ CASES: dict[str, Callable[[Place, Case], None]] = {
     "missing data directory": missing_directory,
     "missing key": missing_key,
     "missing training text": missing_text,
+    "variable that is nearly a setting": wrong_variable,
+    "variable of somebody else": variable_of_others,
+    "wrong format of the log": wrong_log_format,
+    "status where no peer runs": nobody_runs,
+    "demo: report into no folder": partial(demo_without_place, "--json", "nowhere/x.json", "No such file or directory"),
+    "demo: report into a file": partial(demo_without_place, "--report", "genesis", "is a file"),
+    "demo: a file in the path": partial(demo_without_place, "--report", "genesis/run", "Not a directory"),
+    "demo: no text": partial(demo_without_place, "--data", "nowhere.txt", "nowhere.txt"),
+    "revoke no invitation": unknown_invitation,
+    "invite to no address": wrong_own_address,
+    "invite for too many days": too_many_days,
+    "connect to no address": wrong_address,
+    "connect where nobody listens": silent_address,
+    "retire nobody": nobody_to_retire,
     "second daemon on one directory": second_daemon,
     "damaged database": damaged_database,
     "file that is no database": no_database,
