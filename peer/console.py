@@ -235,7 +235,20 @@ async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
 
 
 async def _connect(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.connect(options.address))
+    """All at once. `UserError` with every reason if one of them is not reached."""
+    failed: list[str] = []
+
+    async def dial(address: str) -> None:
+        try:
+            show(await api.connect(address))
+        except UserError as error:
+            failed.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        for address in dict.fromkeys(options.addresses):
+            nursery.start_soon(dial, address)
+    if failed:
+        raise UserError("; ".join(failed))
 
 
 async def _invitations(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

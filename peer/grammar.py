@@ -28,7 +28,7 @@ COMMANDS = {
     "rounds": "the last closed rounds: verdicts, loss, time",
     "audits": "sampled audits: who, by whom, what came out, and everybody's standing",
     "log": "what happened last",
-    "connect": "dial an address at once, and keep to it: connect HOST:PORT",
+    "connect": "dial an address at once, and keep to it: connect HOST:PORT …",
     "invite": "a string that lets somebody join as a member",
     "invitations": "those that this peer made, and what has become of them",
     "revoke": "take an invitation back: revoke TOKEN",
@@ -69,7 +69,7 @@ def add_arguments(name: str, command: argparse.ArgumentParser) -> None:
             "--address", dest="addresses", action="extend", nargs="+", default=[], metavar="HOST:PORT", help=about
         )
     elif name == "connect":
-        command.add_argument("address", metavar="ADDRESS", help="HOST:PORT, or PEER-ID@HOST:PORT")
+        command.add_argument("addresses", nargs="+", metavar="ADDRESS", help="HOST:PORT, or PEER-ID@HOST:PORT")
     elif name == "revoke":
         command.add_argument("token", metavar="TOKEN", help="of `invitations`; its first characters are enough")
     elif name == "approve":

@@ -118,7 +118,9 @@ class FakeApi:
         return "2" * 64
 
     async def connect(self, address: str) -> str:
-        self.calls.append(("connect", address))
+        self.asked.append(address)
+        if address.endswith(":1"):
+            raise UserError(f"cannot reach {address}: no route to host")
         return f"connected to {address}"
 
     async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:

@@ -180,6 +180,17 @@ async def test_each_command_shows_what_the_peer_says(
         assert word in printed
 
 
+async def test_an_address_that_is_not_reached_keeps_no_other_from_being_dialed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed, status, api = await said(monkeypatch, capsys, "connect a:1 b:2 c:1 b:2\n")
+    assert status == 1
+    assert printed.count("connected to b:2") == 1
+    assert sorted(api.asked) == ["a:1", "b:2", "c:1"]
+    (line,) = [line for line in printed.splitlines() if "cannot reach" in line]
+    assert "a:1: no route" in line and "c:1: no route" in line
+
+
 async def test_who_is_suspended_sees_until_when_and_why_in_its_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
