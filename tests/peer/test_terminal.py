@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -115,7 +116,10 @@ def test_a_demo_shows_the_liar_with_its_reasons_and_closing_its_terminal_leaves_
         assert "…" not in frame
         pids = [shown.process.pid, *descendants(shown.process.pid, 4)]
         shown.close()
-        assert [pid for pid in pids if not ended(pid)] == []
+        left = [pid for pid in pids if not ended(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert left == []
 
 
 def test_the_summary_of_a_demo_has_the_liar_s_reasons_in_words(tmp_path: Path) -> None:

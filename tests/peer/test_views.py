@@ -142,3 +142,9 @@ def test_sentences_speak_of_names_and_commands_of_what_they_understand() -> None
     assert names.in_text(text) == (
         "anna b stands: `approve 'anna b'`; ben (bbbbbbbb): `approve bbbbbbbb`; xaaaaaaaa dddddddd aaaaaaaaa"
     )
+
+
+def test_a_long_name_is_cut_and_stays_on_its_line() -> None:
+    table = Fitted(Column("name", may_be_cut=True))
+    table.add_row("one two three four")
+    assert shown(table, 10).split("\n")[1:] == ["one two t…", ""]
