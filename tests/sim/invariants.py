@@ -93,6 +93,7 @@ class Invariants:
     verifier: Verifier
     honest: set[bytes]
     reference: Callable[[int, bytes], tuple[str | None, bytes]]
+    on_block: Callable[[int, bytes], None] = lambda height, body: None  # each decided block once, in order
     latest_clock: Callable[[], float] = lambda: float("inf")  # of any honest peer, seconds
     waits: Callable[[Signed], bool] = lambda signed: True  # whether a transaction still could be decided
     may_go: set[bytes] = field(default_factory=set)  # honest voters that asked to leave, or to change their key
@@ -201,6 +202,7 @@ class Invariants:
         if self.roots.setdefault(height, after) != after:
             raise Violation("roots", f"the reference has another root after height {height}")
         self._check_waiting(height)
+        self.on_block(height, body)
 
     def on_submitted(self, signed: Signed, height: int) -> None:
         """An honest author's transaction begins to wait while `height` is the last decided one. An author has one at a time."""

@@ -46,6 +46,7 @@ from tests.sim.invariants import Invariants, Violation
 from tests.sim.ledgers import SharedRules, finish, genesis_of, read_again, rules_of, with_wrong_bit
 from tests.sim.network import WEATHER, Link, Network
 from tests.sim.plan import Fault, Plan
+from tests.sim.progress import Newcomer, Progress
 from tests.sim.strategies import STRATEGIES, Liar, Strategy
 from tests.sim.transfers import HashedModels, Restoring, Snapshots, is_about_snapshots
 from tests.sim.wire import decoding_once
@@ -518,8 +519,12 @@ class Simulation:
         )
         self.invariants.latest_clock = lambda: max(peer.now() for peer in self.honest)
         self.invariants.waits = self._waits
+        self.progress = Progress(tuple(founders), self.chain_id, self.verifier, self.invariants.honest, self.invariants.sets)
+        self.invariants.on_block = lambda height, body: self.progress.on_block(height, body, self.now)
+        inviter = self._choose_inviter(plan)
         for peer in (peer for peer in self.peers[plan.n : plan.n + plan.joiners] if peer.is_late):
-            peer.author.invitation = workload.invitation(self.chain_id, signers[0], peer.key, f"joiner {peer.number}")
+            peer.author.invitation = workload.invitation(self.chain_id, inviter.signer, peer.key, f"joiner {peer.number}")
+            self.progress.newcomers[peer.key] = Newcomer(inviter.key)
         if plan.jobs:
             self.honest[0].author.wishes.append(workload.start_job(KINDS[plan.seed % len(KINDS)], 1_000))
         if plan.second_job:
@@ -537,6 +542,11 @@ class Simulation:
         damaged = {fault.nodes[0] for fault in plan.of("damage")}
         founders = [peer for peer in self.honest if peer.number < plan.n and peer.number not in damaged]
         return random.Random(f"lone {plan.seed} {plan.n}").choice(founders or self.honest)
+
+    def _choose_inviter(self, plan: Plan) -> Peer:
+        """Whose invitations last: a founder that lies not, and keeps its vote and its key."""
+        gone = {fault.nodes[0] for kind in ("leave", "rotate") for fault in plan.of(kind)}
+        return next((peer for peer in self.honest if peer.number < plan.n and peer.number not in gone), self.peers[0])
 
     def signers(self, plan: Plan) -> list[Signer]:
         return keys.signers(plan.peers, plan.ed25519)
@@ -578,6 +588,7 @@ class Simulation:
             self.heal()
             self._recover()
             self._go_on()
+            self._see_through()
             if not self.plan.jobs:  # whose rounds would go on
                 self._rest()
         self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
@@ -631,6 +642,7 @@ class Simulation:
         if not self.run_until(self.now + RECOVERY_SECONDS, lambda: self._all_at(target)):
             raise Violation("progress", f"{RECOVERY_SECONDS:.0f} s after healing, not at height {target}: {self._where()}")
         self.recovered = self.now
+        self.progress.begin(self.now, self.height)
         for peer in self.honest:
             self.sample(peer)
 
@@ -638,18 +650,44 @@ class Simulation:
         first = self.height + 1
         while not self._all_at(self.plan.blocks):
             self._decide_one_more(min(peer.height for peer in self.expected) + 1)
+            self._has_all()
         late = {height: view for height, view in self.invariants.views.items() if height > first and view > VIEWS_AFTER_HEALING}
         if late:
             raise Violation("progress", f"decided in late views after healing: {late}")
 
     def _decide_one_more(self, target: int) -> None:
-        voters = self.invariants.sets[target]
+        seconds = BEYOND_SECONDS_MAX if self._is_beyond(target) else HEIGHT_SECONDS_MAX
+        if not self.run_until(self.now + seconds, lambda: self._all_at(target)):
+            raise Violation("progress", f"height {target} takes longer than {seconds:.0f} s: {self._where()}")
+
+    def _is_beyond(self, height: int) -> bool:
+        """Whether more voters than are tolerated lie, are lost, or have a clock that others do not accept."""
+        voters = self.invariants.sets[height]
         f, there = faults_tolerated(len(voters)), [peer for peer in self.peers if peer.key in voters]
         right = [peer for peer in there if peer.is_in_time]
         right += [peer for peer in there if peer.is_behind] if len(right) > f else []
-        seconds = HEIGHT_SECONDS_MAX if len(there) - len(right) <= f else BEYOND_SECONDS_MAX
-        if not self.run_until(self.now + seconds, lambda: self._all_at(target)):
-            raise Violation("progress", f"height {target} takes longer than {seconds:.0f} s: {self._where()}")
+        return len(there) - len(right) > f
+
+    def _has_all(self) -> bool:
+        """Whether all that must come about has. Beyond what is tolerated only that blocks are decided is promised."""
+        if self._is_beyond(self.height + 1):
+            self.progress.begin(self.now, self.height)
+            return True
+        return self.progress.check(self.now, self._running())
+
+    def _running(self) -> set[bytes]:
+        """Honest peers that are up, with a clock that others accept, and all that they need to vote."""
+        return {peer.key for peer in self.peers if peer.is_in_time and peer.node is not None and not peer.is_wrong}
+
+    def _see_through(self) -> None:
+        """Until everything that must come about has come about once; each demand has its own bound.
+
+        With few blocks: they cost time here, and what is still missing waits for seconds rather than for heights.
+        """
+        for peer in self.peers:
+            peer.author.work = 0.0
+        while not self._has_all():
+            self._decide_one_more(min(peer.height for peer in self.expected) + 1)
 
     def _rest(self) -> None:
         """With nothing to decide no view is given up, nobody talks, and what comes then is decided as ever. In no history."""
@@ -777,6 +815,8 @@ class Simulation:
         if not peer.is_honest:
             return
         self.invariants.on_durable(peer.key, turn.records)
+        for evidence in turn.evidence:
+            self.progress.on_evidence(evidence.culprit)
         for decided in turn.decided:
             self.invariants.on_decided(peer.key, decided)
             if decided.height % SAMPLED_EVERY == 0:
@@ -817,6 +857,7 @@ class Simulation:
             self._send_lies(peer, to, message)
             return
         self.invariants.on_sent(peer.key, message)
+        self.progress.on_sent(peer.key, message)
         data = codec.encode(message)
         for number in self._receivers(peer, to):
             self._outbox.setdefault(number, []).append(data)
@@ -861,6 +902,7 @@ class Simulation:
             return
         self.history.update(b"".join((struct.pack("<dHH", self.now, link.sender, link.receiver), *messages)))
         is_watched, is_honest = sender.is_honest and sender.key in self.watched, receiver.is_honest
+        hears_liars = is_honest and len(self.honest) < len(self.peers)
         for data in messages:
             if is_about_snapshots(data):
                 if receiver.snapshots is not None:
@@ -870,6 +912,10 @@ class Simulation:
                 self.invariants.on_delivered(sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT, *ROUNDS)))
             if is_honest and data.startswith(PROPOSED, 1):
                 self.invariants.on_offered(receiver.key, data)
+            if hears_liars:
+                with contextlib.suppress(RemoteProtocolError):
+                    message = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+                    self.progress.on_heard(receiver.key, receiver.disk.last, message)
             if receiver.strategy is None or receiver.strategy.hears(sender.key, data):
                 receiver.inbox.append(Received(sender.key, data))
         receiver.wake()
@@ -915,6 +961,7 @@ class Simulation:
     def disconnect(self, peer: Peer) -> None:
         if peer.is_honest:
             self.invariants.on_forgotten(peer.key)
+            self.progress.on_forgotten(peer.key)
         for other in self.peers:
             if other is not peer:
                 self._unlink(peer, other)

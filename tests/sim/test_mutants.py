@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from consensus.voters import VoterSet
-from tests.sim import invariants, partitions, simulation
+from tests.sim import invariants, partitions, progress, simulation
 from tests.sim.campaign import run_one
 from tests.sim.mutants import MUTANTS, Mutant, hunt, scenarios
 from tests.sim.mutants.hunts import work
@@ -50,11 +50,11 @@ def test_there_are_thirty_bugs_and_each_has_a_name_of_its_own() -> None:
 
 def test_every_bug_names_an_invariant_that_exists() -> None:
     rules = set[str]()
-    for module in (invariants, scenarios, simulation, partitions):
+    for module in (invariants, scenarios, simulation, partitions, progress):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Violation":
-                assert isinstance(node.args[0], ast.Constant)
-                rules.add(str(node.args[0].value))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Violation", "Demand"):
+                assert isinstance(node.args[0], ast.Constant) or module is progress  # which passes on the rule of a demand
+                rules |= {str(named.value) for named in node.args[:1] if isinstance(named, ast.Constant)}
     for mutant in MUTANTS:
         assert rules.issuperset(mutant.expects), mutant.name
 

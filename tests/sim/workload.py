@@ -33,7 +33,7 @@ from protocol.identity import Signed, Signer, sign
 from protocol.messages import Transaction
 from protocol.reasons import Finding
 from tests.sim.audits import Auditor
-from tests.sim.keys import FastSigner
+from tests.sim.keys import FastSigner, another
 from tests.sim.ledgers import Add
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Author:
 
 
 def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Admit:
-    token = FastSigner(f"token {name}")
+    token = another(voter, f"token {name}")
     permission = sign(voter, chain_id, Invitation(token.public, INVITED_UNTIL_MS))
     return Admit(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from tests.sim.mutants.agreement import AGREEMENT
 from tests.sim.mutants.audits import AUDITS
 from tests.sim.mutants.planting import Caught, Mutant, Planter, hunt
+from tests.sim.mutants.standstill import STANDSTILL
 from tests.sim.mutants.upkeep import UPKEEP
 
-MUTANTS: tuple[Mutant, ...] = (*AGREEMENT, *UPKEEP, *AUDITS)
+MUTANTS: tuple[Mutant, ...] = (*AGREEMENT, *UPKEEP, *AUDITS, *STANDSTILL)
 
 __all__ = ["MUTANTS", "Caught", "Mutant", "Planter", "hunt"]

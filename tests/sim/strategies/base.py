@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from consensus.turn import Restart, Turn
 from protocol import codec
-from protocol.identity import Identity, Signed, Signer, sign
+from protocol.identity import Signed, Signer, sign
 from protocol.messages import AGREEMENT, ROUNDS
-from tests.sim.keys import FastSigner
+from tests.sim.keys import FastSigner, another
 
 if TYPE_CHECKING:
     from peer.node import Node
@@ -48,9 +48,7 @@ class Liar:
 
     def stranger(self, name: object) -> Signer:
         """A key that nobody admitted."""
-        if isinstance(self.signer, FastSigner):
-            return FastSigner(f"stranger {name}")
-        return Identity(hashlib.sha256(f"stranger {name}".encode()).digest())
+        return another(self.signer, f"stranger {name}")
 
     @property
     def others(self) -> tuple[bytes, ...]:

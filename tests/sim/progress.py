@@ -1,0 +1,313 @@
+"""What must come about once a network has healed, and how soon. Peers that do nothing break no rule of safety.
+
+Written apart from the code it checks, as the invariants are: it reads decided blocks, and what honest peers say and hear.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol import codec
+from protocol.identity import Signed, Verifier, preimage, short_id
+from protocol.messages import Accusation, Ballot, Commit, Prepare, Proposal, Propose, Proposed, Relay, TimedOut, Timeout, Vote
+from tests.sim.invariants import Keys, Slot, Violation, quorum, set_hash
+
+# Each bound counts from the event or from the recovery, whichever is later.
+ROUND_SECONDS_MAX = 60.0  # from one round of a job to the next: 4 s for proposals, more for judging, doubled where one is away
+BALLOT_ROUNDS_MAX = 12  # closed rounds of a job without a ballot of a voter that runs: q others may settle one before it speaks
+ACCEPTED_ROUNDS_MAX = 12  # closed rounds of a job that accept nothing, while an honest trainer runs
+VOTE_HEIGHTS_MAX = 24  # without a vote of a voter that runs: q others may decide one before it speaks
+EXPULSION_HEIGHTS_MAX = 12  # from evidence to the block with it: the next leader that is honest, and hears of it
+CHANGE_HEIGHTS_MAX = 10  # from the block with a change of the voters to the set without or with that key: two, and those in front
+NEWCOMER_SECONDS_MAX = 60.0  # of an invited peer that runs, to its first vote: four transactions, and q approvals
+CONTRADICTIONS_MIN = 3  # that one peer heard: a single one may come in the moment in which its height or round is over
+VIEWS_SEEN = 4  # of a height: contradictions of later views may be too far from the view in which it was decided
+
+_hash_of = functools.cache(set_hash)
+
+
+@dataclass
+class JobSeen:
+    """One job, as the decided blocks tell it."""
+
+    author: bytes
+    rounds: int
+    is_alone: bool  # only its author trains
+    since: float  # when its last round was closed
+    closed: int = 0
+    has_accepted: bool = False  # since the recovery
+    accepted_at: int = 0  # how many rounds were closed when one of them accepted something last
+    ballots: dict[bytes, int] = field(default_factory=dict)  # voter -> how many were closed when it spoke last
+    waiting: dict[bytes, int] = field(default_factory=dict)  # voter -> how many were closed when it was first asked for
+    stops: set[bytes] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Something that must have come about before `age` passes `most`."""
+
+    rule: str
+    what: str
+    age: float
+    most: float
+    never: bool  # not once since the network has recovered: a history does not end before
+
+
+@dataclass
+class Newcomer:
+    inviter: bytes
+    is_admitted: bool = False
+
+
+@dataclass
+class Progress:
+    founders: Keys
+    chain_id: bytes
+    verifier: Verifier
+    honest: Collection[bytes]
+    sets: Mapping[int, Keys]  # voters by height, as the peers apply them
+    began: float | None = None  # everybody has recovered
+    began_at: int = 0  # height then
+    height: int = 0
+    jobs: dict[bytes, JobSeen] = field(default_factory=dict)
+    newcomers: dict[bytes, Newcomer] = field(default_factory=dict)
+    expelled: dict[bytes, int] = field(default_factory=dict)  # key -> height of the block with the evidence
+    accused: dict[bytes, int] = field(default_factory=dict)  # with evidence against them -> height then
+    going: dict[bytes, int] = field(default_factory=dict)  # keys that must leave the voters -> height of the decision
+    coming: dict[bytes, int] = field(default_factory=dict)  # keys that must come to them
+    counts: dict[str, int] = field(default_factory=dict)  # what came about after the recovery
+    _successors: dict[bytes, bytes] = field(default_factory=dict)
+    _voted: dict[bytes, int] = field(default_factory=dict)  # the last height at which each honest peer voted
+    _votes_since: dict[bytes, int] = field(default_factory=dict)  # from which height on it is a voter
+    _approved: dict[bytes, set[bytes]] = field(default_factory=dict)  # candidate -> by whom
+    _heard: dict[bytes, dict[bytes, dict[Slot, Signed]]] = field(default_factory=dict)  # receiver -> signer -> said
+    _contradicted: dict[tuple[bytes, bytes], set[Slot]] = field(default_factory=dict)  # (receiver, signer)
+
+    def begin(self, now: float, height: int) -> None:
+        self.began, self.began_at, self.height = now, height, height
+        for job in self.jobs.values():
+            job.accepted_at, job.has_accepted = job.closed, False
+            job.ballots, job.waiting = {}, {}
+
+    # What is decided -------------------------------------------------------------------------------------------------
+
+    def on_block(self, height: int, body: bytes, now: float) -> None:
+        """Each decided block once, in order."""
+        self.height = height
+        closings, evidence, transactions = codec.unpack(body, len(body))
+        for key, _, ballots, _, proposals in closings:
+            self._on_closing(key, ballots, proposals, now)
+        for first, _ in evidence:
+            self._on_expelled(first[1], height)
+        for data, signer, _ in transactions:
+            self._on_transaction(height, data, signer, now)
+        for key in [key for key, job in self.jobs.items() if job.closed >= job.rounds]:
+            del self.jobs[key]
+        for key in self.sets.get(height + 1, ()):
+            self._votes_since.setdefault(key, height + 1)
+        if self.began is not None:
+            self._count("blocks")
+
+    def _on_closing(self, key: bytes, ballots: list[Any], proposals: list[Any], now: float) -> None:
+        job = self.jobs[key]
+        job.closed, job.since = job.closed + 1, now
+        if proposals:
+            job.accepted_at, job.has_accepted = job.closed, True
+        if self.began is not None:
+            self._count("rounds closed")
+            self._count("ballots decided", len(ballots))
+            self._count("updates accepted", len(proposals))
+
+    def _on_expelled(self, culprit: bytes, height: int) -> None:
+        """With a key goes its successor, or the one it succeeds."""
+        for key in {culprit, self._current(culprit), *(old for old in self._successors if self._current(old) == culprit)}:
+            self.expelled.setdefault(key, height)
+            self.going.setdefault(key, height)
+            self.coming.pop(key, None)
+        if self.began is not None:
+            self._count("liars expelled")
+
+    def _next(self, height: int) -> Keys:
+        """The voters of the height after this one."""
+        return self.sets.get(height + 1, self.sets[max(self.sets)])
+
+    def _current(self, key: bytes) -> bytes:
+        while key in self._successors:
+            key = self._successors[key]
+        return key
+
+    def _on_transaction(self, height: int, data: bytes, signer: bytes, now: float) -> None:
+        _, _, _, kind, content = codec.unpack(data, len(data))
+        fields = codec.unpack(content, len(content)) if content else []
+        match kind:
+            case "job/start":
+                _, rounds, *who = fields[0].decode().split(":")
+                key = hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest()
+                self.jobs[key] = JobSeen(signer, int(rounds), bool(who), now)
+            case "job/stop" if fields[0] in self.jobs:
+                job, voters = self.jobs[fields[0]], self._next(height)
+                job.stops.add(signer)
+                if signer == self._current(job.author) or len(job.stops.intersection(voters)) >= quorum(len(voters)):
+                    del self.jobs[fields[0]]
+            case "member/admit" if signer in self.newcomers:
+                self.newcomers[signer].is_admitted = True
+            case "member/approve":
+                self._on_approved(fields[0], signer, height)
+            case "member/leave":
+                self.going.setdefault(signer, height)
+            case "member/rotate":
+                self._on_rotated(signer, fields[0], height)
+
+    def _on_approved(self, candidate: bytes, voter: bytes, height: int) -> None:
+        approved, voters = self._approved.setdefault(candidate, set()), self._next(height)
+        approved.add(voter)
+        if len(approved.intersection(voters)) >= quorum(len(voters)) and candidate not in self.expelled:
+            self.coming.setdefault(candidate, height)
+
+    def _on_rotated(self, old: bytes, new: bytes, height: int) -> None:
+        self._successors[old] = new
+        self.coming.pop(old, None)
+        if old in self.sets[max(self.sets)]:
+            self.going.setdefault(old, height)
+            self.coming[new] = height
+
+    def _count(self, what: str, by: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + by
+
+    # What honest peers say and hear ----------------------------------------------------------------------------------
+
+    def on_sent(self, peer: bytes, message: object) -> None:
+        if isinstance(message, Vote) and message.vote.signer == peer:
+            height = codec.unpack(message.vote.body, len(message.vote.body))[2]
+            self._voted[peer] = max(height, self._voted.get(peer, 0))
+        elif isinstance(message, Relay) and message.signed.signer == peer:
+            tag, key, *_ = codec.unpack(message.signed.body, len(message.signed.body))
+            if tag == Ballot.TAG and key in self.jobs:
+                self.jobs[key].ballots[peer] = self.jobs[key].closed
+
+    def on_evidence(self, culprit: bytes) -> None:
+        """An honest peer has written down that it can prove somebody's lie."""
+        if culprit in self._members() and self._current(culprit) not in self.expelled and culprit not in self.expelled:
+            self.accused.setdefault(culprit, self.height)
+
+    def _members(self) -> set[bytes]:
+        """Who can be expelled: voters, and those that became or were some a moment ago."""
+        return {key for height in (self.height, self.height + 1, self.height + 2) for key in self.sets.get(height, ())}
+
+    def on_heard(self, receiver: bytes, decided: int, message: object) -> None:
+        """`decided`: the last height that the receiver has decided."""
+        match message:
+            case Vote(signed) | Relay(signed) | TimedOut(signed, _) | Proposed(signed):
+                self._hear(receiver, decided, signed)
+            case Accusation(first, second):
+                self._hear_proof(receiver, first, second)
+
+    def _hear(self, receiver: bytes, decided: int, signed: Signed) -> None:
+        if signed.signer in self.honest:
+            return
+        said = self._heard.setdefault(receiver, {}).setdefault(signed.signer, {})
+        slot = self._slot(decided, signed)
+        if slot is None or not self._is_genuine(slot[0], signed):
+            return
+        first = said.setdefault(slot, signed)
+        if first.body != signed.body:
+            slots = self._contradicted.setdefault((receiver, signed.signer), set())
+            slots.add(slot)
+            if len(slots) >= CONTRADICTIONS_MIN:
+                self.on_evidence(signed.signer)
+
+    def _slot(self, decided: int, signed: Signed) -> Slot | None:
+        """What this statement answers, if two answers to it must be noticed here now."""
+        tag, *fields = codec.unpack(signed.body, len(signed.body))
+        if tag in (Propose.TAG, Prepare.TAG, Commit.TAG, Timeout.TAG):
+            voters = self.sets.get(fields[1], ())
+            is_open = fields[1] in (decided, decided + 1) and fields[2] < VIEWS_SEEN and signed.signer in voters
+            return (tag, fields[1], fields[2]) if is_open and fields[0] == _hash_of(voters) else None
+        if tag in (Proposal.TAG, Ballot.TAG):
+            job = self.jobs.get(fields[0])
+            return (tag, fields[0], fields[1]) if job is not None and fields[1] == job.closed else None
+        return None
+
+    def _is_genuine(self, tag: str, signed: Signed) -> bool:
+        return self.verifier.verify(signed.signer, preimage(tag, self.chain_id, signed.body), signed.signature)
+
+    def _hear_proof(self, receiver: bytes, first: Signed, second: Signed) -> None:
+        """Two statements in one slot; what else proves a lie is left to those that write it down."""
+        if first.signer == second.signer and first.signer not in self.honest and first.body != second.body:
+            slots = [codec.unpack(signed.body, len(signed.body))[:4] for signed in (first, second)]
+            of_agreement = slots[0][0] in (Propose.TAG, Prepare.TAG, Commit.TAG, Timeout.TAG)
+            is_one = slots[0] == slots[1] and of_agreement
+            if is_one and all(self._is_genuine(slots[0][0], signed) for signed in (first, second)):
+                self.on_evidence(first.signer)
+
+    def on_forgotten(self, receiver: bytes) -> None:
+        """A peer that stops forgets what it heard."""
+        self._heard.pop(receiver, None)
+        for key in [key for key in self._contradicted if key[0] == receiver]:
+            del self._contradicted[key]
+
+    # What is still missing -------------------------------------------------------------------------------------------
+
+    def demands(self, now: float, running: Collection[bytes]) -> Iterator[Demand]:
+        """`running`: the honest peers that are up, with a clock that others accept."""
+        assert self.began is not None
+        voters = self.sets[max(self.sets)]
+        yield from self._of_jobs(now, running, voters)
+        for peer in sorted(set(running).intersection(voters)):
+            if self.height + 1 in self.sets and peer in self.sets[self.height + 1]:
+                since = max(self._votes_since.get(peer, 0) - 1, self.began_at)
+                voted = self._voted.get(peer, 0)
+                what = f"{short_id(peer)} runs and has not voted"
+                yield Demand("votes", what, self.height - max(since, voted), VOTE_HEIGHTS_MAX, voted <= since)
+        for culprit, height in sorted(self.accused.items()):
+            if culprit not in self.expelled and self._current(culprit) not in self.expelled:
+                age = self.height - max(height, self.began_at)
+                yield Demand("liars gone", f"{short_id(culprit)} is not expelled", age, EXPULSION_HEIGHTS_MAX, True)
+        for key, height in sorted(self.going.items()):
+            if key in voters and len(voters) > 1:
+                age = self.height - max(height, self.began_at)
+                yield Demand("changes", f"{short_id(key)} still votes", age, CHANGE_HEIGHTS_MAX, True)
+        for key, height in sorted(self.coming.items()):
+            if key not in voters and self._votes_since.get(key, self.height + 3) > self.height + 2:
+                age = self.height - max(height, self.began_at)
+                yield Demand("changes", f"{short_id(key)} does not vote yet", age, CHANGE_HEIGHTS_MAX, True)
+        yield from self._of_newcomers(now, running, voters)
+
+    def _of_jobs(self, now: float, running: Collection[bytes], voters: Keys) -> Iterator[Demand]:
+        assert self.began is not None
+        for key, job in sorted(self.jobs.items()):
+            if job.is_alone and self._current(job.author) not in running:
+                continue  # a round to which nobody may propose stays open until its trainer is back
+            seen = f"job {key.hex()[:6]} (round {job.closed})"
+            age = now - max(job.since, self.began)
+            yield Demand("rounds", f"{seen} closes no round", age, ROUND_SECONDS_MAX, job.since <= self.began)
+            idle = job.closed - job.accepted_at
+            yield Demand("accepted", f"{seen} accepts no update", idle, ACCEPTED_ROUNDS_MAX, not job.has_accepted)
+            for peer in sorted(set(running).intersection(voters)):
+                first = job.waiting.setdefault(peer, job.closed)
+                idle = job.closed - job.ballots.get(peer, first)
+                yield Demand(
+                    "ballots", f"{short_id(peer)} casts none in {seen}", idle, BALLOT_ROUNDS_MAX, peer not in job.ballots
+                )
+
+    def _of_newcomers(self, now: float, running: Collection[bytes], voters: Keys) -> Iterator[Demand]:
+        assert self.began is not None
+        for key, newcomer in sorted(self.newcomers.items()):
+            may_come = newcomer.is_admitted or (newcomer.inviter in voters and newcomer.inviter not in self.expelled)
+            if key in running and may_come and key not in self._voted:
+                yield Demand(
+                    "newcomers", f"{short_id(key)} has come and does not vote", now - self.began, NEWCOMER_SECONDS_MAX, True
+                )
+
+    def check(self, now: float, running: Collection[bytes]) -> bool:
+        """Whether everything has come about at least once."""
+        complete = True
+        for demand in self.demands(now, running):
+            if demand.age > demand.most:
+                raise Violation(demand.rule, f"{demand.what} for {demand.age:.0f}, {demand.most:.0f} are the most")
+            complete = complete and not demand.never
+        return complete
