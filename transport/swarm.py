@@ -343,7 +343,7 @@ class Swarm(Hub):
                 known.failures = 0
             else:
                 known.failures += 1
-                if known.failures > FAILURES_MAX and not known.named:
+                if known.failures > FAILURES_MAX and not known.named and self._book.get(known.address) is known:
                     self._book.pop(known.address, None)
             await self._pause(known)
 
@@ -407,10 +407,13 @@ class Swarm(Hub):
         """Dials "host:port" or "peer id@host:port" at once and keeps to it; the peer that answered. Raises `UserError`."""
         wanted = _parse_bootstrap(text)
         known = self._book.get(wanted.address)
-        if known is None:
+        if known is None and len(self._book) >= BOOK_MAX:
+            raise UserError(f"{text}: this peer knows {BOOK_MAX} addresses already, which is the most")
+        if known is None or not self._is_linked_at(known, wanted):
+            # Whoever was said to be there may have moved, and another one come: what the person says now is what counts.
             assert self._nursery is not None
-            if len(self._book) >= BOOK_MAX:
-                raise UserError(f"{text}: this peer knows {BOOK_MAX} addresses already, which is the most")
+            if known is not None:
+                known.at_once.set()  # so that its task sees that it is out of the book
             known = self._book[wanted.address] = wanted
             self._nursery.start_soon(self._keep_dialed, known)
         known.named, known.failures = True, 0
@@ -425,6 +428,11 @@ class Swarm(Hub):
         if self._book.get(wanted.address) is not known:
             raise UserError(f"{text}: {known.reason}")
         raise UserError(f"cannot reach {wanted.address}: {known.reason}; this peer keeps trying")
+
+    def _is_linked_at(self, known: _Known, wanted: _Known) -> bool:
+        """Whether the peer there, which must be the wanted one where one is named, is linked over this very address."""
+        link = self._links.get(known.peer) if known.peer is not None else None
+        return link is not None and link.dialed and link.address == known.address and wanted.peer in (None, link.peer)
 
     # Addresses -------------------------------------------------------------------------------------------------------
 

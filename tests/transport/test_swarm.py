@@ -457,3 +457,26 @@ async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld) 
         await until(lambda: alice.refused().get("banned"))
         assert alice.refused()["hearsay"] == 1
         assert bob.me not in alice.connected()
+
+
+async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard_to_be(tcp: SwarmWorld) -> None:
+    """Carol tells Alice that Dave is where Bob has come since; Alice has no link with Dave."""
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+        carol = await tcp.start(CAROL, bootstrap=[alice.address])
+        await linked(alice, carol)
+        alice._learn(bob.address, DAVE.public, first_hand=False)
+        assert await alice.connect(bob.address) == bob.me
+        assert bob.me in alice.connected()
+
+
+async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewhere(tcp: SwarmWorld) -> None:
+    """As after two have got each other's addresses."""
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+        carol = await tcp.start(CAROL, bootstrap=[alice.address])
+        await linked(alice, carol)
+        alice._learn(bob.address, carol.me, first_hand=True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await alice.connect(bob.address) == bob.me
+        assert alice.connected() == {bob.me, carol.me}
