@@ -190,6 +190,13 @@ async def test_every_drawn_step_of_honest_trainers_is_replayed_and_passes(tmp_pa
         assert received.reveals_sent > 0
 
 
+async def test_every_peer_says_at_the_start_that_sampled_audits_are_not_for_slow_links(tmp_path: Path) -> None:
+    async with trainers(tmp_path) as made:
+        await made.train(replace(SPEC, rounds=1))
+        for seat in made.seats:
+            await seat.event("warning", "not for links slower than a LAN")
+
+
 async def test_a_single_step_is_re_executed_whole(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         await ended(made, await made.train(replace(SPEC, local_steps=1)))
