@@ -108,7 +108,7 @@ def demo(folder: Path, rounds: int) -> list[str]:
 
 def test_a_demo_shows_the_liar_with_its_reasons_and_closing_its_terminal_leaves_no_process(tmp_path: Path) -> None:
     with terminal(*demo(tmp_path, 500)) as shown:
-        shown.until(r"liar-2 +0  .*replay \d")
+        shown.until(r"liar-2 +0  .*replay \d.*\n(│.*│\n)*╰─+╯$")
         frame = "\n".join(shown.lines)
         assert re.search(r"╭─+ folkmoot demo ─+╮\n(│.*│\n)+╰─+╯", frame), frame
         for name in ("trainer-0", "trainer-1", "voter-3"):
