@@ -10,7 +10,21 @@ from consensus.events import Connected, Disconnected, Tick
 from consensus.turn import Turn
 from protocol import codec
 from protocol.limits import DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
-from protocol.messages import Commit, Decision, GetBlock, GetDecisions, GetHeard, Heard, Prepare, Prepared, Status, ViewEnded
+from protocol.messages import (
+    Commit,
+    Decision,
+    GetBlock,
+    GetDecisions,
+    GetHeard,
+    Heard,
+    Prepare,
+    Prepared,
+    Propose,
+    Proposed,
+    Status,
+    ViewEnded,
+    Vote,
+)
 from tests.consensus.bench import Bench
 from tests.consensus.counter import Counter
 
@@ -52,6 +66,23 @@ def test_a_peer_without_a_link_is_not_counted_any_more() -> None:
     bench.give(others(bench)[0], GetDecisions(1, 5))
     bench.step(Disconnected(bench.signers[others(bench)[0]].public))
     assert not bench.replica._answers._left
+
+
+# Later heights -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_strangers_say_of_later_heights_is_kept_however_many_they_are() -> None:
+    bench = follower()
+    vote = Vote(bench.sign(others(bench)[0], Prepare(bytes(32), 2, 0, bytes(32))))
+    propose = bench.sign(others(bench)[0], Propose(bytes(32), 2, 0, bytes(32)))
+    said = (vote, Proposed(propose, b"header", b"body", None))
+    for stranger in range(100):
+        for message in said:
+            bench.give_from(stranger.to_bytes(32, "big"), message)
+    assert not bench.replica._future._small and not bench.replica._future._proposals
+    for message in said:
+        bench.give(others(bench)[0], message)
+    assert bench.replica._future._small and bench.replica._future._proposals, "what voters say is kept"
 
 
 # Claims --------------------------------------------------------------------------------------------------------------

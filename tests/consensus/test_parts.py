@@ -63,6 +63,14 @@ def test_each_good_signature_is_verified_once_and_a_bad_one_each_time() -> None:
     assert len(calls) == 5
 
 
+def test_a_good_signature_is_good_under_what_was_signed_alone() -> None:
+    bench, verifier = Bench(), CachingVerifier(FastVerifier())
+    signature, key = bench.signers[0].sign(b"data"), bench.signers[0].public
+    other = next(signer.public for signer in bench.signers if signer.public != key)
+    assert verifier.verify(key, b"data", signature)
+    assert not verifier.verify(key, b"other data", signature) and not verifier.verify(other, b"data", signature)
+
+
 @pytest.mark.parametrize("signers", [(0, 1), (0, 1, 2)])
 def test_a_certificate_needs_its_kind_its_chain_and_a_quorum(signers: tuple[int, ...]) -> None:
     bench = Bench()

@@ -9,7 +9,7 @@ import pytest
 
 from consensus.block import decode_block
 from consensus.events import Connected, Copied, Disconnected, Tick, WorkChanged
-from consensus.rollback import ASK_SECONDS, RollbackCheck
+from consensus.rollback import ASK_SECONDS, SILENT_HEIGHTS, RollbackCheck
 from consensus.turn import Decided, Send, Turn
 from consensus.voters import VoterSet
 from protocol.identity import Signed
@@ -210,6 +210,12 @@ def test_a_statement_that_is_not_in_the_log_silences_until_the_height_after_it_i
     assert is_silent(bench), "nobody has said yet that nothing more was heard"
     tell_all(bench)
     assert bench.journal.load().votes and bench.replica.may_speak
+
+
+def test_a_lower_statement_that_turns_up_later_does_not_shorten_the_silence() -> None:
+    check = RollbackCheck()
+    assert check.forgot(9) and check.silent_below == 9 + SILENT_HEIGHTS
+    assert not check.forgot(8) and check.silent_below == 9 + SILENT_HEIGHTS
 
 
 def test_who_is_silent_stays_so_over_another_restart() -> None:

@@ -34,7 +34,7 @@ OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync faile
 class Result:
     seed: int
     n: int
-    rule: str | None  # that was broken; None: the history passed
+    rule: str | None  # that was broken, "crash" where a peer raised what it must not; None: the history passed
     problem: str
     blocks: int
     messages: int
@@ -66,7 +66,7 @@ def run_one(simulation: Simulation) -> Result:
     except Violation as violation:
         rule, problem = violation.rule, str(violation)
     except Exception as error:  # a peer raised what it must not
-        rule = type(error).__name__
+        rule = "crash"
         problem = "".join(traceback.format_exception(error, limit=-4))
     return Result(
         simulation.plan.seed,

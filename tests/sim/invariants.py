@@ -110,6 +110,7 @@ class Invariants:
     _locked: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # height -> what may be decided, in the highest such view
     _signed: dict[tuple[bytes, Slot], bytes] = field(default_factory=dict)
     _given_up: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    _highest: dict[int, int] = field(default_factory=dict)  # height -> the last view that anybody honest has given up
     _last: dict[bytes, int] = field(default_factory=dict)
     _applied: dict[bytes, int] = field(default_factory=dict)
     _durable: dict[bytes, Durable] = field(default_factory=dict)
@@ -360,6 +361,12 @@ class Invariants:
         given_up = self._given_up.get((peer, height), -1)
         if tag == Timeout.TAG:
             self._given_up[peer, height] = max(given_up, view)
+            highest = self._highest.get(height, -1)
+            if view > highest + 1:  # f + 1 voters led there, or a quorum: one of them is honest
+                raise Violation(
+                    "views", f"{short_id(peer)} gives up view {view} of height {height}, no honest voter {highest + 1}"
+                )
+            self._highest[height] = max(highest, view)
         elif tag in (Propose.TAG, Prepare.TAG, Commit.TAG) and given_up >= view and peer not in self.excused:
             raise Violation("timed out", f"{tag} at {height}.{view} after giving up view {given_up}")
 

@@ -165,6 +165,28 @@ def _unverified(planter: Planter) -> None:
     planter.everywhere(open_signed, lambda signed, chain_id, verifier, kinds: codec.decode_message(signed.body, kinds))
 
 
+def _far_timeouts_unverified(planter: Planter) -> None:
+    real = Handlers._verify
+
+    def verify(self: Handlers, book: Book, signed: Any, statement: Any) -> None:
+        if not isinstance(statement, Timeout) or self._in_window(statement.view):
+            real(self, book, signed, statement)
+
+    planter.replace(Handlers, "_verify", verify)
+
+
+def _cache_without_bytes(planter: Planter) -> None:
+    """Once a signature was good, it is good under anything."""
+
+    def verify(self: CachingVerifier, public: bytes, data: bytes, signature: bytes) -> bool:
+        if public + signature not in self._good and not self._verifier.verify(public, data, signature):
+            return False
+        self._good[public + signature] = None
+        return True
+
+    planter.replace(CachingVerifier, "verify", verify)
+
+
 # Views ---------------------------------------------------------------------------------------------------------------
 
 
@@ -482,6 +504,20 @@ AGREEMENT = (
         ("certificate", "agreement", "honest accused"),
         _unverified,
         with_liar("altered-votes"),
+    ),
+    Mutant(
+        "far-timeouts-unverified",
+        "the signature of a Timeout far above the views that are kept is not checked",
+        ("views",),
+        _far_timeouts_unverified,
+        with_liar("far-timeouts", jobs=False),
+    ),
+    Mutant(
+        "cache-without-bytes",
+        "a signature that was good once is good under anything",
+        ("certificate", "honest accused", "honest dropped", "validity", "crash"),
+        _cache_without_bytes,
+        with_liar("forged-names"),
     ),
     Mutant("no-carry-over", "a later view may decide any block", ("justification", "lock", "agreement"), _no_carry_over, LOST),
     Mutant(

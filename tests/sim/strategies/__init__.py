@@ -51,6 +51,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "forged-relays": forged.ForgedRelays,
     "forged-evidence": forged.ForgedEvidence,
     "altered-votes": forged.AlteredVotes,
+    "far-timeouts": forged.FarTimeouts,
+    "forged-names": forged.ForgedNames,
     "lying-status": forged.LyingStatus,
     "false-notices": forged.FalseNotices,
     "bad-parts": forged.BadParts,

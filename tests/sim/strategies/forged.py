@@ -43,6 +43,8 @@ from protocol.messages import (
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest, opened
 
 CHOICES = 16  # that a liar tries before each block
+FAR_VIEWS = 10**12  # beyond all that is kept of views
+FORGED_SHARE = 0.2  # of what a liar hears
 
 
 class AtEveryHeight(Strategy):
@@ -480,6 +482,53 @@ class AlteredVotes(Strategy):
             )
             self.liar.tell(Vote(Signed(codec.encode(altered), message.vote.signer, message.vote.signature)))
         return True
+
+
+class FarTimeouts(AtEveryHeight):
+    """Says that all others gave up a view far ahead, under their names and with signatures that are not theirs."""
+
+    def lie(self, replica: Any) -> None:
+        timeout = Timeout(replica._book.voters.hash, replica.height, replica.view + FAR_VIEWS, NO_VIEW, None)
+        forged = self.liar.sign(timeout)
+        for victim in self.liar.others:
+            for other in self.liar.others:
+                if other != victim:
+                    self.liar.send(other, TimedOut(Signed(forged.body, victim, forged.signature), None), 0.0)
+
+
+class ForgedNames(Strategy):
+    """Passes on what others signed with a part of it changed, under another's name, or signed by itself in their name."""
+
+    def hears(self, peer: bytes, data: bytes) -> bool:
+        message = opened(data)
+        match message:
+            case Vote(signed) | Relay(signed) | TimedOut(signed, _) | Proposed(signed):
+                if signed.signer in self.liar.others and self.liar.random.random() < FORGED_SHARE:
+                    name = dataclasses.fields(message)[0].name
+                    lie = dataclasses.replace(message, **{name: self._forged(signed)})
+                    self.liar.tell(lie, self.liar.random.choice((0.0, 0.02)))
+        return True
+
+    def _forged(self, signed: Signed) -> Signed:
+        how = self.liar.random.randrange(3)
+        if how == 0:
+            return Signed(signed.body, self.liar.random.choice(self.liar.others), signed.signature)
+        altered = self._altered(signed.body)
+        if how == 1:
+            return Signed(altered, signed.signer, signed.signature)
+        return Signed(altered, signed.signer, self.liar.signer.sign(preimage(_tag(signed), self.liar.chain_id, altered)))
+
+    def _altered(self, body: bytes) -> bytes:
+        """Another number, or another digest, than was signed."""
+        fields = codec.unpack(body, len(body))
+        at = self.liar.random.choice([i for i, value in enumerate(fields) if i and isinstance(value, int | bytes)])
+        value = fields[at]
+        fields[at] = value + 1 if isinstance(value, int) else self.liar.random.randbytes(len(value))
+        return codec.encode(fields)
+
+
+def _tag(signed: Signed) -> str:
+    return str(codec.unpack(signed.body, len(signed.body))[0])
 
 
 class LyingStatus(AtEveryHeight):
