@@ -115,6 +115,8 @@ class Invariants:
     _applied: dict[bytes, int] = field(default_factory=dict)
     _durable: dict[bytes, Durable] = field(default_factory=dict)
     _evidence: int = 0  # decided so far
+    _wishes: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)  # voter -> whom it wants retired, also where f falls
+    _retired: dict[bytes, bool] = field(default_factory=dict)  # whom a quorum wanted so -> whether it said that f may fall
     _nonces: dict[bytes, int] = field(default_factory=dict)
     _rounds: dict[bytes, int] = field(default_factory=dict)
     _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
@@ -250,6 +252,7 @@ class Invariants:
         for first, second in evidence:
             self._check_evidence(height, first, second)
             self._evidence += 1
+        self._count_wishes(height)
         for job, number, ballots, cut_offs, proposals in closings:
             expected = self._rounds.get(job, -1) + 1
             if number != expected:
@@ -266,6 +269,14 @@ class Invariants:
             if len(ballots) < quorum(len(self.sets[height])) - faults_tolerated(len(self.sets[height])) - 1:
                 raise Violation("validity", f"height {height} closes a round with {len(ballots)} ballots")
 
+    def _count_wishes(self, height: int) -> None:
+        """Who may go because the voters of a height want it: told from blocks alone."""
+        voters = self.sets[height]
+        for subject in {subject for subject, _ in self._wishes.values()}:
+            said = [lowers for voter, (of, lowers) in self._wishes.items() if of == subject and voter in voters]
+            if len(said) >= quorum(len(voters)):
+                self._retired[subject] = sum(said) >= quorum(len(voters))
+
     def _check_outcome(self, height: int, ballots: list[Any], cut_offs: list[Any], proposals: list[Any]) -> None:
         """While nobody came or went: what has q accepts is accepted, and nobody still out could have changed that."""
         n, accepts = len(self.founders), dict[tuple[bytes, bytes], int]()
@@ -280,13 +291,16 @@ class Invariants:
             raise Violation("rounds", f"height {height} closes a round that further ballots could change")
 
     def _check_transaction(self, height: int, data: bytes, signer: bytes, signature: bytes) -> None:
-        _, nonce, expires, kind, _ = codec.unpack(data, len(data))
+        _, nonce, expires, kind, content = codec.unpack(data, len(data))
         if nonce != self._nonces.get(signer, 0) + 1:
             raise Violation("validity", f"height {height}: nonce {nonce} of {short_id(signer)} ({kind}) is out of turn")
         self._nonces[signer] = nonce
         if expires < height:
             raise Violation("validity", f"height {height} holds an expired transaction")
         self._require_signature(height, "transaction", data, signer, signature)
+        if kind == "member/retire":
+            subject, lowers, _ = codec.unpack(content, len(content))
+            self._wishes[signer] = (subject, lowers)
 
     def _check_evidence(self, height: int, first: list[bytes], second: list[bytes]) -> None:
         if first[1] in self.honest and first[1] not in self.excused:
@@ -332,8 +346,12 @@ class Invariants:
         if max(len(gone), len(new)) > max(1, faults_tolerated(len(before))):
             raise Violation("voter sets", f"{len(gone)} left and {len(new)} joined at once after height {height}")
         for key in gone:
-            if key in self.honest and key not in self.may_go | self.excused | self.heirs:
+            if key in self.honest and key not in self.may_go | self.excused | self.heirs | self._retired.keys():
                 raise Violation("honest expelled", f"{short_id(key)} does not vote any more after height {height}")
+
+        unsaid = [key for key in gone & self.honest - self.may_go if not self._retired.get(key, True)]
+        if unsaid and faults_tolerated(len(after)) < faults_tolerated(len(before)):
+            raise Violation("tolerance", f"{short_id(unsaid[0])} was retired by voters that did not all say that f may fall")
 
     # What is said ----------------------------------------------------------------------------------------------------
 

@@ -232,6 +232,7 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
                 maker(draw)
     rotates = _draw_changes(draw, joiners)
     _draw_sicknesses(draw, budget)
+    _draw_retirement(draw, seed)
     _set_clocks_right(draw)
     low = source.choice((0.001, 0.005, 0.02))
     plain = seed % ED25519_EVERY == ED25519_EVERY - 1
@@ -275,6 +276,15 @@ def _draw_changes(draw: Draw, joiners: int) -> bool:
     return rotates
 
 
+def _draw_retirement(draw: Draw, seed: int) -> None:
+    """Of a founder that may well be there, if liars and sick are few enough without it. Drawn apart: all else stays as it was."""
+    source = random.Random(f"folkmoot retires {seed} {draw.n}")
+    at, subject, lowers = source.uniform(0.0, draw.end * 0.95), source.randrange(draw.n), source.choice((0.0, 1.0))
+    faulty = {fault.nodes[0] for fault in draw.faults if fault.kind in FAULTY}
+    if source.random() < RETIREMENT_PROBABILITY and len(faulty) <= faults_tolerated(draw.n - 1) and draw.n > 1:
+        draw.add("retire", at, at, (subject,), lowers)
+
+
 def _rollback(draw: Draw, peer: int) -> None:
     """At `until` a peer stops, and comes back with the disk it had at `at`."""
     draw.add("rollback", *draw.span(0.2, 3), (peer,))
@@ -303,6 +313,8 @@ def _set_clocks_right(draw: Draw) -> None:
 
 
 SICKNESSES = (_rollback, _damage, _wrong_state)  # of honest peers; whoever has one counts as one of the f, as a liar does
+RETIREMENT_PROBABILITY = 0.15
+FAULTY = ("liar", "leave", "rollback", "damage", "wrong-state")  # each is one of the f, or makes f smaller
 SICKNESS_PROBABILITY = 0.25  # of each of the f that lies not
 
 

@@ -1149,6 +1149,18 @@ class Simulation:
         self.invariants.may_go.add(peer.key)
         self._between(fault, lambda: peer.author.wishes.append(workload.leave()), lambda: None)
 
+    def _fault_retire(self, fault: Fault) -> None:
+        """All others say that a peer is gone. Where it is not, or comes back, it stands again."""
+        subject = self.peers[fault.nodes[0]]
+
+        def wish() -> None:
+            subject.author.returns = True
+            for peer in self.honest:
+                if peer is not subject:
+                    peer.author.wishes.append(workload.retire(subject.key, fault.amount == 1.0))
+
+        self._between(fault, wish, lambda: None)
+
     def _fault_rotate(self, fault: Fault) -> None:
         """The same person goes on with another key, on another machine."""
         old, new = (self.peers[number] for number in fault.nodes)

@@ -17,6 +17,7 @@ from ledger.members import (
     Leave,
     Register,
     Rename,
+    Retire,
     Revoke,
     Rotate,
     Stand,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Peer
 
 LIFETIME_HEIGHTS = 30  # of a transaction: one that was lost is made anew
-INVITED_UNTIL_MS = 2**53 - 1
+UNTIL_MS = 2**53 - 1
 REVOKED_FOR_MS = 5_000  # so that some of what was revoked expires within a history
 RENAMED, REVOKED = 10, 15  # of a hundred numbers to add: those below are a new name, those below that an invitation taken back
 CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused does other things as well
@@ -58,6 +59,7 @@ class Author:
     auditor: Auditor = field(default_factory=Auditor)
     outstanding: Signed | None = None
     submitted: int = 0
+    returns: bool = False  # founder or not, it asks for vote and roles when it has none
 
     def next(self, state: State, chain_id: bytes) -> Signed | None:
         """The one transaction to put on the log now; None: nothing, or the last one may still be decided."""
@@ -81,7 +83,7 @@ class Author:
         member = members.members.get(me)
         if member is None:
             return ("member/admit", self.invitation) if self.invitation is not None else None
-        if self.invitation is not None:  # it joined, and wants to train and vote
+        if self.invitation is not None or self.returns:  # it joined, and wants to train and vote
             if TRAINER not in member.roles:
                 return "member/register", Register((TRAINER,))
             if me not in members.upcoming and me not in members.standing and state.certified_roots:
@@ -118,7 +120,7 @@ class Author:
 
 def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Admit:
     token = another(voter, f"token {name}")
-    permission = sign(voter, chain_id, Invitation(token.public, INVITED_UNTIL_MS))
+    permission = sign(voter, chain_id, Invitation(token.public, UNTIL_MS))
     return Admit(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
 
 
@@ -142,6 +144,10 @@ def said_of(due: Due, finding: Finding) -> tuple[str, StepFinding]:
 
 def leave() -> tuple[str, Leave]:
     return "member/leave", Leave()
+
+
+def retire(subject: bytes, lowers_tolerance: bool) -> tuple[str, Retire]:
+    return "member/retire", Retire(subject, lowers_tolerance, UNTIL_MS)
 
 
 def rotate(chain_id: bytes, old: bytes, successor: Signer) -> tuple[str, Rotate]:

@@ -44,6 +44,7 @@ class Scenario:
     joiners: int = 0
     joins_at: float = 0.3
     rotates: bool = False
+    retires: float | None = None  # 1: and everybody says that f may fall
     jobs: bool = True
 
     def simulation(self, seed: int) -> Simulation:
@@ -87,6 +88,8 @@ class Scenario:
             add("leave", leaves_at, leaves_at, (peer,))
         for joiner in range(self.joiners):
             add("join", self.joins_at, self.joins_at, (self.n + joiner,))
+        if self.retires is not None:
+            add("retire", 0.2, 0.2, (peers[0],), self.retires)
         if self.rotates:
             add("rotate", 0.4, 0.4, (peers[-1], self.n + self.joiners))
         return Plan(

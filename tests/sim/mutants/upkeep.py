@@ -42,6 +42,7 @@ from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
 from tests.sim.workload import start_job, stop_job
 
+RETIRES = Scenario(retires=1.0, blocks=24, jobs=False)
 CRASHES = dataclasses.replace(LOST, seconds=8.0, lost=0.8, crashes=4, blackouts=3)
 CHANGES = Scenario(joiners=1, rotates=True, leaves=1, blocks=24, jobs=False)
 ROLLED_BACK = dataclasses.replace(LOST, seconds=8.0, lost=1.0, rollbacks=1)
@@ -169,6 +170,15 @@ def _acts_at_once(planter: Planter) -> None:
 
 def _many_changes(planter: Planter) -> None:
     planter.replace(ledger.members, "faults_tolerated", lambda n: n)
+
+
+def _retired_by_few(planter: Planter) -> None:
+    real = ledger.members.wishes_about
+    planter.replace(ledger.members, "wishes_about", lambda state, subject: real(state, subject) + 1)
+
+
+def _tolerance_falls_unsaid(planter: Planter) -> None:
+    planter.replace(ledger.members, "_lowers_tolerance", lambda state, subject: False)
 
 
 # Evidence ------------------------------------------------------------------------------------------------------------
@@ -456,6 +466,14 @@ UPKEEP = (
         CHANGES,
     ),
     Mutant("acts-at-once", "a change of the voters acts one height too early", ("voter sets",), _acts_at_once, CHANGES),
+    Mutant("retired-by-few", "one voter less than a quorum retires a member", ("honest expelled",), _retired_by_few, RETIRES),
+    Mutant(
+        "tolerance-unsaid",
+        "a quorum that did not say so lowers f",
+        ("tolerance",),
+        _tolerance_falls_unsaid,
+        dataclasses.replace(RETIRES, retires=0.0),
+    ),
     Mutant(
         "many-changes",
         "more than max(1, f) voters change at once",
