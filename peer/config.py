@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protocol.addresses import dialable, parse_address
 from protocol.errors import UserError
-from protocol.limits import NAME_CHARACTERS_MAX
+from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.names import name_problem
 
 FILE_NAME = "peer.toml"
@@ -23,7 +24,6 @@ ROLES = ("trainer", "voter", "full")
 ROLES_LATER = ("annotator", "rlhf")  # they come with labelling and alignment
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
-ADVERTISED_MAX = 8  # an invitation holds as many
 THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
 APPROVALS_MAX = 10_000  # equals the largest member table
 
@@ -214,25 +214,12 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise refuse("name", f"is longer than {NAME_CHARACTERS_MAX} characters")
     if problem := name_problem(config.name):
         raise refuse("name", problem)
-    split_address(config.listen, f"listen ({origins['listen']})")
+    parse_address(config.listen, f"listen ({origins['listen']}): ")
     for name in ("bootstrap", "advertise"):
         for address in getattr(config, name):
-            _, port = split_address(address, f"{name} ({origins[name]})")
-            if port == 0:
-                raise refuse(name, f"names {address!r}: nobody can be dialled at port 0")
+            dialable(address.rpartition("@")[2] if name == "bootstrap" else address, f"{name} ({origins[name]})")
     if len(config.advertise) > ADVERTISED_MAX:
         raise refuse("advertise", f"names {len(config.advertise)} addresses, at most {ADVERTISED_MAX} are told to others")
-
-
-def split_address(text: str, what: str = "address") -> tuple[str, int]:
-    """Host and port of `host:port` or `[ipv6]:port`. Raises `UserError` naming `what` and the text."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    plain_colons = ":" in host and not bracketed
-    if not colon or not host or plain_colons or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UserError(f"{what}: {text!r} is not an address; write host:port, such as 192.0.2.7:7700 or [::1]:7700")
-    return host, int(port)
 
 
 def show(settings: Settings) -> str:

@@ -232,6 +232,11 @@ def _unchanged(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, s
 
 async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     show(await api.invite(options.days, tuple(options.addresses)))
+    note = f"whoever joins with it dials {' '.join((await api.invitations())[-1].addresses)}"
+    if sys.stdout.isatty():
+        show(note)
+    else:
+        print(note, file=sys.stderr)  # standard output is for what reads the invitation
 
 
 async def _connect(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

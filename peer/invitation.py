@@ -11,9 +11,11 @@ from consensus.chain_proof import Anchor
 from ledger.genesis import Genesis
 from ledger.members import Admit, Invitation, token_preimage
 from protocol import codec
+from protocol.addresses import dialable
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, Signer, sign
+from protocol.limits import ADVERTISED_MAX
 from protocol.messages import Address
 
 PREFIX = "folkmoot1:"
@@ -24,7 +26,7 @@ BYTES_MAX = 64 << 10  # an invitation into a network of 200 founders is about 20
 @dataclass(frozen=True, slots=True)
 class InvitationString:
     genesis: Genesis
-    addresses: Annotated[tuple[Address, ...], Length(1, 8)]
+    addresses: Annotated[tuple[Address, ...], Length(1, ADVERTISED_MAX)]
     invitation: Signed
     token_seed: Annotated[bytes, Length(32, 32)]  # whoever holds it can join, so it is as secret as the string
     anchor: (
@@ -64,6 +66,8 @@ def parse_invitation(text: str) -> InvitationString:
             raise ValueError("length")
         invitation = codec.decode(InvitationString, data)
         Genesis.decode(codec.encode(invitation.genesis))  # which also checks what types do not say
+        for address in invitation.addresses:
+            dialable(address, "the invitation")
         return invitation
     except (ValueError, zlib.error, RemoteProtocolError):
         shown = text if len(text) <= 24 else f"{text[:16]}…{text[-6:]}"

@@ -9,10 +9,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from transport.swarm import format_address, parse_address
+from protocol.addresses import WILDCARDS, format_address, parse_address
+from protocol.limits import ADVERTISED_MAX
 
-ADDRESSES_SAID_MAX = 8  # in an invitation, and of oneself to others: a few networks, in both families
-WILDCARDS = ("0.0.0.0", "::")
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
 
@@ -29,7 +28,7 @@ def own_addresses(listening: str, advertised: Sequence[str]) -> tuple[str, ...]:
         return (listening,)
     hosts = [*_routed(), *_of_interfaces()] if host == "0.0.0.0" else [*_of_interfaces_v6(), *_routed(), *_of_interfaces()]
     usable = [host for host in dict.fromkeys(hosts) if not ipaddress.ip_address(host).is_loopback]
-    return tuple(format_address(host, port) for host in usable[:ADDRESSES_SAID_MAX])
+    return tuple(format_address(host, port) for host in usable[:ADVERTISED_MAX])
 
 
 def _routed() -> Iterator[str]:

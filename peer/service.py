@@ -25,7 +25,7 @@ from ledger.store import StoredRound
 from peer.auditing import suspension
 from peer.author import Author
 from peer.condition import heights_behind, state_of, why_stalled
-from peer.config import Config, nearest, split_address
+from peer.config import Config, nearest
 from peer.driver import Driver
 from peer.export import export, exported_state, missing_payloads
 from peer.invitation import DAY_MS, invitation_text, make_invitation
@@ -33,11 +33,11 @@ from peer.invitations import InvitationBook, Made
 from peer.membership import NOT_DECIDED
 from peer.memory import process_memory_mb
 from peer.naming import find
-from peer.reachable import ADDRESSES_SAID_MAX
 from peer.roles.trainer import Trainer
 from peer.witness import why_disputed, why_halted, why_waiting
 from peer.worker import Worker
 from protocol import codec
+from protocol.addresses import dialable, is_loopback, parse_address
 from protocol.api import (
     INVITATION_DAYS_MAX,
     AuditsView,
@@ -58,6 +58,7 @@ from protocol.api import (
 )
 from protocol.errors import FolkmootError, UserError
 from protocol.identity import peer_id, short_id
+from protocol.limits import ADVERTISED_MAX
 from protocol.reasons import Verdict
 from training import data, default_text, shards, tasks, tokenizer
 from training.replicated.aggregate import is_plain_mean
@@ -355,20 +356,23 @@ class Service:
         return f"invitation {made.token[:8]} is revoked: it admits nobody any more"
 
     async def connect(self, address: str) -> str:
-        split_address(address.rpartition("@")[2], "connect")
+        dialable(address.rpartition("@")[2], "connect")
         return f"connected to {short_id(await self.network.connect(address))} at {address}"
 
     def _addresses(self, said: tuple[str, ...]) -> tuple[str, ...]:
         """For an invitation: what the operator names, else where this peer is reached, and others that it has reached itself."""
+        if len(said) > ADVERTISED_MAX:
+            raise UserError(f"--address: {len(said)} addresses are too many, an invitation holds {ADVERTISED_MAX}")
         for address in said:
-            if split_address(address, "--address")[1] == 0:
-                raise UserError(f"--address {address!r}: nobody can be dialled at port 0")
+            dialable(address, "--address")
         mine = said or self.addresses()
         if not mine:
-            known = f"this peer listens on {self.network.address}, and knows no address of this machine but loopback"
+            known = f"this peer listens on {self.config.listen}, and knows no address of this machine but loopback"
             raise UserError(f"{known}; say where newcomers reach it: `invite --address HOST:PORT`, or the setting `advertise`")
         others = sorted(link.address for link in self.network.links() if link.dialed)
-        return tuple(dict.fromkeys((*mine, *others)))[:ADDRESSES_SAID_MAX]
+        if not all(_is_local(address) for address in mine):  # whoever joins is on another machine, then
+            others = [address for address in others if not _is_local(address)]
+        return tuple(dict.fromkeys((*mine, *others)))[:ADVERTISED_MAX]
 
     async def approve(self, peer: str) -> str:
         candidate = find(peer, self.driver.state.members)
@@ -584,6 +588,10 @@ def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
 def _open_audits(audits: JobAudits) -> int:
     reports = [drawn for of in audits.rounds.values() for drawn in of.drawn.values()]
     return sum(len(drawn.steps) for drawn in reports) + len(audits.disputes)
+
+
+def _is_local(address: str) -> bool:
+    return is_loopback(parse_address(address)[0])
 
 
 def _worker_state(worker: Worker | None) -> str:

@@ -35,6 +35,8 @@ FRAME_BYTES_MAX: Final = 64 << 10  # Noise messages are at most 65535 bytes
 NONCE_BYTES: Final = 16  # nobody finds a second nonce for a commitment, nor guesses one: 2^128 tries
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers
 ADDRESSES_MAX: Final = 64  # one peer-exchange message
+ADDRESS_CHARACTERS_MAX: Final = 256  # HOST:PORT; names of the DNS have at most 253 characters, real ones far fewer
+ADVERTISED_MAX: Final = 8  # addresses of one peer, or in one invitation: several networks, both IP versions, a name
 
 assert BLOCK_BYTES_MAX + VOTERS_MAX * 200 < MESSAGE_BYTES_MAX
 assert TRANSACTION_BYTES_MAX < BLOCK_BYTES_MAX

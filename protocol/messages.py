@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.identity import Signed
 from protocol.limits import (
+    ADDRESS_CHARACTERS_MAX,
     ADDRESSES_MAX,
     BLOB_BYTES_MAX,
     BLOB_CHUNK_BYTES,
@@ -34,7 +35,7 @@ from protocol.reasons import Verdict
 NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certificate
 
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
-Address = Annotated[str, Length(3, 256)]  # "host:port"
+Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
 View = Annotated[int, Between(NO_VIEW, 2**53 - 1)]
 Nonce = Annotated[bytes, Length(NONCE_BYTES, NONCE_BYTES)]  # of a voter, for the drawing of audits
 

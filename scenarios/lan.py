@@ -24,11 +24,11 @@ from pathlib import Path
 import trio
 
 from peer.control import ControlClient
+from protocol.addresses import parse_address
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import SMALL_JOB
 from scenarios.trials import Trial, arguments, report, table_of
-from transport.swarm import parse_address
 
 NOT_PERMITTED = 77  # as test runners say "skipped"
 PEERS, FOUNDERS = 5, 4  # the fifth joins later

@@ -93,7 +93,7 @@ class Mesh:
 
 class MemoryLink(Link):
     def __init__(self, peer: bytes, dialed: bool, conditions: Conditions, random: random.Random) -> None:
-        super().__init__(peer, f"memory:{short_id(peer)}", dialed, Outbox(), Inbox())
+        super().__init__(peer, f"{short_id(peer)}.memory:1", dialed, Outbox(), Inbox())
         self.conditions, self._random = conditions, random
         self.to_peer: trio.MemorySendChannel[tuple[float, bytes]]
         self.to_peer, self._arriving = trio.open_memory_channel[tuple[float, bytes]](FRAMES_IN_FLIGHT_MAX)

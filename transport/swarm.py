@@ -20,6 +20,7 @@ from random import Random
 
 import trio
 
+from protocol.addresses import WILDCARDS, format_address, parse_address
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signer, parse_peer_id, short_id
 from protocol.limits import ADDRESSES_MAX
@@ -485,7 +486,7 @@ class Swarm(Hub):
             host, port = parse_address(address)
         except UserError as error:
             raise RemoteProtocolError("bad-address", str(error)) from None
-        return format_address(parse_address(link.address)[0] if host in ("0.0.0.0", "::") else host, port)
+        return format_address(parse_address(link.address)[0] if host in WILDCARDS else host, port)
 
     def _claim(self, peer: bytes, address: str) -> None:
         self._claims.pop(peer, None)
@@ -504,19 +505,6 @@ class Swarm(Hub):
         elif len(self._book) < BOOK_MAX:
             known = self._book[address] = _Known(address, peer, pinned=True)
             self._nursery.start_soon(self._keep_dialed, known)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[v6 address]:port". Raises `UserError` naming the text."""
-    host, separator, port = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UserError(f"{text!r} is not an address: expected HOST:PORT, for example 127.0.0.1:7400")
-    return host, int(port)
-
-
-def format_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _parse_bootstrap(text: str) -> _Known:

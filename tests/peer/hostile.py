@@ -10,12 +10,12 @@ from typing import Any
 import trio
 
 from protocol import codec
+from protocol.addresses import parse_address
 from protocol.identity import Identity, Signer
 from protocol.messages import AGREEMENT, ROUNDS, Ping, Status
 from transport.framing import Channel, Message, Priority
 from transport.noise import KeyPair
 from transport.session import Session
-from transport.swarm import parse_address
 
 SECONDS_MAX = 15.0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import NAMES, load, nearest, show, split_address
+from peer.config import NAMES, load, nearest, show
 from protocol.errors import UserError
 
 
@@ -100,6 +100,9 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
         "log_format = 'xml'",
         "listen = 'nowhere'",
         "bootstrap = ['a:0']",
+        "advertise = ['0.0.0.0:7700']",
+        "advertise = ['peer.lab']",
+        "advertise = ['a b:1']",
         "name = 'a\\u0007'",
         f"name = '{'n' * 65}'",
     ],
@@ -145,19 +148,6 @@ def test_what_is_shown_is_toml_that_gives_the_same_settings(tmp_path: Path, home
     assert load({}, home, write(tmp_path, text)).config == settings.config
     assert "threads = 3  # command line" in text
     assert 'role = "full"  # default' in text
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"), [("a.b:1", ("a.b", 1)), ("[::1]:7700", ("::1", 7700)), ("127.0.0.1:0", ("127.0.0.1", 0))]
-)
-def test_addresses_split(text: str, parts: tuple[str, int]) -> None:
-    assert split_address(text) == parts
-
-
-@pytest.mark.parametrize("text", ["", "a", ":1", "a:", "a:b", "a:65536", "a:-1", "::1:7700", "a:1:2", "a:²"])
-def test_what_is_no_address_is_named(text: str) -> None:
-    with pytest.raises(UserError, match="is not an address"):
-        split_address(text)
 
 
 def test_without_a_near_name_all_are_listed() -> None:

@@ -180,6 +180,16 @@ async def test_each_command_shows_what_the_peer_says(
         assert word in printed
 
 
+async def test_an_invitation_stands_alone_on_standard_output_and_where_it_leads_beside_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("invite --address a:1 b:2 --address c:3\n"))
+    assert await console.run(FakeApi(), attached=True) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "invitation-string\n"
+    assert printed.err == f"whoever joins with it dials {' '.join(fake_api.INVITATIONS[-1].addresses)}\n"
+
+
 async def test_an_address_that_is_not_reached_keeps_no_other_from_being_dialed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

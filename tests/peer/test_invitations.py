@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ledger.genesis import Founder, Genesis
 from ledger.members import Invitation
 from peer import invitations
-from peer.invitation import DAY_MS, admission, parse_invitation
+from peer.invitation import DAY_MS, admission, invitation_text, make_invitation, parse_invitation
 from peer.invitations import InvitationBook, Made
 from peer.service import Service
 from protocol.api import INVITATION_DAYS_MAX
@@ -104,3 +105,34 @@ def test_a_damaged_book_is_one_line_that_says_what_to_do(tmp_path: Path, damage:
     file.write_bytes(damage)
     with pytest.raises(StorageError, match=r"invitations is damaged \(.*: move it away"):
         InvitationBook(file)
+
+
+async def test_a_person_says_where_newcomers_dial(tmp_path: Path) -> None:
+    async with inviter(tmp_path) as (service, _):
+        made = parse_invitation(await service.invite(7, ("peer.lab:7700", "[2001:db8::7]:1", "peer.lab:7700")))
+        assert made.addresses == ("peer.lab:7700", "[2001:db8::7]:1")
+        for said, why in (
+            (("peer.lab:0",), "port 0"),
+            (("peer.lab",), "not an address"),
+            (("a:1",) * 9, "too many"),
+        ):
+            with pytest.raises(UserError, match=f"^--address: .*{why}"):
+                await service.invite(7, said)
+        assert len(service.invited.made) == 1
+
+
+async def test_a_machine_that_nobody_reaches_invites_nobody_unless_told_where(tmp_path: Path) -> None:
+    async with inviter(tmp_path) as (service, _):
+        service.addresses = tuple
+        with pytest.raises(UserError, match=r"no address of this machine but loopback.*invite --address HOST:PORT.*advertise"):
+            await service.invite(7, ())
+        assert service.invited.made == ()
+        assert parse_invitation(await service.invite(7, ("10.0.0.1:7700",))).addresses == ("10.0.0.1:7700",)
+
+
+@pytest.mark.parametrize("address", ["a b:1", "peer.lab:0"])
+def test_an_invitation_to_dial_what_is_no_address_is_refused(address: str) -> None:
+    genesis = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())})
+    made = make_invitation(Identity(bytes(32)), genesis, 1, (address,))
+    with pytest.raises(UserError, match=address):
+        parse_invitation(invitation_text(made))

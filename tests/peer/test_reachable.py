@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from peer import reachable
-from peer.reachable import ADDRESSES_SAID_MAX, own_addresses
+from peer.reachable import own_addresses
+from protocol.limits import ADVERTISED_MAX
 
 
 def test_what_the_operator_advertises_is_said_as_it_is() -> None:
@@ -30,7 +31,7 @@ def test_a_wildcard_on_a_machine_with_loopback_alone_is_no_address(monkeypatch: 
 
 def test_no_more_addresses_are_said_than_an_invitation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachable, "_of_interfaces", lambda: (f"10.0.0.{n}" for n in range(1, 40)))
-    assert len(own_addresses("0.0.0.0:7700", ())) == ADDRESSES_SAID_MAX
+    assert len(own_addresses("0.0.0.0:7700", ())) == ADVERTISED_MAX
 
 
 def test_the_interfaces_of_this_machine_are_read() -> None:

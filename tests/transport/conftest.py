@@ -9,11 +9,12 @@ from itertools import zip_longest
 import pytest
 import trio
 
+from protocol.addresses import parse_address
 from protocol.identity import Identity
 from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, linked
 from transport.memory import Mesh
 from transport.network import Network
-from transport.swarm import Swarm, parse_address
+from transport.swarm import Swarm
 
 
 class World:

@@ -9,6 +9,7 @@ import socket
 import pytest
 import trio
 
+from protocol.addresses import format_address, parse_address
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, peer_id
@@ -18,7 +19,7 @@ from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, MemoryBlobs,
 from transport import hub, swarm
 from transport.framing import Channel
 from transport.network import Connected, Copied, Disconnected, Priority, Received
-from transport.swarm import Swarm, format_address, parse_address
+from transport.swarm import Swarm
 
 DEADLINE_SECONDS = 20.0
 
@@ -408,19 +409,6 @@ async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
 async def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:7400"):
         await Swarm(ALICE, CHAIN, "192.0.2.1:7400", [], MemoryBlobs()).run()
-
-
-@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:http", "host:70000", "host:-1", "host:٣"])
-def test_what_is_no_address_is_named(text: str) -> None:
-    with pytest.raises(UserError, match="is not an address"):
-        parse_address(text)
-    with pytest.raises(UserError):
-        Swarm(ALICE, CHAIN, "127.0.0.1:0", [text], MemoryBlobs())
-
-
-@pytest.mark.parametrize("text", ["127.0.0.1:80", "[::1]:7400", "example.org:1"])
-def test_an_address_survives_parsing(text: str) -> None:
-    assert format_address(*parse_address(text)) == text
 
 
 async def test_dialing_backs_off_with_full_jitter(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,64 @@
+"""Where a peer is dialed: HOST:PORT, the host an IP address or a name, which whoever dials it looks up."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from protocol.errors import UserError
+from protocol.limits import ADDRESS_CHARACTERS_MAX
+
+WILDCARDS = ("0.0.0.0", "::")  # listened on, they mean every interface; nobody can dial them
+_LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+# A last label of digits alone is an IP address that is none, not a name (WHATWG URL, "ends in a number").
+_NAME = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?", re.IGNORECASE | re.ASCII)
+
+
+def parse_address(text: str, what: str = "") -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6 address]:port". Raises `UserError` naming the text, and `what` it is for."""
+    host, separator, port = text.rpartition(":")
+    is_v6 = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_v6 else host
+    is_port = bool(separator) and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not is_port or len(text) > ADDRESS_CHARACTERS_MAX or not (_is_v6(host) if is_v6 else _is_host(host)):
+        shown = text if len(text) <= 64 else f"{text[:63]}…"
+        raise UserError(
+            f"{what}{shown!r} is not an address: write HOST:PORT, such as 192.0.2.7:7700, [2001:db8::7]:7700 or example.org:7700"
+        )
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches itself there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.rstrip(".").lower() == "localhost"
+
+
+def dialable(text: str, what: str) -> str:
+    """An address that others can be told to dial. Raises `UserError`, which begins with `what`."""
+    host, port = parse_address(text, f"{what}: ")
+    if port == 0:
+        raise UserError(f"{what}: {text!r} names port 0, at which nobody can be dialed; name the port that others reach")
+    if host in WILDCARDS:
+        raise UserError(f"{what}: {text!r} means every interface, and nobody can dial that; name the address that others reach")
+    return text
+
+
+def _is_v6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def _is_host(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 4
+    except ValueError:
+        return _NAME.fullmatch(host) is not None

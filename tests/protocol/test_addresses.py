@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from protocol.addresses import dialable, format_address, is_loopback, parse_address
+from protocol.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a.b:1", ("a.b", 1)),
+        ("[::1]:7700", ("::1", 7700)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("example.org:1", ("example.org", 1)),
+        ("peer-1.lab:65535", ("peer-1.lab", 65535)),
+        ("x" * 63 + ".org:80", ("x" * 63 + ".org", 80)),
+    ],
+)
+def test_an_address_survives_parsing(text: str, parts: tuple[str, int]) -> None:
+    assert parse_address(text) == parts
+    assert format_address(*parts) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "a", "host:", ":1", "a:b", "a:65536", "a:-1", "::1:7700", "a:1:2", "a:\u00b2", "host:\u0663", "a:000001"),
+        *("a b:1", "a/b:1", "a..b:1", "-a:1", "a\x1b[2J:1", "\u212a:1", "ü.org:1", "999.1.1.1:1", "1.2.3:1", "[1.2.3.4]:1"),
+        *("x" * 64 + ".org:1", "a." * 127 + "org:7700"),
+    ],
+)
+def test_what_is_no_address_is_named_in_one_line(text: str) -> None:
+    with pytest.raises(UserError, match="is not an address") as caught:
+        parse_address(text, "listen: ")
+    assert str(caught.value).startswith("listen: ")
+    assert len(str(caught.value)) < 256
+
+
+@pytest.mark.parametrize(("text", "why"), [("a:0", "port 0"), ("0.0.0.0:7700", "every interface"), ("[::]:1", "every interface")])
+def test_nobody_is_told_to_dial_what_nobody_can_dial(text: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"advertise: .*{why}"):
+        dialable(text, "advertise")
+
+
+def test_loopback_is_known_by_address_and_by_name() -> None:
+    assert [host for host in ("127.0.0.2", "::1", "LocalHost", "10.0.0.1", "fe80::1", "a.org") if is_loopback(host)] == [
+        "127.0.0.2",
+        "::1",
+        "LocalHost",
+    ]
