@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from consensus.catchup import CatchUp
 from peer.condition import (
@@ -21,7 +22,7 @@ from peer.condition import (
 )
 from peer.eventlog import EventLog
 from peer.witness import Witness
-from tests.peer.network import network, poll, service_of
+from tests.peer.network import network, one_root, poll, service_of
 from tests.sim.keys import FastSigner
 from transport.memory import MemoryNetwork
 
@@ -164,7 +165,7 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path, monkey
     monkeypatch.setattr(MemoryNetwork, "unreached", lambda network: (), raising=False)  # in memory nothing is dialed
     async with network(tmp_path, founders=4, observers=1) as made:
         *voters, observer = made.seats
-        await voters[0].scratch()
+        await one_root(made.seats, await voters[0].scratch())
         await poll(lambda: len({seat.driver.state.height for seat in made.seats}) == 1)
         status = await service_of(voters[0]).status()
         assert (status.state, status.behind) == ("working", 0)
@@ -175,3 +176,7 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path, monkey
         await poll(lambda: len(voters[0].network.connected()) == 2)
         status = await service_of(voters[0]).status()
         assert (status.state, status.waiting) == ("waiting", "waiting for a quorum: 2 of 4 voters are here, 3 are needed")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(voters[0].scratch)
+            await poll(lambda: voters[0].driver.witness.awaits_seconds > 0)
+            nursery.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from peer.lateness import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, Missed
 from peer.node import RoundClosed
 from peer.witness import Witness
 from protocol.reasons import Verdict
+from tests.peer.network import network, one_root, poll
 from tests.sim.keys import FastSigner
 
 ME, OTHER, JOB = FastSigner("me").public, FastSigner("other").public, bytes(32)
@@ -75,3 +77,18 @@ async def test_the_log_says_it_once_in_a_while_and_the_status_as_long_as_it_last
     closed = SimpleNamespace(job=JOB, round=5, outcome=THERE[0])
     witness.took_part(closed, state, ME, RoundClosed((JOB, 5), now, True))
     assert witness.why_late(running) == ""
+
+
+async def test_a_peer_looks_at_every_round_that_closes_and_knows_whether_it_proposed_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[bytes, bool] = {}
+
+    def took_part(witness: Witness, closed: Any, state: Any, me: bytes, round: RoundClosed) -> None:
+        seen[me] = round.proposed
+
+    monkeypatch.setattr(Witness, "took_part", took_part)
+    async with network(tmp_path, founders=2) as made:
+        await one_root(made.seats, await made.seats[0].scratch())
+        await poll(lambda: len(seen) == 2)
+    assert seen == {made.seats[0].public: True, made.seats[1].public: False}
