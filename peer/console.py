@@ -25,7 +25,7 @@ from peer.caveats import SAMPLED_AUDITS
 from peer.condition import EXIT_STATUS, PeerState
 from peer.grammar import COMMANDS, help_text, option_names, parse, set_overrides, train_request
 from peer.naming import Names
-from peer.tables import wrapped
+from peer.tables import Pairs, wrapped
 from protocol.api import EventView, PeerApi, TrainRequest
 from protocol.errors import UserError
 
@@ -301,7 +301,7 @@ async def _export(api: PeerApi, options: argparse.Namespace, show: Print) -> Non
 
 
 async def _help(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(help_text(options.topic))
+    show(help_text(options.topic) if options.topic else Pairs(COMMANDS))
 
 
 async def _quit(api: PeerApi, options: argparse.Namespace, show: Print) -> None:

@@ -183,10 +183,8 @@ def option_names(command: str) -> tuple[str, ...]:
     return tuple(name for name in parser.known_options() if name.startswith("--"))
 
 
-def help_text(topic: str = "") -> str:
-    """All commands, or one with its arguments. Raises `UserError`."""
-    if not topic:
-        return "\n".join(f"{name:<11} {about}" for name, about in COMMANDS.items())
+def help_text(topic: str) -> str:
+    """One command with its arguments. Raises `UserError`."""
     if topic not in COMMANDS:
         raise UserError(f"no command {topic!r}{nearest(topic, COMMANDS)}")
     command = Parser(prog=topic, description=COMMANDS[topic], add_help=False)
