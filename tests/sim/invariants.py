@@ -111,6 +111,7 @@ class Invariants:
     _signed: dict[tuple[bytes, Slot], bytes] = field(default_factory=dict)
     _given_up: dict[tuple[bytes, int], int] = field(default_factory=dict)
     _highest: dict[int, int] = field(default_factory=dict)  # height -> the last view that anybody honest has given up
+    _silent: dict[bytes, int] = field(default_factory=dict)  # below which height a peer has promised to sign nothing
     _last: dict[bytes, int] = field(default_factory=dict)
     _applied: dict[bytes, int] = field(default_factory=dict)
     _durable: dict[bytes, Durable] = field(default_factory=dict)
@@ -362,6 +363,7 @@ class Invariants:
                 case "Voted":
                     if record.slot not in durable.votes:
                         self._check_given_up(peer, record.slot)
+                        self._check_silent(peer, record.slot)
                     durable.votes[record.slot] = record.signed.body
                 case "RoundVoted":
                     durable.votes[record.tag, record.job, record.round] = record.signed.body
@@ -370,6 +372,8 @@ class Invariants:
                 case "StoredCertificate":
                     vote = codec.decode_message(record.certificate.vote, (Prepare,))
                     durable.prepared.add((vote.height, vote.view, vote.block))
+                case "Silence":
+                    self._silent[peer] = max(record.below, self._silent.get(peer, 0))
                 case "Evidence":
                     self.on_accused(peer, record.first.signer)
 
@@ -387,6 +391,11 @@ class Invariants:
             self._highest[height] = max(highest, view)
         elif tag in (Propose.TAG, Prepare.TAG, Commit.TAG) and given_up >= view and peer not in self.excused:
             raise Violation("timed out", f"{tag} at {height}.{view} after giving up view {given_up}")
+
+    def _check_silent(self, peer: bytes, slot: Slot) -> None:
+        """Who wrote down that it forgot something signs nothing below the height it named then, in this life or another."""
+        if slot[1] < self._silent.get(peer, 0):
+            raise Violation("silence", f"{short_id(peer)} signs {slot}, and is silent below {self._silent[peer]}")
 
     def on_accused(self, by: bytes, culprit: bytes) -> None:
         if culprit in self.honest and culprit not in self.excused:
@@ -653,3 +662,9 @@ class Invariants:
         for what, size in sizes.items():
             if size > limits[what]:
                 raise Violation("memory", f"{short_id(peer)} holds {size} in {what}, at most {limits[what]} are expected")
+
+    def on_kept(self, peer: bytes, senders: Iterable[bytes]) -> None:
+        """What cannot be verified yet is kept only of who votes, or did a moment ago: there can be any number of others."""
+        for sender in senders:
+            if not any(sender in voters for voters in self.sets.values()):
+                raise Violation("memory", f"{short_id(peer)} keeps for later what {short_id(sender)} says, who has never voted")

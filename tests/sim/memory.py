@@ -19,6 +19,12 @@ def limits(peers: int) -> dict[str, int]:
     return {"elements": ELEMENTS_PER_PEER * peers, "bytes": BYTES_PER_PEER * peers}
 
 
+def kept_for_later(node: Node) -> set[bytes]:
+    """Whose messages for heights to come a node keeps."""
+    future = node.replica._future
+    return {peer for peer, messages in future._small.items() if messages} | set(future._proposals)
+
+
 def sizes(node: Node) -> dict[str, int]:
     seen: set[int] = set()
     total = {"elements": 0, "bytes": 0}

@@ -522,7 +522,7 @@ class Simulation:
         self.progress = Progress(tuple(founders), self.chain_id, self.verifier, self.invariants.honest, self.invariants.sets)
         self.invariants.on_block = lambda height, body: self.progress.on_block(height, body, self.now)
         inviter = self._choose_inviter(plan)
-        for peer in (peer for peer in self.peers[plan.n : plan.n + plan.joiners] if peer.is_late):
+        for peer in (peer for peer in self.peers[plan.n : plan.n + plan.joiners] if peer.is_late and peer.is_honest):
             peer.author.invitation = workload.invitation(self.chain_id, inviter.signer, peer.key, f"joiner {peer.number}")
             self.progress.newcomers[peer.key] = Newcomer(inviter.key)
         if plan.jobs:
@@ -848,6 +848,7 @@ class Simulation:
     def sample(self, peer: Peer) -> None:
         if peer.node is not None:
             self.invariants.on_sample(peer.key, memory.sizes(peer.node), memory.limits(self.plan.peers))
+            self.invariants.on_kept(peer.key, memory.kept_for_later(peer.node))
 
     # Messages --------------------------------------------------------------------------------------------------------
 

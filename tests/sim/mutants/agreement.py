@@ -454,6 +454,10 @@ def _impatient(planter: Planter) -> None:
     planter.replace(pacemaker, "TAIL_FACTOR", 0.0)
 
 
+def _strangers_kept(planter: Planter) -> None:
+    planter.replace(Chain, "is_known_voter", lambda self, key: True)
+
+
 AGREEMENT = (
     Mutant("small-quorum", "a quorum is one voter too small", ("certificate",), _small_quorum),
     Mutant("two-f-plus-one", "q = 2f+1 where n is not 3f+1", ("certificate",), _two_f_plus_one, Scenario(n=6)),
@@ -666,5 +670,12 @@ AGREEMENT = (
         ("memory",),
         _unbounded_future,
         with_liar("deluge", blocks=18, jobs=False),
+    ),
+    Mutant(
+        "strangers-kept",
+        "messages for later heights are kept of everybody",
+        ("memory",),
+        _strangers_kept,
+        Scenario(stranger="flood", blocks=50, jobs=False),
     ),
 )

@@ -37,11 +37,13 @@ class Scenario:
     breaks: int = 0  # links that break
     rollbacks: int = 0
     rolled_back_after: str = Propose.TAG  # what it signs, of whose signature the old disk knows nothing
+    rolled_back_far: bool = False  # to a disk of some heights before, not of the turn before
     wrong_states: int = 0  # of a model
     work: float | None = None  # transactions a block; None: the seed decides
     in_a_row: bool = False  # the liars lead one after the other
     leaves: int = 0  # at the same time
     joiners: int = 0
+    stranger: str = ""  # how somebody lies who comes after the joiners and never votes
     joins_at: float = 0.3
     rotates: bool = False
     retires: float | None = None  # 1: and everybody says that f may fall
@@ -90,12 +92,15 @@ class Scenario:
             add("join", self.joins_at, self.joins_at, (self.n + joiner,))
         if self.retires is not None:
             add("retire", 0.2, 0.2, (peers[0],), self.retires)
+        if self.stranger:
+            add("join", 0.1, 0.1, (self.n + self.joiners,))
+            add("liar", 0.0, self.seconds, (self.n + self.joiners,), detail=self.stranger)
         if self.rotates:
             add("rotate", 0.4, 0.4, (peers[-1], self.n + self.joiners))
         return Plan(
             seed,
             self.n,
-            self.joiners,
+            self.joiners + bool(self.stranger),
             int(self.rotates),
             (0.002, source.choice((0.004, 0.03))),
             self.seconds,
@@ -173,7 +178,7 @@ class Trouble(Simulation):
             if self._scenario.rolled_back_after in map(_tag, turn.records):
                 self.after(RESTORED_SECONDS, self._restore, (peer, self._image))
                 self._doomed = None
-            else:
+            elif not self._scenario.rolled_back_far:
                 self._image = peer.disk.image()
 
     def _restore(self, peer: Peer, image: Disk) -> None:

@@ -46,6 +46,7 @@ RETIRES = Scenario(retires=1.0, blocks=24, jobs=False)
 CRASHES = dataclasses.replace(LOST, seconds=8.0, lost=0.8, crashes=4, blackouts=3)
 CHANGES = Scenario(joiners=1, rotates=True, leaves=1, blocks=24, jobs=False)
 ROLLED_BACK = dataclasses.replace(LOST, seconds=8.0, lost=1.0, rollbacks=1)
+FAR_BACK = dataclasses.replace(ROLLED_BACK, seconds=6.0, lost=0.3, rolled_back_far=True, blocks=12)
 FORGOTTEN_BALLOT = dataclasses.replace(ROLLED_BACK, rolled_back_after=Ballot.TAG, calm_seconds=1.0, jobs=True)
 WRONG = Scenario(seconds=6.0, lost=0.8, wrong_states=1, calm_seconds=1.0, blocks=16, jobs=True)
 LATE = Scenario(joiners=2, joins_at=3.0, seconds=4.0, blocks=40, jobs=False)
@@ -99,6 +100,19 @@ def _rollback_unchecked(planter: Planter) -> None:
 
 def _forgotten_ignored(planter: Planter) -> None:
     planter.replace(RollbackCheck, "forgot", lambda *_: None)
+
+
+def _silence_shortened(planter: Planter) -> None:
+    """The last forgotten height counts, not the highest."""
+    real = RollbackCheck.forgot
+
+    def forgot(self: RollbackCheck, height: int) -> bool:
+        before = self.silent_below
+        self.silent_below = 0
+        real(self, height)
+        return self.silent_below > before
+
+    planter.replace(RollbackCheck, "forgot", forgot)
 
 
 def _rounds_unchecked(planter: Planter) -> None:
@@ -424,6 +438,13 @@ UPKEEP = (
         ("lock", "agreement", "certificate"),
         _forgets(prepared=None),
         CRASHES,
+    ),
+    Mutant(
+        "silence-shortened",
+        "a lower forgotten height shortens the silence",
+        ("silence", "rolled back"),
+        _silence_shortened,
+        FAR_BACK,
     ),
     Mutant("rollback-unchecked", "a peer with an old disk speaks at once", ("rolled back",), _rollback_unchecked, ROLLED_BACK),
     Mutant(
