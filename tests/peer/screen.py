@@ -105,12 +105,14 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(*command: str, columns: int = 80, rows: int = 24) -> Iterator[Terminal]:
-    """`peer COMMAND …` in a terminal; killed at the end if it still runs."""
+    """`peer COMMAND …` in a terminal, which is closed at the end; what does not end by that is killed."""
     made = Terminal([sys.executable, "-m", "peer.cli", *command], columns, rows)
     try:
         yield made
     finally:
         made.close()
-        if made.process.poll() is None:
+        try:
+            made.process.wait(SECONDS_MAX)
+        except subprocess.TimeoutExpired:
             made.process.kill()
-        made.process.wait()
+            made.process.wait()
