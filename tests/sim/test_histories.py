@@ -105,6 +105,15 @@ def test_two_machines_with_one_key_break_nothing(seed: int) -> None:
     assert campaign.run_one(campaign.prepare("twins", seed, 4)).problem == ""
 
 
+def test_twins_contradict_each_other_at_once_or_at_a_later_height() -> None:
+    plans = [twins.expand(seed, 4) for seed in range(24)]
+    assert {int(plan.of("twin")[0].amount) for plan in plans} == {1, *twins.LATER_HEIGHTS}
+    late = twins.simulation(plans[0])
+    late.run()
+    expelled = late.decided_state.members.members[late.peers[0].key].expelled
+    assert expelled is not None and expelled >= plans[0].of("twin")[0].amount > 5
+
+
 def test_too_many_twins_are_noticed() -> None:
     """The scenarios can fail: with more keys on two machines than liars are tolerated, somebody decides another block."""
 

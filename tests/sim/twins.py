@@ -13,30 +13,34 @@ from consensus.rollback import RollbackCheck
 from peer.node import Node
 from protocol import codec
 from protocol.identity import Signer
-from protocol.messages import AGREEMENT, ROUNDS, SNAPSHOTS, Prepared, Proposed, TimedOut, ViewEnded, Vote
+from protocol.messages import AGREEMENT, ROUNDS, SNAPSHOTS, Decision, Prepared, Proposed, Relay, TimedOut, ViewEnded, Vote
 from tests.sim import keys
 from tests.sim.plan import Fault, Plan, faults_tolerated
 from tests.sim.simulation import Peer, Simulation
 
 HEIGHTS = 16  # that are split at all; the twins are found out sooner or later
+LATER_HEIGHTS = (6, 9, 12)  # at which the second machine may begin to speak: until then nothing contradicts the first one
 VIEWS = 4
 SPLIT_PROBABILITY = 0.7
 HEAL_SECONDS = 25.0
 CRASHED_BEFORE_SECONDS = 10.0  # most heights that are split have been decided by then
 BLOCKS = 24
 
+SPOKEN = (Proposed, Vote, TimedOut, Prepared, ViewEnded, Relay, Decision)
 ANYTHING = (*AGREEMENT, *ROUNDS, *SNAPSHOTS)
 
 
 def expand(seed: int, n: int, twins: int | None = None) -> Plan:
     source = random.Random(f"twins {seed} {n}")
     twins = faults_tolerated(n) if twins is None else twins
+    late = random.Random(f"late twins {seed} {n}")
     faults: list[Fault] = []
+    begins = late.choice((1, *LATER_HEIGHTS))
     for twin in range(twins):
-        faults.append(Fault(len(faults), "twin", 0.0, HEAL_SECONDS, (twin, n + twin)))
+        faults.append(Fault(len(faults), "twin", 0.0, HEAL_SECONDS, (twin, n + twin), float(begins)))
     for height in range(1, HEIGHTS + 1):
         for view in range(VIEWS):
-            if source.random() < SPLIT_PROBABILITY:
+            if source.random() < SPLIT_PROBABILITY and height >= begins:
                 side = _side(source, n, twins)
                 faults.append(Fault(len(faults), "split", float(height), float(height), side, float(view)))
     for _ in range(source.choice((0, 0, 1, 3))):
@@ -60,9 +64,12 @@ def _side(source: random.Random, n: int, twins: int) -> tuple[int, ...]:
 
 
 class Careless(RollbackCheck):
-    """Never takes a signature of its own key for another machine's."""
+    """Never takes a signature of its own key for another machine's, nor for one that it forgot."""
 
     def is_of_this_life(self, height: int) -> bool:
+        return False
+
+    def forgot(self, height: int) -> bool:
         return False
 
 
@@ -72,6 +79,7 @@ class Twins(Simulation):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._sides = {(int(fault.at), int(fault.amount)): set(fault.nodes) for fault in plan.of("split")}
+        self._begins = {fault.nodes[1]: int(fault.amount) for fault in plan.of("twin")}
         self.network.filter = self._may_pass
 
     def on_new_node(self, peer: Peer, node: Node) -> None:
@@ -84,7 +92,11 @@ class Twins(Simulation):
         return [*own, *own[: plan.joiners]]
 
     def _may_pass(self, sender: int, receiver: int, data: bytes) -> bool:
-        side = self._sides.get(self._when(sender, codec.decode_message(data, ANYTHING)))
+        message = codec.decode_message(data, ANYTHING)
+        when = self._when(sender, message)
+        if isinstance(message, SPOKEN) and when[0] < self._begins.get(sender, 0):
+            return False
+        side = self._sides.get(when)
         return side is None or (sender in side) == (receiver in side)
 
     def _when(self, sender: int, message: Any) -> tuple[int, int]:
