@@ -84,12 +84,12 @@ def test_running_jobs_without_any_audit_are_told_from_the_others(spec: bytes, na
 
 
 def test_who_is_suspended_and_why_is_told_when_the_log_has_forgotten_it() -> None:
-    court = Court(suspension_rounds=12)
+    court = Court(suspension_rounds=20)
     court.round(2)
     assert suspensions(court.state) == ()
     court.convict(A)
     (cause,) = [entry for entry in court.state.audits.log if entry.result is Result.SUSPENDED]
-    court.round(11, trainers=(B, C, D))
+    court.round(19, trainers=(B, C, D))
     assert cause not in court.state.audits.log
     (told,) = suspensions(court.state)
     assert (told.until, told.cause.trainer, told.cause.auditor) == (court.audits.suspended[A], peer_id(A), peer_id(cause.auditor))
