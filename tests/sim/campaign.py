@@ -26,8 +26,19 @@ from tests.sim.strategies import HONEST_MAJORITY
 WRITTEN_EVERY_SECONDS = 20.0
 CHUNK = 4  # histories a process takes at a time
 N = 4
+COVERED_FROM = 200  # histories: the rarest of these is in one of thirty
+COVERED = {
+    kind: tuple(text.split(", "))
+    for kind, text in {
+        "seeds": "liar, crash, rollback, damage, wrong-state, join, rotate, skew, clock, stop, several leaves, link kept, "
+        "restored, rounds closed, liars expelled, newcomers voted",
+        "twins": "twin, split, crash, liars expelled",
+        "partitions": "partition, flap, rounds closed",
+    }.items()
+}
 # Counted beside faults.
-OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync failed", "justified", "unseen")
+OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync failed", "justified", "unseen", "job stopped")
+CAME_ABOUT = ("blocks", "rounds closed", "ballots decided", "updates accepted", "liars expelled", "newcomers voted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,7 @@ class Tally:
     by_n: dict[str, dict[str, float]] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     liars: dict[str, int] = field(default_factory=dict)  # by strategy
+    histories: dict[str, int] = field(default_factory=dict)  # that had at least one of these
     machine: str = ""
 
     def add(self, result: Result) -> None:
@@ -152,6 +164,8 @@ class Tally:
         for total, drawn in ((self.faults, result.faults), (self.liars, result.liars)):
             for what, count in drawn.items():
                 total[what] = total.get(what, 0) + count
+        for what in result.faults:
+            self.histories[what] = self.histories.get(what, 0) + 1
         of = self.by_n.setdefault(str(result.n), {"histories": 0, "cpu_seconds": 0.0})
         of["histories"] += 1
         of["cpu_seconds"] = round(of["cpu_seconds"] + result.cpu, 3)
@@ -165,12 +179,22 @@ class Tally:
 
     def coverage(self) -> str:
         """What the histories had in them, in one line."""
-        faults = {what: count for what, count in self.faults.items() if what not in OUTCOMES and not what.startswith("dropped ")}
+        faults = {
+            what: count
+            for what, count in self.faults.items()
+            if what not in (*OUTCOMES, *CAME_ABOUT) and not what.startswith("dropped ")
+        }
         restored, justified, unseen = (self.faults.get(what, 0) for what in ("restored", "justified", "unseen"))
         return (
             f"{len(self.liars)} kinds of liars{_listed(self.liars)}; faults{_listed(faults)}; snapshots restored: {restored}; "
             f"prepares in later views: {justified} with a reason that was checked, {unseen} of leaders that sent none"
         )
+
+    def missing(self) -> tuple[str, ...]:
+        """What no history had, and some must have in a campaign of this kind and length: the generator has stopped to draw it."""
+        if self.passed + self.failed < COVERED_FROM or self.n not in (None, N):
+            return ()
+        return tuple(what for what in COVERED.get(self.kind, ()) if not self.histories.get(what))
 
     def write(self, path: Path) -> None:
         temporary = path.with_name(path.name + ".new")
@@ -200,8 +224,12 @@ def run(kind: str, span: tuple[int, int], n: int | None, jobs: int, path: Path |
         print(f"n={size}: {figures['histories']:.0f} histories, {rate}")
     print(f"{tally.blocks} blocks, {tally.messages} messages, {tally.wall_seconds:.0f} s")
     print(tally.coverage())
+    print(f"histories with{_listed({what: of for what, of in tally.histories.items() if not what.startswith('dropped ')})}")
+    missing = tally.missing()
+    if missing:
+        print(f"NOT COVERED: no history had {', '.join(missing)}")
     print(f"{tally.passed} passed, {tally.failed} failed")
-    return 1 if tally.failed else 0
+    return 1 if tally.failed or missing else 0
 
 
 def _begin(kind: str, span: tuple[int, int], n: int | None, path: Path | None) -> Tally:

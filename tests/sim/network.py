@@ -22,6 +22,7 @@ class Link:
     blocked: int = 0  # faults that let nothing through
     clogged: int = 0  # faults that hold everything back until they end
     held: list[tuple[int, list[bytes]]] = field(default_factory=list)  # (epoch, messages) behind a clog
+    has_lost: bool = False  # something, since it came up
     weather: dict[str, float] = field(default_factory=dict)  # kind -> strength; empty: calm
     last: float = 0.0  # when the last message arrives: links keep the order
 
@@ -58,6 +59,7 @@ class Network:
             messages = [message for message in messages if self.filter(sender, receiver, message)]
         self.messages += len(messages)
         if not link.up or link.blocked or not messages:
+            link.has_lost = link.has_lost or bool(messages)
             return
         if link.clogged:
             link.held.append((link.epoch, messages))
@@ -70,6 +72,7 @@ class Network:
     def _through_weather(self, link: Link, message: bytes) -> None:
         weather, source = link.weather, self._random
         if source.random() < weather.get("loss", 0.0):
+            link.has_lost = True
             return
         copies = 2 if source.random() < weather.get("duplicate", 0.0) else 1
         for _ in range(copies):
@@ -125,5 +128,6 @@ class Network:
         self._apply_weather()
         for row in self.links:
             for link in row:
-                link.blocked = link.clogged = 0
-                link.held = []
+                link.blocked = 0
+                if link.clogged:
+                    self.clog(link.sender, link.receiver, -link.clogged)

@@ -51,6 +51,7 @@ class Plan:
     work: float = 1.0  # how much there is to decide: transactions a block, on average
     jobs: bool = True
     second_job: bool = False  # beside the first one
+    keeps_links: bool = False  # where nothing was lost on them: then what is held back arrives after healing
     wake: float = 0.0  # seconds from the first message until a peer's turn begins: what comes meanwhile is in it
 
     def keep(self, numbers: Sequence[int]) -> Plan:
@@ -218,8 +219,58 @@ KIND_PROBABILITY = 0.35  # that a history has faults of one kind at all
 SECOND_JOB_PROBABILITY = 0.15  # where there is one at all
 
 
+STOP_PROBABILITY = 0.3  # where there is a job
+CLOCK_PROBABILITY = 0.3
+TOGETHER_PROBABILITY = 0.2  # where nobody else is away, or lies
+KEEPS_LINKS_PROBABILITY = 0.5
+
+
 def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: object) -> Plan:
     """The history of one seed. `strategies` are the names that liars draw from."""
+    plan = first_draws(seed, n, strategies)
+    source = random.Random(f"folkmoot more {seed} {n}")
+    draw = Draw(source, n, plan.n + plan.joiners, plan.heal_at, set(plan.liars), list(plan.faults))
+    if plan.jobs and source.random() < STOP_PROBABILITY:
+        _stop(draw)
+    if source.random() < TOGETHER_PROBABILITY and n > 2 and not draw.liars and not _away(draw.faults):
+        _leave_together(draw)
+    if source.random() < CLOCK_PROBABILITY:
+        _clock(draw)
+    plan = replace(plan, faults=tuple(draw.faults), keeps_links=source.random() < KEEPS_LINKS_PROBABILITY)
+    return replace(plan, **fixed)  # type: ignore[arg-type]
+
+
+def _away(faults: Sequence[Fault]) -> bool:
+    """Whether anybody is one of the f, or leaves."""
+    return any(fault.kind in ("leave", "rollback", "damage", "wrong-state") for fault in faults)
+
+
+def _stop(draw: Draw) -> None:
+    """The author of a job ends it, and begins another one."""
+    draw.add("stop", *draw.span(0, 0))
+
+
+def _leave_together(draw: Draw) -> None:
+    """Several at once, and at least two stay. Where none of these may be away, no clock is far off."""
+    at, _ = draw.span(0, 0)
+    count = draw.random.randint(2, max(2, draw.n // 2))
+    for peer in sorted(draw.random.sample(range(draw.n), min(count, draw.n - 2))):
+        draw.add("leave", at, at, (peer,))
+    for number, fault in enumerate(draw.faults):
+        if fault.kind == "skew" and abs(fault.amount) > CLOCK_AHEAD_SECONDS:
+            draw.faults[number] = replace(fault, amount=math.copysign(SKEW_ACCEPTED, fault.amount))
+
+
+def _clock(draw: Draw) -> None:
+    """A peer stops, and starts with its clock set: right where it was far off, otherwise a little wrong."""
+    peer = draw.random.randrange(draw.n)
+    before = sum(fault.amount for fault in draw.faults if fault.kind == "skew" and fault.nodes == (peer,))
+    amount = draw.random.choice((-1.5, -0.5, 0.5, 1.5)) if not before else -before
+    draw.add("clock", *draw.span(0.1, 2), (peer,), amount)
+
+
+def first_draws(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: object) -> Plan:
+    """What seeds had in them at first. What is drawn since has a source of its own: these histories stay what they were."""
     source = random.Random(f"folkmoot {seed} {n}")
     end = source.uniform(*TROUBLE_SECONDS)
     joiners = source.choice((0, 0, 1, 2)) if n < 10 else source.choice((0, 0, 1))

@@ -128,8 +128,7 @@ class Progress:
             self.expelled.setdefault(key, height)
             self.going.setdefault(key, height)
             self.coming.pop(key, None)
-        if self.began is not None:
-            self._count("liars expelled")
+        self._count("liars expelled")
 
     def _next(self, height: int) -> Keys:
         """The voters of the height after this one."""
@@ -287,7 +286,8 @@ class Progress:
             yield Demand("rounds", f"{seen} closes no round", age, ROUND_SECONDS_MAX, job.since <= self.began)
             idle = job.closed - job.accepted_at
             yield Demand("accepted", f"{seen} accepts no update", idle, ACCEPTED_ROUNDS_MAX, not job.has_accepted)
-            for peer in sorted(set(running).intersection(voters)):
+            # A liar that hides its updates from one voter makes that one wait, while the others settle each round.
+            for peer in sorted(set(running).intersection(voters)) if set(voters) <= set(self.honest) else ():
                 first = job.waiting.setdefault(peer, job.closed)
                 idle = job.closed - job.ballots.get(peer, first)
                 yield Demand(
@@ -302,6 +302,11 @@ class Progress:
                 yield Demand(
                     "newcomers", f"{short_id(key)} has come and does not vote", now - self.began, NEWCOMER_SECONDS_MAX, True
                 )
+
+    def came_about(self) -> dict[str, int]:
+        """For the figures of a campaign: of newcomers over all, of the rest since the recovery."""
+        voted = sum(key in self._voted for key in self.newcomers)
+        return {**self.counts, **({"newcomers voted": voted} if voted else {})}
 
     def check(self, now: float, running: Collection[bytes]) -> bool:
         """Whether everything has come about at least once."""

@@ -107,6 +107,7 @@ class Peer:
     deadline: float | None = None
     due: float | None = None  # a deadline that has passed
     offset: float = START  # of its clock from virtual time
+    offset_max: float = START  # a block that it dated may be decided after its clock was set back
     slowness: float = 0.0  # seconds that each item of a turn costs
     sync: float = 0.0  # more seconds that each sync takes
     doomed: Fault | None = None  # stops in the middle of its next append
@@ -147,6 +148,10 @@ class Peer:
         applied = self.disk.applied
         return max(applied) if applied else 0
 
+    def set_clock(self, seconds: float) -> None:
+        self.offset += seconds
+        self.offset_max = max(self.offset, self.offset_max)
+
     def now(self) -> float:
         return self.offset + self.simulation.now
 
@@ -161,7 +166,7 @@ class Peer:
     # Starting and stopping -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        if self.node is not None:
+        if self.node is not None or self.is_late:
             return
         try:
             restart = restart_of(self.disk, self.height)
@@ -517,7 +522,7 @@ class Simulation:
         self.invariants = Invariants(
             tuple(founders), self.chain_id, self.verifier, {peer.key for peer in self.honest}, self._refer
         )
-        self.invariants.latest_clock = lambda: max(peer.now() for peer in self.honest)
+        self.invariants.latest_clock = lambda: self.now + max(peer.offset_max for peer in self.honest)
         self.invariants.waits = self._waits
         self.progress = Progress(tuple(founders), self.chain_id, self.verifier, self.invariants.honest, self.invariants.sets)
         self.invariants.on_block = lambda height, body: self.progress.on_block(height, body, self.now)
@@ -591,6 +596,9 @@ class Simulation:
             self._see_through()
             if not self.plan.jobs:  # whose rounds would go on
                 self._rest()
+        if len(self.plan.of("leave")) > 1:
+            self.count("several leaves")
+        self.counts |= self.progress.came_about()
         self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
 
     @contextlib.contextmanager
@@ -897,6 +905,7 @@ class Simulation:
 
     def _arrive(self, link: Link, epoch: int, messages: list[bytes]) -> None:
         if epoch != link.epoch or link.blocked:
+            link.has_lost = True
             return
         sender, receiver = self.peers[link.sender], self.peers[link.receiver]
         if receiver.node is None:
@@ -941,6 +950,7 @@ class Simulation:
         if out.up or one.node is None or other.node is None or frozenset((one.number, other.number)) in self._cut:
             return
         out.up = back.up = True
+        out.has_lost = back.has_lost = False
         for here, there in ((one, other), (other, one)):
             here.give(Connected(there.key))
             if here.snapshots is not None:
@@ -1099,7 +1109,33 @@ class Simulation:
 
     def _fault_skew(self, fault: Fault) -> None:
         self.count("skew")
-        self.peers[fault.nodes[0]].offset += fault.amount
+        self.peers[fault.nodes[0]].set_clock(fault.amount)
+
+    def _fault_clock(self, fault: Fault) -> None:
+        """A peer stops, and its clock is another when it starts."""
+        peer = self.peers[fault.nodes[0]]
+
+        def start() -> None:
+            peer.stop()
+            peer.set_clock(fault.amount)
+            if not peer.is_late:
+                peer.start()
+
+        self._between(fault, peer.stop, start)
+
+    def _fault_stop(self, fault: Fault) -> None:
+        """The job ends in the middle of a round, and its author begins another one."""
+
+        def stop() -> None:
+            running = self.decided_state.jobs.running()
+            for peer in self.honest:
+                job = next((key for key, job in running.items() if job.author == peer.key and b":alone" not in job.spec), None)
+                if job is not None:
+                    self.count("job stopped")
+                    peer.author.wishes.append(workload.stop_job(job))
+                    peer.author.wishes.append(workload.start_job(KINDS[(self.plan.seed + 1) % len(KINDS)], 1_000))
+
+        self._between(fault, stop, lambda: None)
 
     def _fault_rollback(self, fault: Fault) -> None:
         peer, images = self.peers[fault.nodes[0]], list[Disk]()
@@ -1179,7 +1215,7 @@ class Simulation:
     # Healing ---------------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Everybody runs, every link is made anew, and from now on messages arrive. Liars go on lying."""
+        """Everybody runs, links are made anew (the plan may keep those that lost nothing), and messages arrive. Liars go on."""
         self.healed = self.now
         for peer in self.honest:
             self.sample(peer)
@@ -1192,7 +1228,12 @@ class Simulation:
         for one in self.peers:
             for other in self.peers:
                 if one.number < other.number and one.key != other.key:
-                    self._unlink(one, other)
+                    if self.plan.keeps_links and not any(
+                        link.has_lost for link in self.network.between(one.number, other.number)
+                    ):
+                        self.count("link kept")
+                    else:
+                        self._unlink(one, other)
                     self._link(one, other)
 
 

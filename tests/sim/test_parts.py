@@ -18,7 +18,7 @@ from consensus.turn import Record, RoundVoted, StoredBlock, Voted
 from protocol.errors import StorageError
 from protocol.identity import Signed
 from protocol.limits import CLOCK_AHEAD_SECONDS
-from tests.sim import campaign, invariants, progress
+from tests.sim import campaign, invariants, progress, twins
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
 from tests.sim.plan import SKEW_ACCEPTED, Fault, calm, expand, faults_tolerated
@@ -101,6 +101,7 @@ def test_no_plan_has_more_faulty_peers_than_are_tolerated(n: int) -> None:
     for seed in range(300):
         plan = expand(seed, n, HONEST_MAJORITY)
         leaving = len(plan.of("leave"))
+        assert n - leaving >= 2
         sick = {fault.nodes[0] for kind in ("rollback", "damage", "wrong-state") for fault in plan.of(kind)}
         assert len(plan.liars.keys() | sick) == len(plan.liars) + len(sick) <= faults_tolerated(n)
         assert len(plan.liars) <= faults_tolerated(n - leaving)
@@ -136,6 +137,14 @@ def test_shrinking_leaves_exactly_what_is_needed() -> None:
     assert minimal(range(40), lambda kept: {3, 17, 31} <= set(kept)) == [3, 17, 31]
     assert minimal(range(9), lambda kept: 8 in kept) == [8]
     assert minimal(range(9), lambda kept: True) == []
+
+
+def test_the_generator_draws_each_kind_of_change_in_some_history() -> None:
+    plans = [expand(seed, 4, HONEST_MAJORITY) for seed in range(200)]
+    for kind in ("leave", "stop", "clock", "join", "rotate", "rollback", "damage", "wrong-state"):
+        assert any(plan.of(kind) for plan in plans), kind
+    assert any(len(plan.of("leave")) > 1 for plan in plans) and any(plan.keeps_links for plan in plans)
+    assert {twins.expand(seed, 4).of("twin")[0].amount for seed in range(50)} == {1, *twins.LATER_HEIGHTS}
 
 
 # The checker, the campaign --------------------------------------------------------------------------------------------------
