@@ -285,7 +285,6 @@ def first_draws(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: 
     _draw_sicknesses(draw, budget)
     _draw_retirement(draw, seed)
     _set_clocks_right(draw)
-    _draw_new_clock(draw, random.Random(f"clock {seed} {n}"))
     low = source.choice((0.001, 0.005, 0.02))
     plain = seed % ED25519_EVERY == ED25519_EVERY - 1
     plan = Plan(
@@ -364,18 +363,6 @@ def _set_clocks_right(draw: Draw) -> None:
                 draw.faults[at] = replace(fault, amount=math.copysign(SKEW_ACCEPTED, fault.amount))
 
 
-def _draw_new_clock(draw: Draw, source: random.Random) -> None:
-    """An honest peer without another fault of its clock stops, and starts again with the clock set back or forward."""
-    skewed = {fault.nodes[0] for fault in draw.faults if fault.kind == "skew"}
-    able = [peer for peer in range(draw.n) if peer not in draw.liars | skewed]
-    if able and source.random() < NEW_CLOCK_PROBABILITY:
-        at = source.uniform(0.2, draw.end * 0.8)
-        draw.add(
-            "clock", at, at + source.uniform(0.05, 0.5), (source.choice(able),), source.choice((-SKEW_ACCEPTED, SKEW_ACCEPTED))
-        )
-
-
-NEW_CLOCK_PROBABILITY = 0.25
 SICKNESSES = (_rollback, _damage, _wrong_state)  # of honest peers; whoever has one counts as one of the f, as a liar does
 RETIREMENT_PROBABILITY = 0.15
 FAULTY = ("liar", "leave", "rollback", "damage", "wrong-state")  # each is one of the f, or makes f smaller

@@ -1137,15 +1137,6 @@ class Simulation:
 
         self._between(fault, stop, lambda: None)
 
-    def _fault_clock(self, fault: Fault) -> None:
-        peer = self.peers[fault.nodes[0]]
-
-        def stop() -> None:
-            peer.stop()
-            peer.offset += fault.amount
-
-        self._between(fault, stop, peer.start)
-
     def _fault_rollback(self, fault: Fault) -> None:
         peer, images = self.peers[fault.nodes[0]], list[Disk]()
 

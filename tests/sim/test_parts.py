@@ -33,11 +33,6 @@ def vote(view: int) -> Voted:
     return Voted(("prepare", 1, view), SIGNED)
 
 
-def test_some_histories_set_a_clock_at_a_restart() -> None:
-    drawn = [expand(seed).of("clock") for seed in range(40)]
-    assert {fault.amount for faults in drawn for fault in faults} == {-1.5, 1.5}
-
-
 def test_an_append_that_was_cut_off_anywhere_leaves_what_was_before() -> None:
     first: list[Record] = [vote(0), StoredBlock(1, bytes(32), b"block")]
     second: list[Record] = [vote(1), vote(2)]
