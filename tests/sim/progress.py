@@ -157,6 +157,7 @@ class Progress:
             case "member/approve":
                 self._on_approved(fields[0], signer, height)
             case "member/leave":
+                self.coming.pop(signer, None)
                 self.going.setdefault(signer, height)
             case "member/rotate":
                 self._on_rotated(signer, fields[0], height)
@@ -166,6 +167,7 @@ class Progress:
         approved.add(voter)
         if len(approved.intersection(voters)) >= quorum(len(voters)) and candidate not in self.expelled:
             self.coming.setdefault(candidate, height)
+            self.going.pop(candidate, None)  # it left, and comes back
 
     def _on_rotated(self, old: bytes, new: bytes, height: int) -> None:
         self._successors[old] = new
@@ -224,6 +226,8 @@ class Progress:
         tag, *fields = codec.unpack(signed.body, len(signed.body))
         if tag in (Propose.TAG, Prepare.TAG, Commit.TAG, Timeout.TAG):
             voters = self.sets.get(fields[1], ())
+            if tag == Timeout.TAG and fields[3] >= 0:
+                return None  # it counts only with its certificate, which need not be good
             is_open = fields[1] in (decided, decided + 1) and fields[2] < VIEWS_SEEN and signed.signer in voters
             return (tag, fields[1], fields[2]) if is_open and fields[0] == _hash_of(voters) else None
         if tag in (Proposal.TAG, Ballot.TAG):

@@ -29,7 +29,8 @@ def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(Simulation(first_draws(seed, 4, FIRST_LIARS))).problem == ""
 
 
-@pytest.mark.parametrize("seed", range(2))
+# In the last one a voter leaves, and stands again.
+@pytest.mark.parametrize("seed", [0, 1, 179])
 def test_networks_with_all_that_is_drawn_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(campaign.prepare("seeds", seed, 4)).problem == ""
 
