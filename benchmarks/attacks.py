@@ -38,7 +38,7 @@ from benchmarks.settings import with_settings
 from benchmarks.simulated import text_file
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
-from peer.demo import end_like_ctrl_c
+from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training.spec import PRESETS, Audit, JobSpec, Rule

@@ -1,9 +1,9 @@
 """How soon sampled audits suspend who cheats in some of its steps, and what they replay: drawn with the ledger's own code.
 
-No training: who is drawn for which step follows from nonces alone (`ledger.draws`), and a replay of a false step finds it. All n
-train and re-execute. The liar's f − 1 accomplices reveal their nonces, and report that all is well whatever they are drawn for;
-what liars gain by withholding nonces or by leading is in decision 28. Two kinds of liars: 40 % of the steps are false, for which
-there is a bound; and one step a round is, into which any change fits, since nothing bounds a step's size.
+No training: who is drawn for which step follows from nonces alone (`ledger.audits.draws`), and a replay of a false step finds it.
+All n train and re-execute. The liar's f − 1 accomplices reveal their nonces, and report that all is well whatever they are drawn
+for; what liars gain by withholding nonces or by leading is in decision 28. Two kinds of liars: 40 % of the steps are false, for
+which there is a bound; and one step a round is, into which any change fits, since nothing bounds a step's size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from consensus.quorum import faults_tolerated
-from ledger import draws
+from ledger.audits import draws
 from training.spec import PRESETS, Audit, JobSpec
 
 JOB = bytes(32)

@@ -1,10 +1,11 @@
 """A small GPT trained by many, of whom some lie, in one process: what of each lie is accepted, and what it does to the loss.
 
 The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `feedback.judge_replay`, audits drawn by
-`ledger.draws`, the model moved on by `ReplicatedModel.apply`. Not simulated: the network, the votes, and time (so no payload is
-withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean run's path of models is remembered,
-so that runs which stay on it cost it once. Which steps of a lie are false is drawn as for the detection table, and a replay of an
-honest one does not find it. Suspended are those who cheat in 40 % of their steps; lies of one false step are only counted.
+`ledger.audits.draws`, the model moved on by `ReplicatedModel.apply`. Not simulated: the network, the votes, and time (so no
+payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean run's path of models is
+remembered, so that runs which stay on it cost it once. Which steps of a lie are false is drawn as for the detection table, and a
+replay of an honest one does not find it. Suspended are those who cheat in 40 % of their steps; lies of one false step are only
+counted.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from torch import Tensor
 from benchmarks.attack_suite import INVENTED_FEEDBACK, PAYLOADS, VECTORS, Knowledge, Said
 from benchmarks.attacks_detection import LIES, MANY_STEPS
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
-from ledger import draws
+from ledger.audits import draws
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
-from training.compute.model import GPT
+from training.engines.pytorch.model import GPT
 from training.replicated import aggregate, feedback
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted

@@ -36,13 +36,13 @@ from benchmarks.provenance import earlier, write
 from benchmarks.settings import with_settings
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
-from peer.demo import end_like_ctrl_c
+from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser
 from training import grid
-from training.compute.adamw import Settings
-from training.compute.engine import Engine
-from training.inner_state import InnerState
+from training.engines.pytorch.adamw import Settings
+from training.engines.pytorch.engine import Engine
+from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.schedule import inner_rate

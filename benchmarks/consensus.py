@@ -28,7 +28,8 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
-from peer.demo import Demo, DemoPeer, cast_roles, end_like_ctrl_c
+from peer.demo.cast import Demo, DemoPeer
+from peer.demo.demo import cast_roles, end_like_ctrl_c
 from protocol.api import PARTS
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser

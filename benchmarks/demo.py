@@ -25,8 +25,8 @@ from rich.table import Table
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from peer.demo import end_like_ctrl_c
-from peer.grammar import PRESETS
+from peer.commands.grammar import PRESETS
+from peer.demo.demo import end_like_ctrl_c
 from scenarios.trials import COUNT, Parser
 from training import grid
 

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from peer import commands
 from peer.cli import build_parser, settings_of
-from peer.config import Config
-from peer.driver import Driver
+from peer.commands import commands
+from peer.driver.driver import Driver
 from peer.roles.trainer import Trainer
-from peer.worker import Worker
+from peer.settings.config import Config
+from peer.worker.supervisor import Worker
 from protocol.errors import UserError
-from training import proposals
-from training.inner_state import InnerState, OnState
+from training.replay import proposals
+from training.replay.inner_state import InnerState, OnState
 from training.replicated import stream
 from training.replicated.layout import Float32Array
 
@@ -49,7 +49,7 @@ def update(
 
 def work() -> None:
     """Runs as the worker process."""
-    from peer import worker_main  # it imports torch, which the peer itself must not
+    from peer.worker import main as worker_main  # it imports torch, which the peer itself must not
 
     class Free(worker_main.Jobs):
         def _update(self, job: bytes) -> proposals.Update:

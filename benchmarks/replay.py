@@ -33,12 +33,12 @@ from benchmarks import dispatch
 from benchmarks.dispatch import Environment
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from training.default_text import default_text
-from training.inner_state import InnerState
+from training.data.default_text import default_text
+from training.replay.inner_state import InnerState
+from training.replay.trace import distance, ratio, step_error
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
 from training.spec import PRESETS, Inner, JobSpec, completed
-from training.trace import distance, ratio, step_error
 
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
@@ -98,10 +98,10 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     """An engine that does as `variant` says; torch is imported only here, where the environment is what it is to be."""
     import torch
 
-    from training.compute.engine import Engine, windows
-    from training.compute.model import GPT
-    from training.data import Tokens
-    from training.tokenizer import load_tokenizer
+    from training.data.corpus import Tokens
+    from training.data.tokenizer import load_tokenizer
+    from training.engines.pytorch.engine import Engine, windows
+    from training.engines.pytorch.model import GPT
 
     class Differing(Engine):
         """Computes gradients on `device`, perhaps in another precision; everything else is where it always is."""

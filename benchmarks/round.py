@@ -36,8 +36,9 @@ from benchmarks.rivals.processes import reports
 from benchmarks.rivals.work import Work
 from benchmarks.settings import with_settings
 from benchmarks.verdicts import conclude, verdict
-from peer.datadir import DataDirectory
-from peer.demo import DemoPeer, cast_roles, end_like_ctrl_c
+from peer.demo.cast import DemoPeer
+from peer.demo.demo import cast_roles, end_like_ctrl_c
+from peer.settings.datadir import DataDirectory
 from protocol.api import PARTS
 from protocol.errors import UserError
 from scenarios import network as scenario

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from peer.grammar import set_overrides
-from peer.service import parse_overrides
+from peer.api.service import parse_overrides
+from peer.commands.grammar import set_overrides
 from training.spec import JobSpec, ModelSpec
 
 OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))

@@ -12,15 +12,15 @@ import numpy as np
 
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
-from training.compute.engine import Engine
-from training.data import open_tokens
-from training.default_text import default_text
-from training.inner_state import InnerState
+from training.data.corpus import open_tokens
+from training.data.default_text import default_text
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.engine import Engine
+from training.replay.inner_state import InnerState
 from training.replicated import codec, feedback
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import JobSpec
-from training.tokenizer import ByteTokenizer
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/simulated").digest()
 UNREAD = hashlib.sha256(b"what nobody asks for here").digest()

@@ -48,9 +48,10 @@ from benchmarks.rivals.work import LOCAL, SETUPS, Result, Work
 from benchmarks.settings import with_settings
 from benchmarks.simulated import engine_of, held_out_nats, text_file
 from benchmarks.verdicts import conclude, verdict
-from peer.datadir import DataDirectory
-from peer.demo import Demo, DemoPeer, cast_roles, end_like_ctrl_c
-from peer.demo_report import Disk
+from peer.demo.cast import Demo, DemoPeer
+from peer.demo.demo import cast_roles, end_like_ctrl_c
+from peer.demo.report import Disk
+from peer.settings.datadir import DataDirectory
 from protocol.api import PARTS, TrainRequest
 from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario

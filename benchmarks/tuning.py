@@ -25,15 +25,15 @@ from protocol.errors import UserError
 from protocol.messages import Proposal
 from scenarios.trials import Parser
 from training import grid
-from training.compute.baseline import train_baseline
-from training.compute.engine import Engine
-from training.data import open_tokens
-from training.default_text import default_text
+from training.data.corpus import open_tokens
+from training.data.default_text import default_text
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.baseline import train_baseline
+from training.engines.pytorch.engine import Engine
 from training.replicated import codec, feedback
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import JobSpec
-from training.tokenizer import ByteTokenizer
 
 ACCEPTED = 2  # trainers accepted in each round of the default demo: three, one of which lies
 TRAINERS = 3

@@ -1,6 +1,6 @@
 """Real nodes in virtual time: what a decision costs in a network that one machine cannot hold.
 
-Every peer is a `peer.node.Node` with the real ledger and codec; only signatures are replaced by a fast keyed hash. Time is
+Every peer is a `peer.node.node.Node` with the real ledger and codec; only signatures are replaced by a fast keyed hash. Time is
 charged as measured: the processor time that each turn took here, and what each signature made or verified, each frame sealed or
 opened, and each durable write cost on this machine at the start. A peer has one core and one uplink; it does one turn at a time,
 as the daemon does, and waits for its disk before it sends.
@@ -25,23 +25,23 @@ from typing import Any
 from consensus.quorum import quorum
 from consensus.turn import Decided, Outgoing, Record, Restart, Turn, Voted, persist
 from consensus.voters import CachingVerifier
-from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, Start
-from ledger.ledger import Ledger
 from ledger.state import Rules
-from ledger.store import Store
-from peer.early import RoundKey
-from peer.node import AppliedBlock, Do, Item, Node
-from peer.rounds import Outcome
+from peer.node.early import RoundKey
+from peer.node.node import AppliedBlock, Do, Item, Node
+from peer.node.rounds import Outcome
 from protocol import codec
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign
 from protocol.messages import Commit, Proposal, Proposed, Transaction
 from protocol.reasons import Verdict
+from storage.store import Store
 from transport.framing import Channel, Inbox, Outbox, Priority
 from transport.network import Connected, Received
 from transport.noise import CipherState
 
-BATCH_MAX = 64  # items in one turn, as in `peer.driver`
+BATCH_MAX = 64  # items in one turn, as in `peer.driver.driver`
 TRAINERS = 8  # verdicts in each ballot
 PACKET_BYTES = 1_448  # of TCP payload
 PACKET_OVERHEAD_BYTES = 66  # Ethernet, IP and TCP headers

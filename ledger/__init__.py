@@ -1,1 +1,1 @@
-"""What has been decided: genesis, transactions, state modules, the state root, and how all of it is stored."""
+"""What has been decided: genesis, transactions, state modules, the state root. No I/O: `storage` writes it down."""

@@ -10,23 +10,23 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Protocol
 
-from consensus.ballots import Outcome, RoundTerms
 from consensus.quorum import quorum
 from consensus.voters import VoterSet
-from ledger.genesis import TRAINER, Genesis
+from ledger.core.genesis import TRAINER, Genesis
+from ledger.core.module import Context, Modules, Refused
 from ledger.members import MembersState
-from ledger.transactions import Context, Modules, Refused
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.identity import Signed
 from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
+from rounds.ballots import Outcome, RoundTerms
 
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
 # Finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks.
 TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # anybody can have as many of them as there is time for
-WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, until more of them are (`ledger.docket`)
+WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, until more of them are (`ledger.audits.docket`)
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + RUNNING_MAX  # all that run may end at once
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # none goes in the block that starts or closes it: so many can end in one
 PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time

@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from consensus.quorum import faults_tolerated
 from consensus.voters import VoterSet
-from ledger.genesis import Founder, Genesis, Roles, check_roles
-from ledger.transactions import Context, Modules, Refused
+from ledger.core.genesis import Founder, Genesis, Roles, check_roles
+from ledger.core.module import Context, Modules, Refused
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.errors import RemoteProtocolError

@@ -11,22 +11,22 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
-from consensus.ballots import Closing, check_closing, outcome
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
-from ledger.audits import AuditsState
-from ledger.docket import AuditsModule, follow
-from ledger.genesis import Genesis
+from ledger.audits.docket import AuditsModule, follow
+from ledger.audits.state import AuditsState
+from ledger.core.genesis import Genesis
+from ledger.core.module import Context, Module, Refused
 from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState, abandoned
 from ledger.members import MembersModule, MembersState
-from ledger.transactions import Context, Module, Refused
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTION_LIFETIME_HEIGHTS, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
+from rounds.ballots import Closing, check_closing, outcome
 
 M = TypeVar("M")
 T = TypeVar("T")

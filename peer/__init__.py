@@ -1,1 +1,1 @@
-"""The `peer` daemon and everything a person touches: commands, configuration, console, control socket, demo."""
+"""The `peer` daemon and everything a person touches: commands, settings, console, control socket, demo."""

@@ -8,12 +8,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from peer.arguments import Parser, whole_number
-from peer.config import ROLES, ROLES_LATER, Config, Settings, load, show
-from peer.grammar import COMMANDS, IN_JSON, add_arguments, add_preset_argument, add_set_argument, parse, parse_words
+from peer.commands.arguments import Parser, settings_of, whole_number
+from peer.commands.grammar import COMMANDS, IN_JSON, add_arguments, add_preset_argument, add_set_argument, parse, parse_words
+from peer.settings.config import ROLES, ROLES_LATER, Config, show
 from protocol.errors import UserError
 
 VERSION = "0.1.0"
@@ -205,18 +204,11 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
 # Actions -------------------------------------------------------------------------------------------------------------
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings in force for this command line. Raises `UserError`."""
-    flags = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(Config)}
-    file = Path(options.config).expanduser().absolute() if options.config else None
-    return load(flags, os.environ, file)
-
-
 def _hook(name: str) -> Callable[[argparse.Namespace], Any]:
     def action(options: argparse.Namespace) -> Any:
         if hasattr(options, "config"):
             options.settings = settings_of(options)  # complains before anything is touched
-        from peer import commands
+        from peer.commands import commands
 
         return getattr(commands, name)(options)
 
@@ -239,13 +231,13 @@ def _demo(options: argparse.Namespace) -> Any:
     fewest = options.peers - tolerated
     if options.trainers and not fewest <= options.trainers <= options.peers:
         raise UserError(f"--trainers {options.trainers}: of {options.peers} peers {fewest} to {options.peers} train")
-    from peer import demo
+    from peer.demo import demo
 
     return demo.main(options)
 
 
 def _client(options: argparse.Namespace) -> tuple[Any, Config]:
-    from peer.control import ControlClient
+    from peer.api.control import ControlClient
 
     config = settings_of(options).config
     return ControlClient(config.data_directory, config.control_socket), config
@@ -254,8 +246,8 @@ def _client(options: argparse.Namespace) -> tuple[Any, Config]:
 def _console(options: argparse.Namespace) -> int:
     import trio
 
-    from peer import console
-    from peer.datadir import DataDirectory
+    from peer.commands import console
+    from peer.settings.datadir import DataDirectory
 
     options.line = _place_taken(options)
     client, config = _client(options)
@@ -283,7 +275,7 @@ def _place_taken(options: argparse.Namespace) -> list[str]:
 def _ask(options: argparse.Namespace) -> int:
     import trio
 
-    from peer import console
+    from peer.commands import console
 
     client, _ = _client(options)
     return trio.run(partial(console.execute, client, options, console.printer()))

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from peer import commands
-from peer.cli import build_parser, settings_of
-from peer.config import Config
-from peer.driver import Driver
+from peer.cli import build_parser
+from peer.commands import commands
+from peer.commands.arguments import settings_of
+from peer.driver.driver import Driver
 from peer.roles.liar import ATTACKS, Liar
-from peer.worker import Worker
+from peer.settings.config import Config
+from peer.worker.supervisor import Worker
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, sign

@@ -84,7 +84,7 @@ class StatusView:
     suspended: str = ""  # until when and why this peer does not train; empty when it may
     unaudited: tuple[str, ...] = ()  # names of running jobs whose updates nobody re-executes
     disputed: str = ""  # that another block is certified beside one that is here; empty when none is. It stops nothing
-    state: str = "working"  # in one word, of `peer.condition.PeerState`
+    state: str = "working"  # in one word, of `peer.driver.condition.PeerState`
     decided_seconds_ago: float | None = None  # the last decision that came here; None: none yet
     unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
     behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say

@@ -18,9 +18,10 @@ from random import Random
 
 import trio
 
-from ledger.audits import AuditsState, Result, Standing
-from peer.demo import QUIET_SECONDS, DemoPeer
-from peer.demo_report import Disk
+from ledger.audits.state import AuditsState, Result, Standing
+from peer.demo.cast import DemoPeer
+from peer.demo.demo import QUIET_SECONDS
+from peer.demo.report import Disk
 from protocol.api import JobView
 from protocol.identity import peer_id
 from scenarios import network

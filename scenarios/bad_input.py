@@ -25,9 +25,9 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from peer.control import ControlClient
-from peer.datadir import DataDirectory
-from peer.demo_report import Disk
+from peer.api.control import ControlClient
+from peer.demo.report import Disk
+from peer.settings.datadir import DataDirectory
 from protocol.errors import UserError
 from scenarios.trials import Parser, write
 

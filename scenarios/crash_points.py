@@ -1,6 +1,6 @@
 """`python -m scenarios.crash_points`: a peer is killed right before and right after each of its durable writes.
 
-`ledger/crash_points.py` names the writes. Each time the others must finish the round and go on; the killed peer, started again,
+`storage/crash_points.py` names the writes. Each time the others must finish the round and go on; the killed peer, started again,
 must take part again, hold the same roots, and have signed nothing twice.
 """
 
@@ -18,9 +18,8 @@ from random import Random
 
 import trio
 
-from ledger.crash_points import POINTS, VARIABLE, WRITES
-from ledger.snapshot import LAG_HEIGHTS
-from peer.demo import DemoPeer
+from ledger.snapshots.snapshot import LAG_HEIGHTS
+from peer.demo.cast import DemoPeer
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity
@@ -28,6 +27,7 @@ from scenarios import network
 from scenarios.network import Network, children, holds
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
 from scenarios.trials import Attempt, Trial, arguments, conduct
+from storage.crash_points import POINTS, VARIABLE, WRITES
 from training.replicated.files import DURABLE
 
 REACH_SECONDS_MAX = 90.0  # until the point is reached: a cut-off comes after the longest wait for proposals (60 s)

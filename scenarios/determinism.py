@@ -22,10 +22,10 @@ import trio
 
 from benchmarks import dispatch
 from benchmarks.dispatch import Environment
-from ledger.audits import Result
-from peer.demo import DemoPeer
-from peer.demo_report import Disk
-from peer.views import NOT_JUDGED
+from ledger.audits.state import Result
+from peer.commands.views import NOT_JUDGED
+from peer.demo.cast import DemoPeer
+from peer.demo.report import Disk
 from scenarios import network
 from scenarios.network import Network
 from scenarios.trials import COUNT, arguments, report

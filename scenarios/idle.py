@@ -11,9 +11,9 @@ from pathlib import Path
 
 import trio
 
-from peer.demo import DemoPeer
-from peer.grammar import set_overrides
-from peer.memory import process_memory_mb
+from peer.api.memory import process_memory_mb
+from peer.commands.grammar import set_overrides
+from peer.demo.cast import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import Network, children

@@ -17,9 +17,9 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from ledger.snapshot import LAG_HEIGHTS
-from peer import demo
-from peer.demo import DemoPeer
+from ledger.snapshots.snapshot import LAG_HEIGHTS
+from peer.demo import demo
+from peer.demo.cast import DemoPeer
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity

@@ -16,8 +16,8 @@ from time import time
 
 import trio
 
-from peer.arguments import whole_number
-from peer.demo import DemoPeer
+from peer.commands.arguments import whole_number
+from peer.demo.cast import DemoPeer
 from protocol.identity import peer_id
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network, Watch

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import trio
 
-from peer.control import ControlClient
+from peer.api.control import ControlClient
 from protocol.addresses import parse_address
 from protocol.errors import UserError
 from scenarios import network

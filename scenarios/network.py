@@ -23,10 +23,10 @@ from typing import Any
 
 import trio
 
-from peer import demo
-from peer.datadir import DataDirectory
-from peer.demo import DemoPeer
-from peer.demo_report import Disk
+from peer.demo import demo
+from peer.demo.cast import DemoPeer
+from peer.demo.report import Disk
+from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import EventView, TrainRequest
 from protocol.errors import UserError
@@ -320,7 +320,7 @@ def signal_all(processes: Iterable[int], *, stop: bool) -> None:
 def is_worker(process: int) -> bool:
     """Whether this process is a worker that still runs; one that has ended and waits for its parent has no command line."""
     try:
-        return b"peer.worker_main" in Path(f"/proc/{process}/cmdline").read_bytes()
+        return b"peer.worker.main" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False
 

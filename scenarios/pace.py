@@ -7,11 +7,11 @@ from statistics import median
 
 import trio
 
-from consensus.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN
 from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
-from peer.demo import DemoPeer
+from peer.demo.cast import DemoPeer
 from protocol.api import RoundView
 from protocol.identity import peer_id
+from rounds.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN
 from scenarios.network import Network, Watch, holds, voted
 from scenarios.trials import Trial
 
@@ -52,7 +52,7 @@ async def usual(peers: Network, first: int) -> float:
 
 
 def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
-    """T1 of `consensus.ballots`, for the round after `before`."""
+    """T1 of `rounds.ballots`, for the round after `before`."""
     awaited = sum(verdict == "accept" for verdict in before.verdicts.values())
     pace = sorted(arrivals)[min(awaited // 2, len(arrivals) - 1)]
     return max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)

@@ -16,7 +16,7 @@ from random import Random
 import trio
 
 from consensus.quorum import quorum
-from peer.demo import DemoPeer
+from peer.demo.cast import DemoPeer
 from protocol.codec import decode
 from protocol.messages import Certificate
 from scenarios import network

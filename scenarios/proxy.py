@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from peer.demo import DemoPeer
+from peer.demo.cast import DemoPeer
 
 VARIABLE = "FOLKMOOT_PROXY"  # port of the proxy and this peer's name
 GREETING_BYTES_MAX = 256

@@ -19,9 +19,9 @@ from random import Random
 import trio
 
 from consensus.quorum import faults_tolerated
-from peer import demo
-from peer.datadir import DataDirectory
-from peer.demo import DemoPeer
+from peer.demo import demo
+from peer.demo.cast import DemoPeer
+from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Signed, peer_id

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import provenance
-from peer.arguments import whole_number
-from peer.demo import DemoPeer
+from peer.commands.arguments import whole_number
+from peer.demo.cast import DemoPeer
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network

@@ -21,28 +21,31 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
-from consensus.ballots import Closing
 from consensus.block import Block, Header, block_digest, encode_block, encode_header, header_of
 from consensus.chain_proof import Anchor
 from consensus.evidence import Evidence
 from consensus.voters import VoterSet
-from ledger import audits, draws, jobs, members
-from ledger.docket import AuditsModule
-from ledger.genesis import Founder, Genesis
+from ledger import jobs, members
+from ledger.audits import draws
+from ledger.audits import state as audits
+from ledger.audits.docket import AuditsModule
+from ledger.blocks.pool import signed_digest, transaction_digest
+from ledger.blocks.short import ShortBody, ShortClosing, WholeBody, condense
+from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import JobsState
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
-from ledger.pool import signed_digest, transaction_digest
-from ledger.short import ShortBody, ShortClosing, WholeBody, condense
 from ledger.state import EMPTY_BODY, Body
-from peer.invitation import InvitationString
-from peer.service import NOT_SET_BY_NAME
+from peer.api.service import NOT_SET_BY_NAME
+from peer.settings.invitation import InvitationString
 from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
 from protocol.identity import Identity, Signed, peer_id, preimage, sign
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, TimedOut, Timeout, TimeoutCertificate, Transaction
 from protocol.names import REFUSED
 from protocol.reasons import Finding, Verdict
-from training.data import Manifest, batch_offsets
+from rounds.ballots import Closing
+from tests.rooms import ROOMS
+from training.data.corpus import Manifest, batch_offsets
 from training.replicated import codec, outer, stream
 from training.replicated.feedback import Record, accumulate, buffer_digest
 from training.replicated.files import Saved
@@ -55,7 +58,6 @@ DOCS = ROOT / "docs"
 PROTOCOL = DOCS / "protocol.md"
 DECISIONS = DOCS / "decisions"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
-PACKAGES = ("protocol", "consensus", "ledger", "transport", "training", "peer")
 TRANSACTIONS: dict[str, type] = {
     **members.KINDS,
     "job/start": jobs.Start,
@@ -339,7 +341,7 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
 
 
 def test_every_reason_for_refusing_something_is_explained_in_the_guide() -> None:
-    source = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    source = "\n".join(path.read_text() for package in ROOMS for path in (ROOT / package).rglob("*.py"))
     used = set(re.findall(r'(?:RemoteProtocolError|\.refuse)\(\s*"([a-z-]+)"', source))
     section = (DOCS / "guide.md").read_text().split("\n## What `refused` counts\n")[1].split("\n## ")[0]
     explained = set(re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE))

@@ -1,1 +1,1 @@
-"""What the network trains: job specifications, data and the model; `replicated` is exact (numpy), `compute` is fast (torch)."""
+"""What the network trains: job specifications, data and the model; `replicated` is exact (numpy), `engines` are fast."""

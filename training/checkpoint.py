@@ -11,8 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
-from ledger import durable
 from protocol.errors import RemoteProtocolError, UserError
+from storage import durable
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 

@@ -138,7 +138,7 @@ class ModelHost:
             if of.isdigit():
                 yield int(of), directory
 
-    # Snapshots: implements `ledger.snapshot.Models` ------------------------------------------------------------------
+    # Snapshots: implements `ledger.snapshots.snapshot.Models` ------------------------------------------------------------------
 
     def manifest(self, job: bytes, number: int) -> bytes:
         return files.read_manifest(self.directory(job, number))

@@ -149,7 +149,7 @@ class JobSpec:
     objective: Objective = Objective.LANGUAGE
     model: ModelSpec = field(default_factory=ModelSpec)
     tokenizer: Digest | None = None  # blob of a byte-level BPE in tokenizers' JSON; None: the 256 bytes
-    data: Digest | None = None  # blob of the data manifest (`training.data`); None: each trainer's own text
+    data: Digest | None = None  # blob of the data manifest (`training.data.corpus`); None: each trainer's own text
     held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never trained on
     seed: Count = 0  # of the initialisation and of the sampler
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS

@@ -75,7 +75,7 @@ class Audited:
 class Replayed:
     TAG: ClassVar[str] = "replayed"
     finding: Finding
-    relative_error: float  # see `training.trace.step_error`; zero where the step was not replayed
+    relative_error: float  # see `training.replay.trace.step_error`; zero where the step was not replayed
     seconds: float
 
 
@@ -143,7 +143,7 @@ class Propose(Request[Proposed]):
     previous_payload: Path | None
     buffer_out: Path  # where the new m goes; who takes the file over makes it durable, with all else that is sent
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
-    states_out: Path | None = None  # folder that is made anew for the files of `training.trace`, where the job commits to any
+    states_out: Path | None = None  # folder that is made anew for the files of `replay.trace`, where the job commits to any
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Replay(Request[Replayed]):
     previous_buffer: Path | None
     previous_payload: Path | None
     trace: Path
-    states: Annotated[dict[Digest, Path], Length(0, STATES_MAX)]  # the files that `training.trace.needed` names
+    states: Annotated[dict[Digest, Path], Length(0, STATES_MAX)]  # the files that `training.replay.trace.needed` names
     inner: Digest | None  # of the proposal, as the next
     inner_from: Digest | None
 

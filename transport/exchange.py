@@ -32,7 +32,7 @@ REST_SECONDS_MAX = 15.0
 # At once; the others wait their turn, so that windows do not fill a holder's queue. What only audits ask for has turns of its
 # own: a trainer that drips its states holds up no payload.
 TRANSFERS_MAX = 10
-REVEALS_MAX = 18  # more than one auditor fetches at once (`peer.auditing`): who drips its states holds up nobody else's either
+REVEALS_MAX = 18  # more than one auditor fetches at once (`auditing`): who drips its states holds up nobody else's either
 TURN_SECONDS = 15.0  # then it is the turn of who waits, and the transfer goes on later where it stands: a holder may drip
 
 assert BLOB_CHUNK_BYTES * (WINDOW_CHUNKS * TRANSFERS_MAX + REVEAL_WINDOW_CHUNKS * REVEALS_MAX) // 2 < 16 << 20

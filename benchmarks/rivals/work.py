@@ -19,13 +19,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training.compute.adamw import AdamW, Settings
-from training.compute.engine import Engine
-from training.data import open_tokens
+from training.data.corpus import open_tokens
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.adamw import AdamW, Settings
+from training.engines.pytorch.engine import Engine
 from training.replicated.init import initial_parameters
 from training.replicated.schedule import inner_rate
 from training.spec import JobSpec
-from training.tokenizer import ByteTokenizer
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/training").digest()
 POLL_SECONDS = 0.02

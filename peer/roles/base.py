@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from consensus.ballots import RoundTerms
-from ledger.blobs import Blobs
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
+from rounds.ballots import RoundTerms
+from storage.blobs import Blobs
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 from training.tasks import Audit, Replay, Replayed

@@ -15,22 +15,22 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from ledger.blobs import JOB_BYTES
 from peer.roles.base import Judged, OpenRound, Round
 from peer.roles.trainer import Trainer
 from peer.roles.voter import keep, proposal_of, propose_request, publish
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
-from training import proposals
-from training.inner_state import InnerState, OnState
+from storage.blobs import JOB_BYTES
+from training.replay import proposals
+from training.replay.inner_state import InnerState, OnState
+from training.replay.trace import States, Trace, TrainingState
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
 from training.replicated.layout import Float32Array
 from training.spec import Audit as AuditMode
 from training.spec import JobSpec
 from training.tasks import Audit, Propose, Proposed, Replay, Replayed
-from training.trace import States, Trace, TrainingState
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
 AUDIT_ATTACKS = ("wrong-steps", "withhold-states", "false-pass", "false-challenge")

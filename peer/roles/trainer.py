@@ -12,17 +12,18 @@ from typing import ClassVar, TypeVar
 
 import trio
 
-from ledger import durable
-from ledger.genesis import TRAINER
+from ledger.core.genesis import TRAINER
 from peer.roles.base import Judged, OpenRound, Round
 from peer.roles.voter import Voter, audit_request, propose_request, publish, read_fetched, replayed
-from peer.worker import Worker, WorkerDied, WorkerFailed
+from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
 from protocol.identity import Signed
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
-from training import data, tasks
+from storage import durable
+from training import tasks
+from training.data import corpus as data
 from training.spec import Audit, Objective
 
 R = TypeVar("R")

@@ -14,13 +14,13 @@ from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
-from training import proposals
-from training.inner_state import inner_bytes
+from training.replay import proposals
+from training.replay.inner_state import inner_bytes
+from training.replay.trace import Trace, needed, trace_bytes_max
 from training.replicated.codec import Mode, payload_bytes_max
 from training.spec import Audit as AuditMode
 from training.spec import Objective
 from training.tasks import Audit, Audited, Propose, Proposed, Replay, Replayed
-from training.trace import Trace, needed, trace_bytes_max
 
 
 class Voter:

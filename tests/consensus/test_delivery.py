@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from consensus.ballots import PROPOSALS_SECONDS_MIN, RoundBook, RoundTerms, RoundTimers, outcome
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Ballot, Judgement, Proposal
 from protocol.reasons import Verdict
+from rounds.ballots import PROPOSALS_SECONDS_MIN, RoundBook, RoundTerms, RoundTimers, outcome
 
 CHAIN, JOB, ROOT = bytes(32), bytes([1]) * 32, bytes([2]) * 32
 PEERS = [Identity(bytes([n + 1]) * 32) for n in range(4)]

@@ -16,16 +16,19 @@ import numpy as np
 import trio
 from hypothesis import strategies as st
 
-from ledger import audits, jobs, members, wal
-from ledger.genesis import Founder, Genesis
+from ledger import jobs, members
+from ledger.audits import state as audits
+from ledger.core.genesis import Founder, Genesis
+from ledger.core.module import Refused
 from ledger.state import EMPTY_BODY, decode_body
-from ledger.transactions import Refused
-from peer import config, control
-from peer.invitation import invitation_text, make_invitation, parse_invitation
+from peer.api import control
+from peer.settings import config
+from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign
 from protocol.messages import AGREEMENT, ROUNDS, Status, Transaction
+from storage import wal
 from tests.fuzz import wire
 from tests.fuzz.strategies import strategy_of
 from tests.ledger.world import LANGUAGE, PEOPLE, World
@@ -33,14 +36,14 @@ from tests.peer.nodes import Pack
 from tests.sim.keys import FastVerifier
 from tests.transport.helpers import ALICE, BOB, exchange_bytes, make_session
 from training import checkpoint, tasks
-from training.data import Manifest, read_text
+from training.data.corpus import Manifest, read_text
+from training.data.tokenizer import load_tokenizer
+from training.replay.trace import StateDigests, Trace
 from training.replicated import codec as payloads
 from training.replicated import stream
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Layout, layout_of, of_shapes
 from training.spec import BITS, Compression, JobSpec, ModelSpec, Objective
-from training.tokenizer import load_tokenizer
-from training.trace import StateDigests, Trace
 from transport.framing import Channel, Inbox, Outbox, Priority
 from transport.network import Received
 
@@ -96,7 +99,7 @@ def _of_record(kind: type) -> Decoder:
     def decode(data: bytes) -> Any:
         return codec.decode(kind, data, len(data))
 
-    factor = READ_BYTES_FACTOR if kind.__module__.startswith(("protocol", "consensus")) else STATE_BYTES_FACTOR
+    factor = READ_BYTES_FACTOR if kind.__module__.startswith(("protocol", "consensus", "rounds")) else STATE_BYTES_FACTOR
     return Decoder(_qualified(kind), strategy_of(kind).map(codec.encode), decode, codec.encode, bytes_factor=factor)
 
 

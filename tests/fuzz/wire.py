@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("protocol", "consensus", "transport", "ledger", "training", "peer")
-WITH_TORCH = ("training.compute", "peer.worker_main")  # they decode nothing that a peer sends
+from tests.rooms import ROOMS
+
+WITH_TORCH = ("training.engines.pytorch", "peer.worker.main")  # they decode nothing that a peer sends
 
 
 @functools.cache
 def modules() -> tuple[ModuleType, ...]:
     found = []
-    for package in PACKAGES:
+    for package in ROOMS:
         top = importlib.import_module(package)
         names = (info.name for info in pkgutil.walk_packages(top.__path__, f"{package}."))
         found += [importlib.import_module(name) for name in names if not name.startswith(WITH_TORCH)]

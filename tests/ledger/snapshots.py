@@ -13,11 +13,11 @@ from consensus.block import Block, block_digest, encode_block, encode_header, he
 from consensus.chain_proof import Anchor, link_of
 from consensus.turn import Decided, Fault
 from consensus.voters import VoterSet
-from ledger.ledger import Ledger
+from ledger.blocks.ledger import Ledger
 from ledger.members import Approve, Leave, Stand
-from ledger.snapshot import Shelf
+from ledger.snapshots.snapshot import Shelf
+from ledger.snapshots.transfer import Answer, Basis, Request, Step, Transfer
 from ledger.state import State, decode_body
-from ledger.transfer import Answer, Basis, Request, Step, Transfer
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import sign
@@ -31,7 +31,7 @@ DELAY_SECONDS = 0.01  # one way
 
 @dataclass
 class MemoryModels:
-    """Implements `ledger.snapshot.Models`."""
+    """Implements `ledger.snapshots.snapshot.Models`."""
 
     models: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
     pinned: frozenset[tuple[bytes, int]] = frozenset()
@@ -93,7 +93,7 @@ class MemoryIncoming:
 
 
 class Chain(World):
-    """Everything that was ever decided; implements `ledger.snapshot.Archive` for a peer that was there from the start."""
+    """Everything that was ever decided; implements `Archive` for a peer that was there from the start."""
 
     def __init__(self, voters: int = 4, trainers: int = 3) -> None:
         super().__init__(voters, trainers)

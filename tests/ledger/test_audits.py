@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from consensus.ballots import Closing
-from ledger import docket
-from ledger.audits import (
+from ledger.audits import docket
+from ledger.audits.docket import AFTERMATH_HEIGHTS
+from ledger.audits.draws import commitment_to, ticket
+from ledger.audits.state import (
     CHALLENGES_OPEN_MAX,
     FALSE_CHALLENGES_MAX,
     LOG_MAX,
@@ -23,15 +24,14 @@ from ledger.audits import (
     asked_of,
     due_for,
 )
-from ledger.docket import AFTERMATH_HEIGHTS
-from ledger.draws import commitment_to, ticket
+from ledger.core.module import Refused
 from ledger.jobs import Phase, Stop
 from ledger.members import Leave, Register
 from ledger.state import Body, decode_body
-from ledger.transactions import Refused
 from protocol import codec
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
+from rounds.ballots import Closing
 from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
 from tests.sim.keys import FastSigner
 

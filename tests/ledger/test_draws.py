@@ -11,7 +11,7 @@ from itertools import combinations
 import pytest
 
 from consensus.quorum import faults_tolerated, quorum
-from ledger.draws import Commitment, commitment_to, draw, matching, ticket, tickets_for
+from ledger.audits.draws import Commitment, commitment_to, draw, matching, ticket, tickets_for
 
 JOB = bytes(32)
 KEYS = [bytes([i]) * 32 for i in range(10)]

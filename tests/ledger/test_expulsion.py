@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.ballots import Closing
 from consensus.evidence import Evidence
 from consensus.quorum import faults_tolerated
-from ledger import ledger as ledger_module
 from ledger import members
-from ledger.genesis import TRAINER
+from ledger.blocks import ledger as ledger_module
+from ledger.core.genesis import TRAINER
 from ledger.jobs import Phase, Start, Stop
 from ledger.members import ROTATIONS_MAX, Approve, Leave, Register, Rotate, Stand, rotation_preimage
 from ledger.state import State, decode_body
@@ -23,6 +22,7 @@ from protocol.identity import Signed, sign
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX
 from protocol.messages import Ballot, Prepare, Proposal
 from protocol.reasons import Verdict
+from rounds.ballots import Closing
 from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.ballots import signed_digest
 from consensus.block import BODY_BYTES_MAX
-from ledger import ledger as ledger_module
-from ledger import pool as pool_module
-from ledger.genesis import TRAINER
+from ledger.blocks import ledger as ledger_module
+from ledger.blocks import pool as pool_module
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import TRAINER
 from ledger.jobs import Start
-from ledger.ledger import Ledger
 from ledger.members import Approve, Leave, Register, Stand
 from ledger.state import Body, State, decode_body
 from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import CutOff
 from protocol.reasons import Verdict
+from rounds.ballots import signed_digest
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ledger import members
-from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.members import Admit, Approve, Leave, Register, Rename, Revoke, Stand, warning_for_removal
 from ledger.state import Body
 from protocol import codec

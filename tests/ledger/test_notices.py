@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger import ledger as ledger_module
-from ledger import pool as pool_module
+from ledger.blocks import ledger as ledger_module
+from ledger.blocks import pool as pool_module
+from ledger.blocks.ledger import Ledger
+from ledger.blocks.pool import NOTICE_HEIGHTS_MAX, Notices, transaction_digest
 from ledger.jobs import RUNNING_MAX, Start, Stop
-from ledger.ledger import Ledger
 from ledger.members import Register
-from ledger.pool import NOTICE_HEIGHTS_MAX, Notices, transaction_digest
 from ledger.state import EMPTY_BODY, Body, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger import docket
-from ledger.audits import Due, StepFinding, due_for
-from ledger.genesis import TRAINER
+from ledger.audits import docket
+from ledger.audits.state import Due, StepFinding, due_for
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import TRAINER
+from ledger.core.module import Refused
 from ledger.jobs import Job, JobTerms, Start, Stop
-from ledger.ledger import Ledger
 from ledger.members import Approve, Leave, Register, Stand
 from ledger.state import Rules, State, in_order
-from ledger.transactions import Refused
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.reasons import Finding

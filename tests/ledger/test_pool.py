@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger import pool as pool_module
-from ledger.ledger import Ledger
+from ledger.blocks import pool as pool_module
+from ledger.blocks.ledger import Ledger
+from ledger.blocks.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, SIGNED_BYTES, Pool
 from ledger.members import Approve, Register
-from ledger.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, SIGNED_BYTES, Pool
 from protocol.identity import Signed
 from tests.ledger.world import PEOPLE, World
 from tests.sim.keys import FastSigner

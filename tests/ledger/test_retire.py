@@ -9,7 +9,7 @@ import pytest
 from consensus.quorum import faults_tolerated
 from consensus.voters import VoterSet
 from ledger import members
-from ledger.genesis import TRAINER
+from ledger.core.genesis import TRAINER
 from ledger.members import Approve, Leave, MembersState, Register, Retire, Stand
 from protocol.identity import Signed
 from tests.ledger.world import FAR_MS, PEOPLE, World

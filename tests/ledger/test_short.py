@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.ballots import RoundBook, RoundTerms
-from ledger import short as short_module
+from ledger.blocks import short as short_module
+from ledger.blocks.ledger import Ledger
+from ledger.blocks.pool import Pool, signed_digest
+from ledger.blocks.short import WHOLE_BYTES_MAX, Expander, ShortBody, ShortClosing, condense
 from ledger.jobs import Start
-from ledger.ledger import Ledger
 from ledger.members import Register
-from ledger.pool import Pool, signed_digest
-from ledger.short import WHOLE_BYTES_MAX, Expander, ShortBody, ShortClosing, condense
 from ledger.state import EMPTY_BODY, Body, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import sign
 from protocol.messages import Ballot, Judgement, Proposal
 from protocol.reasons import Verdict
+from rounds.ballots import RoundBook, RoundTerms
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, TIMERS, World
 from tests.sim.keys import FastSigner
 

@@ -9,7 +9,7 @@ from consensus.block import encode_header, header_digest, header_of
 from consensus.chain_proof import Anchor
 from consensus.chain_proof import Path as Proof
 from consensus.voters import VoterSet
-from ledger.snapshot import (
+from ledger.snapshots.snapshot import (
     BURST_BYTES,
     LEASE_SECONDS,
     RATE_BYTES,
@@ -20,11 +20,11 @@ from ledger.snapshot import (
     Queue,
     Shelf,
 )
-from ledger.store import Store
 from protocol.errors import RemoteProtocolError
 from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
 from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+from storage.store import Store
 from tests.ledger.snapshots import Chain, Fetch, Server, lived
 from tests.ledger.test_transfer import assert_restored
 from tests.ledger.world import BY_KEY

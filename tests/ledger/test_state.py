@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.ballots import Closing
-from ledger import docket, jobs
+from ledger import jobs
 from ledger import state as state_module
-from ledger.genesis import TRAINER
+from ledger.audits import docket
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import TRAINER
 from ledger.jobs import RUNNING_MAX, UNBUILT, Phase, Start, Stop, job_id
-from ledger.ledger import Ledger
 from ledger.members import Leave, Register, Stand
 from ledger.state import EMPTY_BODY, Body, decode_body
 from protocol import codec
@@ -22,6 +22,7 @@ from protocol.identity import Signed, sign
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Verdict
+from rounds.ballots import Closing
 from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, World
 from tests.sim.keys import FastSigner
 from training.spec import JobSpec, Objective

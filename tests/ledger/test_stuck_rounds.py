@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consensus.ballots import RoundBook
 from consensus.quorum import quorum
 from ledger import jobs as jobs_module
-from ledger.genesis import TRAINER
+from ledger.core.genesis import TRAINER
 from ledger.jobs import Job, Phase
 from ledger.members import Leave, Register
 from ledger.state import Body, Transition
 from protocol.identity import Signed
 from protocol.reasons import Verdict
+from rounds.ballots import RoundBook
 from tests.ledger.world import PEOPLE, SCRATCH, TIMERS, UNAUDITED, World
 
 ACCEPT = Verdict.ACCEPT

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from consensus.block import decode_header, encode_header, header_digest
 from consensus.chain_proof import Anchor
-from ledger import snapshot, transfer
 from ledger.members import Leave
-from ledger.snapshot import SNAPSHOT_HEIGHTS, Shelf
-from ledger.transfer import (
+from ledger.snapshots import snapshot, transfer
+from ledger.snapshots.snapshot import SNAPSHOT_HEIGHTS, Shelf
+from ledger.snapshots.transfer import (
     OFFER_SECONDS,
     OFFERLESS_SECONDS,
     SOURCES_MAX,
@@ -130,14 +130,14 @@ def test_a_state_of_several_pieces_comes_whole() -> None:
 
 
 def test_a_proof_of_several_messages_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
-    monkeypatch.setattr("ledger.snapshot.OFFER_LINKS_BYTES_MAX", 2_000)
+    monkeypatch.setattr("ledger.snapshots.snapshot.OFFER_LINKS_BYTES_MAX", 2_000)
     fetch = Fetch(chain, serving(chain, A)).run()
     assert_restored(fetch, chain)
     assert sum(isinstance(request, GetSnapshot) for request in fetch.servers[A].asked) > 1
 
 
 def test_more_headers_than_a_part_holds_come_in_several(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
-    monkeypatch.setattr("ledger.snapshot.PART_BYTES_MAX", 40_000)
+    monkeypatch.setattr("ledger.snapshots.snapshot.PART_BYTES_MAX", 40_000)
     fetch = Fetch(chain, serving(chain, A)).run()
     assert_restored(fetch, chain)
     assert len({r.index for r in fetch.servers[A].served if r.content is Content.HEADERS}) > 1

@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from consensus.ballots import Closing, RoundBook, RoundTimers, signed_digest
 from consensus.evidence import Evidence
-from ledger.draws import commitment_to
-from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.audits.draws import commitment_to
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
-from ledger.ledger import Ledger
 from ledger.members import Admit, Invitation, Rotate, rotation_preimage, token_preimage
 from ledger.state import Body, Rules, State, decode_body
 from protocol import codec
@@ -19,6 +18,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction
 from protocol.reasons import Verdict
+from rounds.ballots import Closing, RoundBook, RoundTimers, signed_digest
 from tests.sim.keys import FastSigner, FastVerifier
 
 PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
@@ -127,7 +127,7 @@ class World:
         return self.state
 
     def follow(self) -> None:
-        """Books of exactly the open rounds, as `peer.rounds` keeps them."""
+        """Books of exactly the open rounds, as `peer.node.rounds` keeps them."""
         running = self.state.jobs.running()
         books = {
             key: book for key, book in self.ledger.books.items() if key in running and book.terms.round == running[key].round

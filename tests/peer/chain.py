@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from consensus.ballots import RoundBook, RoundTimers
 from consensus.block import Block, block_digest, encode_block
 from consensus.turn import Decided
 from consensus.voters import VoterSet
-from ledger.blobs import Blobs
-from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import Start, job_id
-from ledger.ledger import Ledger
 from ledger.state import Rules
-from ledger.store import Store
 from protocol import codec as wire
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign
 from protocol.messages import Ballot, Certificate, Commit, Judgement, Proposal, Transaction
 from protocol.reasons import Verdict
+from rounds.ballots import RoundBook, RoundTimers
+from storage.blobs import Blobs
+from storage.store import Store
 from training.host import ModelHost
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest

@@ -10,22 +10,22 @@ from typing import Any
 import trio
 
 from consensus.chain_proof import Anchor
-from ledger.audits import Due
-from ledger.blobs import Blobs
-from ledger.genesis import Founder, Genesis
+from ledger.audits.state import Due
+from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import Phase, Start, job_id
-from ledger.store import Store
-from peer.auditing import Auditing
-from peer.author import Author
-from peer.config import Config
-from peer.driver import Driver
-from peer.eventlog import EventLog
-from peer.invitations import InvitationBook
+from peer.api.service import Service
+from peer.driver.auditing import Auditing
+from peer.driver.author import Author
+from peer.driver.driver import Driver
+from peer.driver.eventlog import EventLog
 from peer.roles.base import Role
 from peer.roles.voter import Voter
-from peer.service import Service
+from peer.settings.config import Config
+from peer.settings.invitations import InvitationBook
 from protocol.errors import StorageError
 from protocol.identity import Identity
+from storage.blobs import Blobs
+from storage.store import Store
 from training.host import ModelHost
 from training.spec import JobSpec, Objective
 from transport.memory import Mesh

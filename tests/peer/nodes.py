@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from consensus.turn import Decided, Outgoing, Record, Restart, RoundVoted, Turn, deliver, persist
-from ledger.ledger import Ledger
+from ledger.blocks.ledger import Ledger
 from ledger.state import Rules
-from peer.node import AppliedBlock, Do, Item, Node
-from peer.rounds import Outcome
+from peer.node.node import AppliedBlock, Do, Item, Node
+from peer.node.rounds import Outcome
 from protocol import codec
 from protocol.identity import Signed, Signer, open_signed
 from protocol.messages import AGREEMENT, ROUNDS, Relay
@@ -96,7 +96,7 @@ class Shell:
                 self.pack.queue.append((peer, Received(self.me, data)))
 
     def say(self, *signed: Signed) -> None:
-        """As `peer.author` puts a transaction on the log."""
+        """As `peer.driver.author` puts a transaction on the log."""
 
         def put() -> Outcome:
             for transaction in signed:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from peer.control import ControlClient
+from peer.api.control import ControlClient
 from protocol.api import StatusView
 from protocol.errors import UserError
 

@@ -7,8 +7,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from peer import addressbook
-from peer.addressbook import ADDRESSES_KEPT, SAVE_SECONDS
+from peer.settings import addressbook
+from peer.settings.addressbook import ADDRESSES_KEPT, SAVE_SECONDS
 from protocol.identity import peer_id
 
 

@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from peer.announcements import LINES_A_MINUTE_MAX, Announcements, announce
-from peer.naming import Names
+from peer.api.naming import Names
+from peer.commands.announcements import LINES_A_MINUTE_MAX, Announcements, announce
 from protocol.api import EventView
 from tests.peer.fake_api import ME, OTHER, FakeApi
 

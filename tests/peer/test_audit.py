@@ -15,9 +15,9 @@ import pytest
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.voters import VoterSet
 from ledger.state import EMPTY_BODY
-from peer import export as export_module
-from peer.audit import Verdict, audit
-from peer.export import GENESIS, MANIFEST, block_path, export, listed_files
+from peer.export import writing as export_module
+from peer.export.replaying import Verdict, audit
+from peer.export.writing import GENESIS, MANIFEST, block_path, export, listed_files
 from protocol import codec
 from protocol.errors import UserError
 from protocol.messages import Certificate, Decision

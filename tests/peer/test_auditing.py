@@ -17,14 +17,13 @@ import trio
 import trio.testing
 
 from consensus.block import decode_header
-from ledger import docket
-from ledger.audits import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for
-from ledger.blobs import Blobs
-from ledger.genesis import TRAINER
+from ledger.audits import docket
+from ledger.audits.state import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for
+from ledger.core.genesis import TRAINER
 from ledger.jobs import Phase, Start, job_id
 from ledger.state import State
-from peer import auditing
-from peer.driver import Driver
+from peer.driver import auditing
+from peer.driver.driver import Driver
 from peer.roles.base import Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer
@@ -32,14 +31,17 @@ from peer.roles.voter import Voter, fetch_reveal
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.reasons import Finding
+from storage.blobs import Blobs
 from tests.ledger.test_audits import Court, withheld
 from tests.ledger.world import PEOPLE
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll, service_of
-from training import data, proposals, tasks
-from training.inner_state import InnerState, OnState
+from training import tasks
+from training.data import corpus as data
+from training.replay import proposals
+from training.replay.inner_state import InnerState, OnState
+from training.replay.trace import Trace
 from training.spec import Audit, JobSpec, ModelSpec
 from training.spec import InnerState as Kept
-from training.trace import Trace
 
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 TEXT = b"Nobody is above the others. " * 40

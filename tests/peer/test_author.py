@@ -15,18 +15,18 @@ import trio.testing
 
 from consensus.block import Block, encode_block
 from consensus.turn import Decided
-from ledger.genesis import TRAINER
+from ledger.blocks.pool import Pool
+from ledger.core.genesis import TRAINER
 from ledger.jobs import Phase, Start, Stop, job_id
 from ledger.members import Invitation, Register, Rename
-from ledger.pool import Pool
 from ledger.state import Body, State
-from peer import author as author_module
-from peer.author import Author
-from peer.eventlog import EventLog
-from peer.invitation import InvitationString
-from peer.membership import NOT_DECIDED, Membership
-from peer.rounds import Outcome
-from peer.witness import Witness
+from peer.driver import author as author_module
+from peer.driver.author import Author
+from peer.driver.eventlog import EventLog
+from peer.driver.membership import NOT_DECIDED, Membership
+from peer.driver.witness import Witness
+from peer.node.rounds import Outcome
+from peer.settings.invitation import InvitationString
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Signed, sign
@@ -229,7 +229,7 @@ async def test_what_was_refused_after_it_was_on_the_log_never_acts() -> None:
 
 
 async def test_what_expired_is_signed_anew_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.author.LIFETIME_HEIGHTS", 3)
+    monkeypatch.setattr("peer.driver.author.LIFETIME_HEIGHTS", 3)
     async with logged() as (log, author):
         asked = Asked(log, author, *start())
         first = await log.said()

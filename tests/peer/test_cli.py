@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from peer import cli
-from peer.as_json import as_json
-from peer.control import serve
-from peer.grammar import COMMANDS, IN_JSON
+from peer.api.control import serve
+from peer.commands.as_json import as_json
+from peer.commands.grammar import COMMANDS, IN_JSON
 from protocol.errors import UserError
 from tests.peer import fake_api
 from tests.peer.fake_api import INVITATIONS, JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
@@ -125,10 +125,10 @@ def fake_commands(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None
     def fail(options: object) -> None:
         raise error
 
-    module = ModuleType("peer.commands")
+    module = ModuleType("peer.commands.commands")
     module.run = fail  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "peer.commands", module)
-    monkeypatch.setattr("peer.commands", module, raising=False)
+    monkeypatch.setitem(sys.modules, "peer.commands.commands", module)
+    monkeypatch.setattr("peer.commands.commands", module, raising=False)
 
 
 def test_control_c_is_one_line_and_the_status_shells_expect(peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_command_of_the_prompt_names_where_it_works(peer: Callable[..., Result
 
 def test_every_command_and_setting_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    from peer.config import NAMES
+    from peer.settings.config import NAMES
 
     parser = cli.build_parser()
     commands = next(action for action in parser._actions if action.dest == "command").choices

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from consensus.catchup import CatchUp
-from peer.condition import (
+from peer.driver.condition import (
     BEHIND_MIN,
     BEHIND_SECONDS,
     EXIT_STATUS,
@@ -20,8 +20,8 @@ from peer.condition import (
     state_of,
     why_stalled,
 )
-from peer.eventlog import EventLog
-from peer.witness import Witness
+from peer.driver.eventlog import EventLog
+from peer.driver.witness import Witness
 from tests.peer.network import network, one_root, poll, service_of
 from tests.sim.keys import FastSigner
 from transport.memory import MemoryNetwork

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.config import NAMES, load, nearest, show
+from peer.settings.config import NAMES, load, nearest, show
 from protocol.errors import UserError
 
 

@@ -17,10 +17,10 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
-from peer import console, grammar
-from peer.grammar import COMMANDS, option_names, parse
-from peer.prompt import Prompt, Words
-from peer.service import parse_overrides
+from peer.api.service import parse_overrides
+from peer.commands import console, grammar
+from peer.commands.grammar import COMMANDS, option_names, parse
+from peer.commands.prompt import Prompt, Words
 from protocol.api import AuditsView, TrainRequest
 from protocol.errors import UserError
 from tests.peer import fake_api

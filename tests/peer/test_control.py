@@ -11,8 +11,8 @@ import msgpack
 import pytest
 import trio
 
-from peer import control
-from peer.control import METHODS, ControlClient, serve, socket_path
+from peer.api import control
+from peer.api.control import METHODS, ControlClient, serve, socket_path
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from tests.peer.fake_api import JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi

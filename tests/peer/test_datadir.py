@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.datadir import DataDirectory, storage_errors
+from peer.settings.datadir import DataDirectory, storage_errors
 from protocol.errors import StorageError, UserError
 
 

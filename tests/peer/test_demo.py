@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from peer.cli import build_parser, main
-from peer.demo import BASELINE_RATES, baseline_rates, cast_roles
-from peer.demo_report import make_places
+from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles
+from peer.demo.report import make_places
 from protocol.errors import UserError
 from tests.peer.processes import children, ended, environment, peer
 from training.spec import JobSpec, ModelSpec

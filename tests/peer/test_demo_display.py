@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from peer.cli import build_parser
-from peer.demo import Demo, cast_roles
-from peer.demo_display import Display
+from peer.demo.cast import Demo
+from peer.demo.demo import cast_roles
+from peer.demo.display import Display
 from protocol.api import JobView, RoundView
 from protocol.identity import peer_id
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from ledger.blobs import Blobs
 from ledger.members import Register
 from peer.roles.base import Judged, OpenRound
 from peer.roles.voter import Voter
-from peer.worker import WorkerFailed
+from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, Commit, Prepare, Proposal, Relay, Vote
+from storage.blobs import Blobs
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
 from transport.network import Priority
 

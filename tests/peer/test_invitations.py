@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger.genesis import Founder, Genesis
+from ledger.core.genesis import Founder, Genesis
 from ledger.members import Invitation
-from peer import invitations
-from peer.invitation import DAY_MS, admission, invitation_text, make_invitation, parse_invitation
-from peer.invitations import InvitationBook, Made
-from peer.service import Service
+from peer.api.service import Service
+from peer.settings import invitations
+from peer.settings.invitation import DAY_MS, admission, invitation_text, make_invitation, parse_invitation
+from peer.settings.invitations import InvitationBook, Made
 from protocol.api import INVITATION_DAYS_MAX
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity, peer_id, sign

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from consensus.ballots import Outcome
-from peer.eventlog import EventLog
-from peer.lateness import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, Missed
-from peer.node import RoundClosed
-from peer.witness import Witness
+from peer.driver.eventlog import EventLog
+from peer.driver.lateness import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, Missed
+from peer.driver.witness import Witness
+from peer.node.node import RoundClosed
 from protocol.reasons import Verdict
+from rounds.ballots import Outcome
 from tests.peer.network import network, one_root, poll
 from tests.sim.keys import FastSigner
 

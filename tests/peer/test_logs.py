@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ledger.members import Rotate
-from peer.commands import _log_to
-from peer.config import Config
-from peer.eventlog import EventLog
-from peer.witness import Witness, rotations
+from peer.commands.commands import _log_to
+from peer.driver.eventlog import EventLog
+from peer.driver.witness import Witness, rotations
+from peer.settings.config import Config
 from protocol import codec
 from protocol.identity import peer_id, short_id, sign
 from protocol.messages import Transaction

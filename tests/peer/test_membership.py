@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger.crash_points import VARIABLE
-from ledger.genesis import Founder, Genesis
-from peer.datadir import DataDirectory
-from peer.invitation import invitation_text, make_invitation, parse_invitation
+from ledger.core.genesis import Founder, Genesis
+from peer.settings.datadir import DataDirectory
+from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
 from protocol.errors import UserError
 from protocol.identity import Identity
+from storage.crash_points import VARIABLE
 from tests.peer.processes import Daemon, children, daemons, environment, has_torch, peer, poll
 
 LOOPBACK = ("--listen", "127.0.0.1:0")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ledger.members import MembersState
-from peer.naming import find
+from peer.api.naming import find
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from tests.ledger.world import PEOPLE, World

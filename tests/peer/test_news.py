@@ -5,7 +5,7 @@ from __future__ import annotations
 from ledger.jobs import Stop
 from ledger.members import Approve, Leave, Rename, Stand
 from ledger.state import State
-from peer.news import news
+from peer.driver.news import news
 from protocol.identity import short_id
 from tests.ledger.world import PEOPLE, World
 

@@ -10,12 +10,12 @@ import pytest
 
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
-from ledger import pool as pool_module
+from ledger.blocks import pool as pool_module
+from ledger.blocks.pool import SIGNED_BYTES, transaction_digest
 from ledger.jobs import Job, Start, Stop, job_id
 from ledger.members import Approve, Leave, Register
-from ledger.pool import SIGNED_BYTES, transaction_digest
-from peer import node as node_module
-from peer.node import AppliedBlock, Do, Item, RoundClosed, RoundOpened
+from peer.node import node as node_module
+from peer.node.node import AppliedBlock, Do, Item, RoundClosed, RoundOpened
 from protocol import codec
 from protocol.identity import Signed, sign
 from protocol.messages import Accusation, Ballot, GetRound, Heard, Notice, Proposal, Relay, Status, TimedOut, Transaction

@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
-from ledger.draws import commitment_to
-from peer.nonces import DOMAIN, Nonces
-from peer.rounds import REPLAY_FACTOR, REPLAYS_SECONDS_MIN, Rounds
+from ledger.audits.draws import commitment_to
+from peer.node.nonces import DOMAIN, Nonces
+from peer.node.rounds import REPLAY_FACTOR, REPLAYS_SECONDS_MIN, Rounds
 from protocol import codec, messages
 from protocol.identity import Identity, secret
 from protocol.messages import Ballot, Proposal

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peer import reachable
-from peer.reachable import own_addresses
+from peer.daemon import reachable
+from peer.daemon.reachable import own_addresses
 from protocol.limits import ADVERTISED_MAX
 
 

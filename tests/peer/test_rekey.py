@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from consensus.turn import Voted
-from ledger.genesis import Founder, Genesis
-from ledger.store import Store
+from ledger.core.genesis import Founder, Genesis
 from peer.cli import main
-from peer.datadir import DataDirectory
+from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import Identity, sign
 from protocol.messages import Prepare
+from storage.store import Store
 from tests.peer.processes import Daemon, daemons, peer, poll
 
 VOTER = ("--role", "voter", "--listen", "127.0.0.1:0")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import trio
 
-from ledger.genesis import TRAINER
+from ledger.core.genesis import TRAINER
 from ledger.members import Approve
-from peer.eventlog import EventLog
-from peer.membership import Membership
+from peer.driver.eventlog import EventLog
+from peer.driver.membership import Membership
 from protocol.errors import UserError
 from protocol.identity import short_id
 from tests.ledger.test_members import NEW, stood

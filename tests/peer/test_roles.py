@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import trio
 
-from consensus.ballots import RoundTerms
-from ledger.blobs import JOB_BYTES, Blobs
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer, _Job, require_space
@@ -21,16 +19,20 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
+from rounds.ballots import RoundTerms
+from storage.blobs import JOB_BYTES, Blobs
 from tests.ledger.power import Disk
 from tests.peer.network import SCRATCH
-from training import data, proposals, tasks
+from training import tasks
+from training.data import corpus as data
 from training.host import ModelHost
-from training.inner_state import InnerState, OnState
+from training.replay import proposals
+from training.replay.inner_state import InnerState, OnState
+from training.replay.trace import Trace, needed
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import Audit, JobSpec, ModelSpec
 from training.spec import InnerState as Kept
-from training.trace import Trace, needed
 
 JOB, ME = bytes(32), Identity(bytes([1]) * 32)
 

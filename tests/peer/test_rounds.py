@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from consensus import ballots
-from consensus.ballots import RoundTerms, signed_digest
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
 from ledger.jobs import JobsState, Phase
 from ledger.members import Member
 from ledger.state import State
-from ledger.store import Store
-from peer import early
-from peer import rounds as rounds_module
-from peer.rounds import SEEK_SECONDS, Outcome, Rounds
+from peer.node import early
+from peer.node import rounds as rounds_module
+from peer.node.rounds import SEEK_SECONDS, Outcome, Rounds
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Proposal
 from protocol.reasons import Verdict
+from rounds import ballots
+from rounds.ballots import RoundTerms, signed_digest
+from storage.store import Store
 from tests.peer.chain import LANGUAGE, Chain
 
 ACCEPT = Verdict.ACCEPT

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from ledger.audits import Result
-from peer.demo_report import Disk
-from peer.service import suspensions, unaudited
+from ledger.audits.state import Result
+from peer.api.service import suspensions, unaudited
+from peer.demo.report import Disk
 from protocol.api import JobView
 from protocol.identity import peer_id
 from tests.ledger.test_audits import A, B, C, Court, D

@@ -17,19 +17,19 @@ import trio.testing
 from consensus.block import decode_header
 from consensus.catchup import CatchUp
 from consensus.chain_proof import Anchor
-from ledger.assembly import Restored
 from ledger.jobs import Start, job_id
 from ledger.members import Leave
-from ledger.snapshot import SNAPSHOT_HEIGHTS
-from ledger.store import Store
-from ledger.transfer import SOURCES_MAX
-from peer import export
-from peer.driver import Driver
-from peer.transfer import HOLD_SECONDS
+from ledger.snapshots.assembly import Restored
+from ledger.snapshots.snapshot import SNAPSHOT_HEIGHTS
+from ledger.snapshots.transfer import SOURCES_MAX
+from peer.driver.driver import Driver
+from peer.driver.transfer import HOLD_SECONDS
+from peer.export import writing as export
 from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import short_id
 from protocol.messages import GetSnapshot, Status
+from storage.store import Store
 from tests.ledger import snapshots as snapshots_of_ledgers
 from tests.peer.chain import lived
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, certified, network, one_root, poll, service_of
@@ -40,8 +40,8 @@ ROUNDS = 10
 
 @pytest.fixture(autouse=True)
 def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.transfer.LAG_HEIGHTS", LAG)
-    for module in ("peer.transfer", "ledger.snapshot", "ledger.transfer"):
+    monkeypatch.setattr("peer.driver.transfer.LAG_HEIGHTS", LAG)
+    for module in ("peer.driver.transfer", "ledger.snapshots.snapshot", "ledger.snapshots.transfer"):
         monkeypatch.setattr(f"{module}.SNAPSHOT_HEIGHTS", BETWEEN)
 
 
@@ -157,7 +157,7 @@ async def test_blocks_wait_for_a_proven_snapshot_but_not_for_ever(tmp_path: Path
 
 
 async def test_a_claim_of_a_great_height_makes_nobody_restore_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.transfer.SNAPSHOT_HEIGHTS", SNAPSHOT_HEIGHTS)  # more than the two jobs take
+    monkeypatch.setattr("peer.driver.transfer.SNAPSHOT_HEIGHTS", SNAPSHOT_HEIGHTS)  # more than the two jobs take
     async with network(tmp_path, founders=4, observers=1) as made:
         *voters, liar = made.seats
         await job_of(voters[0], rounds=3)

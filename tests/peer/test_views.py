@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from peer import views
-from peer.grammar import COMMANDS
-from peer.naming import Names
-from peer.tables import Column, Fitted, Pairs
+from peer.api.naming import Names
+from peer.commands import views
+from peer.commands.grammar import COMMANDS
+from peer.commands.tables import Column, Fitted, Pairs
 from tests.peer import fake_api
 
 PEERS = {

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from consensus.voters import VoterSet
-from ledger.genesis import Founder, Genesis
+from ledger.blocks.pool import PENDING_PER_MEMBER_MAX
+from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import Start, job_id
-from ledger.pool import PENDING_PER_MEMBER_MAX
-from peer.control import ControlClient
-from peer.datadir import DataDirectory
+from peer.api.control import ControlClient
+from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView
 from protocol.identity import Identity, Signed, peer_id, sign

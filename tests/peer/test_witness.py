@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from consensus.ballots import Outcome
 from consensus.evidence import Evidence
 from consensus.turn import StoredBlock
 from ledger.members import Member
-from peer.eventlog import EventLog
-from peer.witness import Witness, why_disputed, why_halted, why_waiting
+from peer.driver.eventlog import EventLog
+from peer.driver.witness import Witness, why_disputed, why_halted, why_waiting
 from protocol.identity import short_id, sign
 from protocol.messages import Commit, Proposal, Timeout
 from protocol.reasons import Verdict
+from rounds.ballots import Outcome
 from tests.sim.keys import FastSigner
 
 LIAR, CHAIN = FastSigner("liar"), bytes(32)

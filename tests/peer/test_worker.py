@@ -14,12 +14,12 @@ import pytest
 import trio
 import trio.testing
 
-from peer import worker as supervisor
-from peer.worker import Worker, WorkerDied, WorkerFailed
+from peer.worker import supervisor as supervisor
+from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import LocalProtocolError, UserError
 from protocol.reasons import Verdict
 from training import tasks
-from training.default_text import default_text
+from training.data.default_text import default_text
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec, ModelSpec
 
@@ -303,7 +303,7 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
 
 
 def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_conversation() -> None:
-    script = "import peer.worker_main as w, builtins; w.torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
+    script = "import peer.worker.main as w, builtins; w.torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
     ended = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, timeout=60, check=True)
     output, errors = ended.stdout, ended.stderr
     length, _ = tasks.parse_header(output[:8])

@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 
-from peer.eventlog import EventLog
+from peer.driver.eventlog import EventLog
+from peer.driver.workshop import Workshop
+from peer.node.rounds import Rounds
 from peer.roles.base import Judged, OpenRound
-from peer.rounds import Rounds
-from peer.workshop import Workshop
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict

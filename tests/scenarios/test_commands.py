@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.crash_points import POINTS
 from scenarios import crash_points
 from scenarios.__main__ import scenarios
 from scenarios.crash_points import UNREACHED
+from storage.crash_points import POINTS
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 SCENARIOS = sorted(file.stem for file in FOLDER.glob("*.py") if 'if __name__ == "__main__"' in file.read_text())

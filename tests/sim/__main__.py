@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from peer.arguments import Parser, whole_number
+from peer.commands.arguments import Parser, whole_number
 from protocol.errors import UserError
 from tests.sim import campaign, shrink
 from tests.sim.plan import BLOCKS

@@ -11,13 +11,13 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ledger.audits import Due
+from ledger.audits.state import Due
 from protocol.messages import Ballot
 from protocol.reasons import Finding
 from tests.sim.ledgers import AUDITS
 
 if TYPE_CHECKING:
-    from peer.node import Node
+    from peer.node.node import Node
 
 
 def payload_of(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:

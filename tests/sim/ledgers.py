@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from consensus.block import BODY_BYTES_MAX, Block, encode_block
-from ledger.genesis import TRAINER, Founder, Genesis
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import TRAINER, Founder, Genesis
+from ledger.core.module import Context, Modules, Refused
 from ledger.jobs import AuditTerms, ClosedRound, JobTerms
-from ledger.ledger import Ledger
 from ledger.state import Rules, State, Transition
-from ledger.transactions import Context, Modules, Refused
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError

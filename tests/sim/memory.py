@@ -7,7 +7,8 @@ from collections import deque
 from typing import Any
 
 from ledger.state import Rules, State
-from peer.node import Node
+from peer.node.node import Node
+from tests.rooms import ROOMS
 
 SKIPPED = (State, Rules)
 WITHOUT_PARTS = frozenset({int, float, bool, str, type(None)})
@@ -42,7 +43,7 @@ def sizes(node: Node) -> dict[str, int]:
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
             total["elements"] += len(value)
             stack += value
-        elif type(value).__module__.split(".")[0] in ("consensus", "peer", "ledger", "protocol"):
+        elif type(value).__module__.split(".")[0] in ROOMS:
             stack += _fields(value)
     return total
 

@@ -1,6 +1,6 @@
 """A whole network of real peers in virtual time, with everything that can go wrong, from one plan.
 
-One process, one thread, one heap of events. Each peer is the real `peer.node.Node` with the real ledger; what a daemon does
+One process, one thread, one heap of events. Each peer is the real `peer.node.node.Node` with the real ledger; what a daemon does
 around it (disk, network, clock, applying, judging) is done here as events that take virtual time. What a peer says leaves
 through `consensus.turn.persist` and `deliver`, as in the daemon.
 """
@@ -25,14 +25,14 @@ from consensus.chain_proof import Anchor
 from consensus.pacemaker import REPEAT_SECONDS_MAX
 from consensus.quorum import faults_tolerated
 from consensus.turn import Decided, Restart, Turn, deliver, persist, restart_of
-from ledger.assembly import Restored
+from ledger.blocks.ledger import Ledger
+from ledger.core.module import Refused
 from ledger.jobs import Phase
-from ledger.ledger import Ledger
+from ledger.snapshots.assembly import Restored
 from ledger.state import Rules, State
-from ledger.transactions import Refused
-from peer.early import RoundKey
-from peer.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
-from peer.rounds import Measured
+from peer.node.early import RoundKey
+from peer.node.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
+from peer.node.rounds import Measured
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Signed, Signer

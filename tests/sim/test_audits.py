@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.audits import Due, Standing
+from ledger.audits.state import Due, Standing
 from protocol.reasons import Finding
 from tests.sim.audits import Auditor, Challenges, Cheats, Colludes, Distrusts, Passes, Withholds, found
 from tests.sim.plan import calm

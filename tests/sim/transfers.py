@@ -1,4 +1,4 @@
-"""Snapshots around a simulated node, as `peer.transfer` has them around a real one: serving them, and fetching one.
+"""Snapshots around a simulated node, as `peer.driver.transfer` has them around a real one: serving them, and fetching one.
 
 The real shelf, queue and transfer; only the model is a hash, whose one part is the root itself.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ledger.assembly import Restored
-from ledger.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf
+from ledger.snapshots.assembly import Restored
+from ledger.snapshots.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf
+from ledger.snapshots.transfer import Basis, Step, Transfer, basis_of, in_turn
 from ledger.state import State
-from ledger.transfer import Basis, Step, Transfer, basis_of, in_turn
-from peer.transfer import PAUSE_SECONDS, is_about_snapshots
+from peer.driver.transfer import PAUSE_SECONDS, is_about_snapshots
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot
 
 if TYPE_CHECKING:
-    from peer.node import Node
+    from peer.node.node import Node
     from tests.sim.simulation import Peer
 
 __all__ = ["HashedModels", "Snapshots", "is_about_snapshots"]
@@ -49,7 +49,7 @@ class Incoming:
 
 
 class HashedModels:
-    """Implements `ledger.snapshot.Models`."""
+    """Implements `ledger.snapshots.snapshot.Models`."""
 
     def __init__(self) -> None:
         self.held: dict[ModelKey, bytes] = {}

@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from consensus.rollback import RollbackCheck
-from peer.node import Node
+from peer.node.node import Node
 from protocol import codec
 from protocol.identity import Signer
 from protocol.messages import AGREEMENT, ROUNDS, SNAPSHOTS, Decision, Prepared, Proposed, Relay, TimedOut, ViewEnded, Vote

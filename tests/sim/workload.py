@@ -7,8 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ledger.audits import Due, StepFinding, due_for, others_audited
-from ledger.genesis import TRAINER
+from ledger.audits.state import Due, StepFinding, due_for, others_audited
+from ledger.core.genesis import TRAINER
+from ledger.core.module import Refused
 from ledger.jobs import Start, Stop
 from ledger.members import (
     Admit,
@@ -25,9 +26,8 @@ from ledger.members import (
     token_preimage,
 )
 from ledger.state import State
-from ledger.transactions import Refused
-from peer.node import Do
-from peer.rounds import Outcome
+from peer.node.node import Do
+from peer.node.rounds import Outcome
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
@@ -49,7 +49,7 @@ CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused do
 
 @dataclass
 class Author:
-    """What one peer puts forward, as its operator and `peer.membership` would."""
+    """What one peer puts forward, as its operator and `peer.driver.membership` would."""
 
     signer: Signer
     random: random.Random
@@ -155,7 +155,7 @@ def rotate(chain_id: bytes, old: bytes, successor: Signer) -> tuple[str, Rotate]
 
 
 def submit(peer: Peer, signed: Signed) -> None:
-    """As `peer.author` does it: only what would be accepted now."""
+    """As `peer.driver.author` does it: only what would be accepted now."""
     node = peer.node
     assert node is not None
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks import dispatch
 from tests.training.replicated.support import JOB, ODD, RAGGED, SMALL, buffer, header, proposed, trainer, update
-from training.data import batch_offsets
+from training.data.corpus import batch_offsets
 from training.replicated import aggregate, codec, feedback, outer, stream
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
@@ -152,7 +152,7 @@ def by_torch(device: str) -> dict[str, str]:
     """Some of the same, computed with torch on a device: what a trainer loads, which sequences it reads, one outer optimizer."""
     import torch
 
-    from training.compute.engine import windows
+    from training.engines.pytorch.engine import windows
 
     def on_device(array: Float32Array) -> torch.Tensor:
         return torch.from_numpy(array).to(device)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import DATA_SHARD_BYTES
-from training import data, tokenizer
-from training.data import (
+from training.data import corpus as data
+from training.data import tokenizer
+from training.data.corpus import (
     Manifest,
     Tokens,
     assemble,
@@ -26,7 +27,7 @@ from training.data import (
     require_enough,
     split,
 )
-from training.default_text import default_text
+from training.data.default_text import default_text
 from training.spec import JobSpec, ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32))

@@ -9,11 +9,11 @@ from typing import IO
 
 import pytest
 
-from consensus.ballots import Outcome
 from ledger.jobs import ClosedRound
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Signed
+from rounds.ballots import Outcome
 from tests.training.replicated.support import round_of
 from training.host import DURABLE_ROUNDS, ROUNDS_KEPT, JudgedRound, ModelHost
 from training.replicated import files

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
-from training import proposals, tasks
+from training import tasks
+from training.replay import proposals
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
 from training.replicated.model import Accepted, ReplicatedModel

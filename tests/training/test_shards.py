@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
-from training import data, shards
+from training.data import corpus as data
+from training.data import shards
+from training.data.tokenizer import ByteTokenizer, train_bpe
 from training.spec import JobSpec, ModelSpec
-from training.tokenizer import ByteTokenizer, train_bpe
 
 TOKENS = np.arange(3_000) * 7 % 256
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32))

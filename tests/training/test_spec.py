@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
-from training.inner_state import inner_bytes
+from training.replay.inner_state import inner_bytes
 from training.spec import MUON_RATE, PRESETS, SIGN_RATE, Audit, Inner, InnerState, JobSpec, ModelSpec, Objective, Outer, completed
 
 JOB = JobSpec(name="job", data=bytes(32))

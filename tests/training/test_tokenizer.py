@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError, UserError
-from training.default_text import default_text
-from training.tokenizer import BpeTokenizer, ByteTokenizer, load_tokenizer, train_bpe
+from training.data.default_text import default_text
+from training.data.tokenizer import BpeTokenizer, ByteTokenizer, load_tokenizer, train_bpe
 
 TEXT = default_text()[:40_000] + "Grüße, 世界! 🙂\n".encode() * 3
 BLOB = train_bpe([TEXT], 500)

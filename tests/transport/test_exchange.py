@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from peer.auditing import AT_ONCE_MAX
+from peer.driver.auditing import AT_ONCE_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, GetBlob, NoBlob

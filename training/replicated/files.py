@@ -24,11 +24,11 @@ from typing import Annotated, BinaryIO, Final
 
 import numpy as np
 
-from ledger.crash_points import crash_points
-from ledger.durable import lock, make_directory, sync_directory
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
+from storage.crash_points import crash_points
+from storage.durable import lock, make_directory, sync_directory
 from training.replicated.layout import CHUNKS_MAX, Float32Array, float32_bytes, layout_of
 from training.replicated.outer import slots_of
 from training.replicated.state import PARAMETERS, State, root_of

@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ledger.crash_points import crash_points
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import PART_BYTES_MAX
+from storage.crash_points import crash_points
 from training.replicated import files
 from training.replicated.layout import BLOCK, Block, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
@@ -37,7 +37,7 @@ def part_of(model: ReplicatedModel, index: int) -> bytes:
 
 
 class IncomingModel:
-    """Implements `ledger.snapshot.IncomingModel`. Raises `StorageError` for what the disk does wrong."""
+    """Implements `ledger.snapshots.snapshot.IncomingModel`. Raises `StorageError` for what the disk does wrong."""
 
     def __init__(
         self, directory: Path, job: bytes, number: int, root: bytes, manifest: bytes, replaced: Callable[[], object]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ledger.audits import Dispute, StepFinding
-from ledger.docket import Docket
+from ledger.audits.docket import Docket
+from ledger.audits.state import Dispute, StepFinding
 from protocol.reasons import Finding
 from tests.sim.audits import Challenges, Cheats, Distrusts
 from tests.sim.mutants.agreement import with_liar

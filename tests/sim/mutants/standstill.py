@@ -6,15 +6,15 @@ import dataclasses
 from typing import Any
 
 import ledger.members
-from consensus.ballots import RoundBook
 from consensus.book import Book
 from consensus.evidence import Evidence
 from consensus.rollback import RollbackCheck
 from consensus.voters import VoterSet
-from ledger.ledger import Ledger
+from ledger.blocks.ledger import Ledger
 from ledger.members import Change, MembersState
-from peer.rounds import Rounds
+from peer.node.rounds import Rounds
 from protocol.messages import Ballot
+from rounds.ballots import RoundBook
 from tests.sim.mutants.agreement import with_liar
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario

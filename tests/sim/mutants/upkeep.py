@@ -9,13 +9,11 @@ from typing import Any
 from unittest import mock
 
 import consensus.evidence
-import ledger.assembly
-import ledger.docket
+import ledger.audits.docket
 import ledger.members
+import ledger.snapshots.assembly
 import ledger.state
-import peer.node
-from consensus import ballots
-from consensus.ballots import RoundTerms
+import peer.node.node
 from consensus.book import Book
 from consensus.chain import Chain
 from consensus.evidence import Evidence
@@ -23,17 +21,19 @@ from consensus.quorum import faults_tolerated
 from consensus.rollback import RollbackCheck
 from consensus.state import ReplicaState
 from consensus.turn import Restart, Turn, merge
-from ledger.assembly import Assembly, Restored
-from ledger.audits import AuditsState
-from ledger.docket import AuditsModule
-from ledger.ledger import Ledger
+from ledger.audits.docket import AuditsModule
+from ledger.audits.state import AuditsState
+from ledger.blocks.ledger import Ledger
 from ledger.members import MembersState
+from ledger.snapshots.assembly import Assembly, Restored
+from ledger.snapshots.transfer import Transfer
 from ledger.state import Rules, State, Transition
-from ledger.transfer import Transfer
-from peer.node import Node
-from peer.rounds import Rounds
+from peer.node.node import Node
+from peer.node.rounds import Rounds
 from protocol import codec
 from protocol.messages import Ballot, Commit, Timeout
+from rounds import ballots
+from rounds.ballots import RoundTerms
 from tests.sim.audits import Withholds
 from tests.sim.disk import Disk
 from tests.sim.mutants.agreement import LOST, with_liar
@@ -161,7 +161,7 @@ def _notices_ignored(planter: Planter) -> None:
 
 
 def _old_voters(planter: Planter) -> None:
-    real = peer.node._applied_event
+    real = peer.node.node._applied_event
 
     def always_the_founders(state: Any) -> Any:
         event = real(state)
@@ -169,7 +169,7 @@ def _old_voters(planter: Planter) -> None:
         old = type(event.voters[0])(tuple(sorted(founders)))
         return dataclasses.replace(event, voters=(old, old, old))
 
-    planter.replace(peer.node, "_applied_event", always_the_founders)
+    planter.replace(peer.node.node, "_applied_event", always_the_founders)
 
 
 def _acts_at_once(planter: Planter) -> None:
@@ -329,12 +329,12 @@ def _order_of_dictionaries(planter: Planter) -> None:
     end_block = AuditsModule.end_block
 
     def in_given_order(self: AuditsModule, state: AuditsState, *parts: Any) -> AuditsState:
-        with mock.patch.object(ledger.docket, "sorted", list, create=True):
+        with mock.patch.object(ledger.audits.docket, "sorted", list, create=True):
             return end_block(self, state, *parts)
 
     planter.replace(ledger.state, "in_order", lambda new, old: new)
     planter.replace(AuditsModule, "end_block", in_given_order)
-    planter.replace(ledger.docket, "AFTERMATH_HEIGHTS", -1)  # or the history would have to be a thousand heights longer
+    planter.replace(ledger.audits.docket, "AFTERMATH_HEIGHTS", -1)  # or the history would have to be a thousand heights longer
     planter.simulation(_two_jobs_that_nobody_audits)
 
 
@@ -367,7 +367,7 @@ class Whatever:
 
 
 def _snapshot_root_unchecked(planter: Planter) -> None:
-    planter.replace(ledger.assembly, "merkle", SimpleNamespace(root=lambda leaves: Whatever()))
+    planter.replace(ledger.snapshots.assembly, "merkle", SimpleNamespace(root=lambda leaves: Whatever()))
 
 
 def _snapshot_names_unchecked(planter: Planter) -> None:

@@ -15,7 +15,7 @@ from protocol.messages import AGREEMENT, ROUNDS
 from tests.sim.keys import FastSigner, another
 
 if TYPE_CHECKING:
-    from peer.node import Node
+    from peer.node.node import Node
 
 Outgoing = Any  # a message, or bytes that are none
 

@@ -10,7 +10,7 @@ from consensus import leaders
 from consensus.block import block_digest, decode_block, encode_block, encode_header, header_of
 from consensus.evidence import Evidence
 from consensus.turn import Turn
-from ledger.short import WholeBody
+from ledger.blocks.short import WholeBody
 from ledger.state import EMPTY_BODY, Body, decode_body, module_leaf
 from protocol import codec, merkle
 from protocol.identity import Signed, preimage

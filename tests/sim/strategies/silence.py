@@ -7,7 +7,7 @@ from typing import Any
 
 from consensus.quorum import quorum
 from consensus.turn import Turn
-from ledger.short import ShortBody
+from ledger.blocks.short import ShortBody
 from protocol import codec
 from protocol.messages import Ballot, BlockBytes, CutOff, Heard, Proposed, Relay, TimedOut, Vote
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, opened

@@ -1,0 +1,1 @@
+"""Sampled audits: their state, what is drawn, and how a dispute ends."""

@@ -1,0 +1,542 @@
+"""The rules of sampled audits: what is drawn when a round closes, how a dispute ends, and what follows from it.
+
+Decisions 0028 (draws) and 0033 (disputes and suspension) say why they are these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from consensus.quorum import faults_tolerated
+from ledger.audits import draws
+from ledger.audits.draws import Commitment
+from ledger.audits.state import (
+    CHALLENGES_OPEN_MAX,
+    DRAWN_MAX,
+    FALSE_CHALLENGES_MAX,
+    KINDS,
+    LOG_MAX,
+    Applied,
+    AuditsState,
+    Claims,
+    Dispute,
+    Drawn,
+    Due,
+    Entry,
+    JobAudits,
+    Place,
+    Result,
+    RoundAudits,
+    Standing,
+    StepFinding,
+    others_audited,
+)
+from ledger.core.genesis import Genesis
+from ledger.core.module import Context, Modules, Refused
+from ledger.jobs import WINDING_UP_MAX, AuditTerms, ClosedRound, Job, JobRules, JobsState, JobTerms, Phase
+from ledger.members import MembersState
+from protocol import codec
+from protocol.identity import Signed, short_id
+from protocol.messages import Proposal, Transaction
+from protocol.reasons import Finding
+
+DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
+AFTERMATH_HEIGHTS = 1_000  # in which a job that ended can still be audited; as long as a transaction may wait
+NO_ROUND = 2**53 - 1  # later than any
+
+T = TypeVar("T")
+
+
+class AuditsModule:
+    name = "audits"
+    kinds = frozenset(KINDS)
+
+    def __init__(self, rules: JobRules) -> None:
+        self.rules = rules
+
+    def state_type(self) -> type:
+        return AuditsState
+
+    def genesis(self, genesis: Genesis) -> AuditsState:
+        return AuditsState()
+
+    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> AuditsState:
+        state: AuditsState = modules[self.name]
+        jobs: JobsState = modules["jobs"]
+        said = codec.decode(StepFinding, transaction.content)
+        job = jobs.jobs.get(said.job)
+        if job is None or said.job not in state.jobs:
+            raise Refused("no audits of such a job are open")
+        docket = self._docket(state, said.job, job, modules["members"], context.height)
+        match transaction.kind:
+            case "audit/report":
+                docket.report(author, said)
+            case "audit/verdict":
+                docket.rule(author, said)
+            case "audit/challenge":
+                docket.challenge(author, said)
+        return docket.done()
+
+    def challengeable(self, me: bytes, state: Applied) -> list[Due]:
+        """The accepted proposals a step of which I may challenge now without being asked, the last rounds last."""
+        dockets = {key: self._of(key, state) for key in state.audits.jobs}
+        return [due for due in others_audited(me, state) if dockets[due.job].may_challenge(me, due.place)]
+
+    def is_disputed(self, due: Due, state: Applied) -> bool:
+        """Whether that step will be judged already."""
+        audits = state.audits.jobs.get(due.job)
+        return audits is not None and any(dispute.place == due.place for dispute in audits.disputes)
+
+    def is_challengeable(self, due: Due, state: Applied) -> bool:
+        """Whether anybody may still challenge a step of this proposal unasked."""
+        return due.job in state.audits.jobs and self._of(due.job, state).is_challengeable(due.place)
+
+    def _of(self, key: bytes, state: Applied) -> Docket:
+        return self._docket(state.audits, key, state.jobs.jobs[key], state.members, state.height)
+
+    def close_round(self, state: AuditsState, job: Job, members: MembersState, height: int, closed: ClosedRound) -> AuditsState:
+        """After a round was closed: what lapses and vests with it, and what is drawn. `job` is still the closed round's."""
+        if closed.job not in state.jobs:
+            return state
+        docket = self._docket(state, closed.job, job, members, height)
+        docket.settle(closed.round)
+        docket.draw(closed)
+        return docket.done()
+
+    def end_block(
+        self, state: AuditsState, jobs: Mapping[bytes, Job], started: Iterable[bytes], members: MembersState, height: int
+    ) -> AuditsState:
+        """Begins with the jobs that began, and ends with those that ended."""
+        sampled = {key: JobAudits() for key in started if self.rules.terms(jobs[key].spec).audits is not None}
+        state = replace(state, jobs={**state.jobs, **sampled}) if sampled else state
+        for key in sorted(state.jobs):
+            job = jobs.get(key)
+            if job is None or job.phase is Phase.FINISHED:
+                state = self._wind_up(state, key, job, members, height)
+        winding = {key: jobs[key] for key in state.jobs if jobs[key].phase is Phase.FINISHED}
+        while len(winding) > WINDING_UP_MAX:
+            key = self._crowded_out(state, winding, members)
+            state = self._settled(state, key, winding.pop(key), members, height)
+        return state
+
+    def _crowded_out(self, state: AuditsState, winding: Mapping[bytes, Job], members: MembersState) -> bytes:
+        """Which job's audits end for those of another: a scratch job's first, which nobody was paid for, and one with a dispute
+        last. Of such, the oldest of whoever has begun most: a silent auditor keeps every job here for a thousand heights, and who
+        would end the audits of a job needs sixteen others, with real work in them and nothing left to judge in that one.
+        """
+        begun = Counter(members.current(job.author) for job in winding.values())
+
+        def order(key: bytes) -> tuple[bool, bool, int, int, bytes]:
+            job = winding[key]
+            is_paid = self.rules.terms(job.spec).needs_worker
+            return bool(state.jobs[key].disputes), is_paid, -begun[members.current(job.author)], job.opened, key
+
+        return min(winding, key=order)
+
+    def _wind_up(self, state: AuditsState, key: bytes, job: Job | None, members: MembersState, height: int) -> AuditsState:
+        """Audits outlive their job, or the last rounds could be cheated in without fear; when none is open, the rest is paid."""
+        if job is None:
+            return _without_job(state, key)
+        state = self._docket(state, key, job, members, height).done()  # without what no round will close the window of any more
+        if (state.jobs[key].rounds or state.jobs[key].disputes) and height <= job.opened + AFTERMATH_HEIGHTS:
+            return state
+        return self._settled(state, key, job, members, height)
+
+    def _settled(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> AuditsState:
+        docket = self._docket(state, key, job, members, height)
+        docket.settle(NO_ROUND)
+        return _without_job(docket.done(), key)
+
+    def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> Docket:
+        return Docket(follow(state, members), key, job, self.rules.terms(job.spec), members, height)
+
+
+def _without_job(state: AuditsState, key: bytes) -> AuditsState:
+    return replace(state, jobs={other: audits for other, audits in state.jobs.items() if other != key})
+
+
+# Rules ---------------------------------------------------------------------------------------------------------------
+
+
+class Docket:
+    """The audits of one job while a block changes them."""
+
+    def __init__(self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int) -> None:
+        assert terms.audits is not None
+        self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
+        self._terms: AuditTerms = terms.audits
+        self._is_rewarded = terms.needs_worker  # the known update of a scratch job costs nobody anything
+        self._closed = job.round - 1  # the last round that is
+        audits = state.jobs[key]
+        self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
+        self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
+        self._suspended, self._unheard = dict(audits.suspended), dict(audits.unheard)
+        self._withheld, self._causes = dict(audits.withheld), dict(audits.causes)
+        self._standings, self._log = dict(state.standings), list(state.log)
+
+    def done(self) -> AuditsState:
+        self._tidy()
+        tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes)
+        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables)
+        return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
+
+    # Reports and verdicts
+
+    def report(self, author: bytes, report: StepFinding) -> None:
+        drawn = self._drawn(report.round, report.trainer)
+        auditor = self._speaking_for(drawn.steps, author) if drawn else None
+        if drawn is None or auditor is None or drawn.steps[auditor] != report.step:
+            raise Refused(f"no report of {short_id(author)} on that step is awaited")
+        self._put(report.round, report.trainer, _without(drawn, auditor))
+        self._count(author, reports=1)
+        passed = report.finding is Finding.MATCH
+        result = Result.PASSED if passed else Result.CHALLENGED
+        self._write(report.place, auditor, result, report.finding, report.relative_error_ppm)
+        if not passed:
+            self._challenge(report.place, auditor, author, report.finding)
+
+    def challenge(self, author: bytes, said: StepFinding) -> None:
+        """Unasked. Each false one costs every judge a replay, so that a re-executor has one in a round; and what is never held
+        against who says so is not said unasked.
+        """
+        challenger = self._challenger(author, said.place)
+        if said.finding is Finding.MATCH or said.finding.is_claim:
+            raise Refused(f"{said.finding.label!r} is no challenge of who was not drawn")
+        if self._dispute(said.place) is not None:
+            raise Refused("that step is disputed already, and will be judged")
+        of = self._rounds[said.round]
+        self._rounds[said.round] = replace(of, challengers=(*of.challengers, challenger))
+        self._write(said.place, challenger, Result.CHALLENGED, said.finding, said.relative_error_ppm)
+        self._challenge(said.place, challenger, author, said.finding)
+
+    def _challenger(self, author: bytes, place: Place) -> bytes:
+        """The author's key of that round, with which it may challenge this step unasked. Raises `Refused` if it may not."""
+        number, trainer, _ = place
+        if not self.is_challengeable(place):
+            raise Refused(f"no such step of {short_id(trainer)} in round {number} can be challenged now")
+        challenger = self._speaking_for(self._judges(number, trainer), author)
+        if challenger is None or not self._is_trusted(author):
+            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {number}")
+        if challenger in self._rounds[number].challengers:
+            raise Refused(f"{short_id(author)} has challenged a step of round {number} already")
+        self._require_heard(author)
+        return challenger
+
+    def may_challenge(self, author: bytes, place: Place) -> bool:
+        try:
+            self._challenger(author, place)
+        except Refused:
+            return False
+        return True
+
+    def is_challengeable(self, place: Place) -> bool:
+        number, trainer, step = place
+        return self._drawn(number, trainer) is not None and self._is_open(number) and step < self._terms.steps
+
+    def _require_heard(self, challenger: bytes) -> None:
+        if self._unheard.get(challenger, 0) > self._job.round:
+            raise Refused(f"{short_id(challenger)} was found wrong too often to challenge anybody for now")
+        mine = [dispute for dispute in self._disputes if self._speaking_for(dispute.challenges, challenger) is not None]
+        if len(mine) >= CHALLENGES_OPEN_MAX:
+            raise Refused(f"{CHALLENGES_OPEN_MAX} challenges of {short_id(challenger)} are open, the most at once")
+
+    def _challenge(self, place: Place, auditor: bytes, author: bytes, finding: Finding) -> None:
+        self._require_heard(author)
+        dispute = self._dispute(place)
+        if dispute is None:
+            dispute = Dispute(*place, self._job.round, {auditor: finding}, (), ())
+            self._disputes.append(dispute)
+        challenges = dict(sorted({**dispute.challenges, auditor: finding}.items()))
+        guilty = dispute.guilty if auditor in dispute.judged else (*dispute.guilty, auditor)
+        self._go_on(dispute, replace(dispute, challenges=challenges, guilty=guilty))
+
+    def rule(self, author: bytes, verdict: StepFinding) -> None:
+        dispute = self._dispute(verdict.place)
+        if dispute is None:
+            raise Refused("no dispute about that step is open")
+        judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
+        if judge is None:
+            raise Refused(f"{short_id(author)} may not judge this dispute")
+        if judge in dispute.judged:
+            raise Refused(f"{short_id(author)} has given its verdict")
+        if verdict.finding is Finding.MATCH:
+            self._go_on(dispute, replace(dispute, innocent=(*dispute.innocent, judge)))
+        else:
+            self._go_on(dispute, replace(dispute, guilty=(*dispute.guilty, judge)))
+
+    def _go_on(self, dispute: Dispute, after: Dispute) -> None:
+        """More than half of those who may judge, and more than the liars among the voters, settle it."""
+        self._disputes[self._disputes.index(dispute)] = after
+        judges = self._judges(after.round, after.trainer)
+        needed = max(len(judges) // 2 + 1, self._rounds[after.round].faults + 1)
+        if len(after.guilty) >= needed:
+            self._suspend(after)
+        elif len(after.innocent) >= needed:
+            self._refute(after)
+
+    def _judges(self, number: int, trainer: bytes) -> list[bytes]:
+        accused = self._members.current(trainer)
+        return [key for key in self._rounds[number].reexecutors if self._members.current(key) != accused]
+
+    def _suspend(self, dispute: Dispute) -> None:
+        for challenger in dispute.challenges:
+            self._count(self._members.current(challenger), upheld=1)
+        self._sit_out(dispute, Result.SUSPENDED)
+
+    def _sit_out(self, dispute: Dispute, result: Result) -> None:
+        trainer = self._members.current(dispute.trainer)
+        times = min(self._standing(trainer).suspensions, DOUBLINGS_MAX)
+        self._suspended[trainer] = self._job.round + 1 + (self._terms.suspension_rounds << times)
+        lost = self._unvested.pop(trainer, ())
+        self._count(trainer, suspensions=1, lost=len(lost))
+        self._end(dispute, result)
+        self._causes[trainer] = self._log[-1]
+        self._drop_audits_of(trainer)
+
+    def _drop_audits_of(self, trainer: bytes) -> None:
+        """One suspension is enough for all that was done before it."""
+        self._withheld.pop(trainer, None)
+        self._disputes = [other for other in self._disputes if self._members.current(other.trainer) != trainer]
+        for number, audits in list(self._rounds.items()):
+            drawn = {key: drawn for key, drawn in audits.drawn.items() if self._members.current(key) != trainer}
+            self._rounds[number] = replace(audits, drawn=drawn)
+
+    def _refute(self, dispute: Dispute) -> None:
+        """Of who claims what most others do not see, and the trainer, one may lie, and nobody can tell which. So
+        they are kept apart; a trainer that is to be kept apart from more than can lie is the liar. Nobody is credited with that:
+        most found nothing wrong at this step.
+        """
+        trainer = self._members.current(dispute.trainer)
+        for challenger, finding in dispute.challenges.items():
+            person = self._members.current(challenger)
+            if finding.is_claim:
+                known = self._withheld.get(trainer, {})
+                last = (*known.get(person, ()), self._job.round)[-FALSE_CHALLENGES_MAX:]
+                self._withheld[trainer] = {**known, person: last}
+            else:
+                self._hold_against(person)
+        of = self._rounds[dispute.round]
+        # As many as f of this round's voters may lie. Who is not among its re-executors may be a liar of other voters, and gone.
+        apart = self._kept_from(trainer) & {self._members.current(key) for key in of.reexecutors}
+        is_shunned = any(finding.is_claim for finding in dispute.challenges.values()) and len(apart) > of.faults
+        if is_shunned:
+            self._sit_out(dispute, Result.SHUNNED)
+        else:
+            self._end(dispute, Result.REFUTED)
+
+    def _kept_from(self, trainer: bytes) -> set[bytes]:
+        """Who is not drawn for this trainer for now."""
+        return {key for key, rounds in self._withheld.get(trainer, {}).items() if len(rounds) == FALSE_CHALLENGES_MAX}
+
+    def _hold_against(self, challenger: bytes) -> None:
+        self._count(challenger, refuted=1)
+        if self._standing(challenger).refuted % FALSE_CHALLENGES_MAX == 0:
+            self._unheard[challenger] = self._job.round + 1 + self._terms.suspension_rounds
+
+    def _end(self, dispute: Dispute, result: Result) -> None:
+        self._disputes.remove(dispute)
+        first = next(iter(dispute.challenges))
+        self._write(dispute.place, first, result, dispute.challenges[first])
+
+    # Time
+
+    def settle(self, closed: int) -> None:
+        """What lapses, and what vests, as this round closes."""
+        self._closed = closed
+        for number, audits in list(self._rounds.items()):
+            if not self._is_open(number):
+                self._lapse(number, audits)
+        for dispute in [dispute for dispute in self._disputes if dispute.opened + self._terms.window <= closed]:
+            self._end(dispute, Result.DROPPED)
+        for trainer, rounds in list(self._unvested.items()):
+            self._vest(trainer, rounds, closed)
+        self._suspended = {key: until for key, until in self._suspended.items() if until > closed + 1}
+        self._causes = {key: self._causes[key] for key in self._suspended}
+        self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
+        remembered = {trainer: self._remembered(claims, closed) for trainer, claims in self._withheld.items()}
+        self._withheld = {trainer: claims for trainer, claims in remembered.items() if claims}
+
+    def _remembered(self, claims: Claims, closed: int) -> Claims:
+        """Those of the last rounds: bad days of years do not add up, and a liar has so many in as long as a suspension takes."""
+        first = closed + 1 - self._terms.suspension_rounds
+        recent = {key: tuple(number for number in rounds if number >= first) for key, rounds in claims.items()}
+        return {key: rounds for key, rounds in recent.items() if rounds}
+
+    def _is_open(self, number: int) -> bool:
+        """Whether the window of a closed round is."""
+        return number + self._terms.window > self._closed
+
+    def _lapse(self, number: int, audits: RoundAudits) -> None:
+        """Disputes that were opened in time go on."""
+        for trainer, drawn in audits.drawn.items():
+            for auditor, step in drawn.steps.items():
+                self._count(self._members.current(auditor), lapsed=1)
+                self._write((number, trainer, step), auditor, Result.LAPSED)
+        disputed = self._disputed(number)
+        kept = {trainer: replace(drawn, steps={}) for trainer, drawn in audits.drawn.items() if trainer in disputed}
+        self._rounds[number] = replace(audits, drawn=kept)
+
+    def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:
+        disputed = {dispute.round for dispute in self._disputes if self._members.current(dispute.trainer) == trainer}
+        waiting = tuple(number for number in rounds if number + self._terms.window > closed or number in disputed)
+        self._count(trainer, rewards=len(rounds) - len(waiting))
+        if waiting:
+            self._unvested[trainer] = waiting
+        else:
+            del self._unvested[trainer]
+
+    # Drawing
+
+    def draw(self, closed: ClosedRound) -> None:
+        """The audits of a closed round. What it accepted of trainers that were suspended meanwhile counts for nothing."""
+        job, current = self._job, self._members.current
+        accepted = [signed for signed in closed.proposals if self._is_trusted(signed.signer)]
+        reexecutors = tuple(key for key in job.auditors if self._is_trusted(key) and current(key) not in self._unheard)
+        revealed = draws.matching(closed.reveals, self._commitments)
+        self._make_up(revealed)
+        nonces = {key: revealed[key] for key in reexecutors if key in revealed}
+        drawn = {signed.signer: self._draw(closed, signed, reexecutors, nonces) for signed in accepted}
+        faults = faults_tolerated(len(job.voters))
+        self._rounds[closed.round] = RoundAudits(len(nonces), faults, reexecutors, drawn)
+        self._remember(closed)
+        self._bound()
+        for signed in accepted if self._is_rewarded else ():
+            trainer = current(signed.signer)
+            self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
+
+    def _make_up(self, revealed: Mapping[bytes, bytes]) -> None:
+        """Draws whose ballots were not decided since they committed, for the rounds that they missed.
+
+        A leader that leaves out the ballots that would find its like delays that by a round, and no more.
+        """
+        for number, audits in list(self._rounds.items()):
+            missed = (key for key in audits.reexecutors if key in revealed and self._commitments[key].round < number)
+            nonces = {key: revealed[key] for key in missed}
+            if audits.nonces and self._is_open(number):  # otherwise all were drawn, or it is too late
+                more = {trainer: self._steps(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
+                drawn = {
+                    key: replace(old, steps=dict(sorted((old.steps | more[key]).items()))) for key, old in audits.drawn.items()
+                }
+                self._rounds[number] = replace(audits, nonces=audits.nonces + len(nonces), drawn=drawn)
+
+    def _is_trusted(self, key: bytes) -> bool:
+        person = self._members.current(key)
+        return person not in self._suspended and not self._members.is_expelled(person)
+
+    def _draw(self, closed: ClosedRound, signed: Signed, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]) -> Drawn:
+        """Where nobody revealed anything, as in a job's first round, the model root is everybody's nonce: all can foresee it."""
+        nonces = nonces or dict.fromkeys(reexecutors, self._job.model_root)
+        proposal = codec.decode_message(signed.body, (Proposal,))
+        return Drawn(proposal, self._steps(closed.round, signed.signer, reexecutors, nonces))
+
+    def _steps(
+        self, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
+    ) -> dict[bytes, int]:
+        """Those that the owners of these nonces are to replay, by auditor."""
+        current = self._members.current
+        apart = {current(trainer), *self._kept_from(current(trainer))}
+        others = [key for key in reexecutors if current(key) not in apart]
+        tickets = draws.tickets_for(self._key, number, nonces, trainer, others)
+        return draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate, self._terms.steps)
+
+    def _remember(self, closed: ClosedRound) -> None:
+        """Of those who vote; who has not been heard is still bound to what it said last."""
+        kept = {key: known for key, known in self._commitments.items() if key in self._job.voters and key not in closed.ballots}
+        new = {key: Commitment(closed.round, digest) for key, digest in closed.commitments.items()}
+        self._commitments = dict(sorted({**kept, **new}.items()))
+
+    def _bound(self) -> None:
+        """Of what is too much the oldest goes; what is only kept for a challenge before what somebody has to report on."""
+        self._tidy()
+        excess = sum(len(audits.drawn) for audits in self._rounds.values()) - DRAWN_MAX
+        for forget in (self._forget_unawaited, self._lapse):
+            for number, audits in sorted(self._rounds.items()):
+                if excess > 0:
+                    forget(number, audits)
+                    excess -= len(audits.drawn) - len(self._rounds[number].drawn)
+
+    # Tables
+
+    def _drawn(self, number: int, trainer: bytes) -> Drawn | None:
+        audits = self._rounds.get(number)
+        return audits.drawn.get(trainer) if audits else None
+
+    def _put(self, number: int, trainer: bytes, drawn: Drawn) -> None:
+        audits = self._rounds[number]
+        self._rounds[number] = replace(audits, drawn={**audits.drawn, trainer: drawn})
+
+    def _tidy(self) -> None:
+        """Forgets what nobody may say anything about any more."""
+        for number, audits in list(self._rounds.items()):
+            if self._job.phase is not Phase.RUNNING or not self._is_open(number):
+                self._forget_unawaited(number, audits)
+        self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
+
+    def _forget_unawaited(self, number: int, audits: RoundAudits) -> None:
+        disputed = self._disputed(number)
+        drawn = {trainer: drawn for trainer, drawn in audits.drawn.items() if drawn.steps or trainer in disputed}
+        self._rounds[number] = replace(audits, drawn=drawn)
+
+    def _disputed(self, number: int) -> set[bytes]:
+        """Whose proposals of a round are."""
+        return {dispute.trainer for dispute in self._disputes if dispute.round == number}
+
+    def _dispute(self, place: Place) -> Dispute | None:
+        return next((dispute for dispute in self._disputes if dispute.place == place), None)
+
+    def _speaking_for(self, keys: Iterable[bytes], author: bytes) -> bytes | None:
+        """Which of these keys of a round is the author's."""
+        return next((key for key in keys if self._members.current(key) == author), None)
+
+    def _standing(self, person: bytes) -> Standing:
+        return self._standings.get(person, Standing())
+
+    def _count(self, person: bytes, **more: int) -> None:
+        known = self._standing(person)
+        if any(more.values()):
+            self._standings[person] = replace(known, **{name: getattr(known, name) + count for name, count in more.items()})
+
+    def _write(
+        self, place: Place, auditor: bytes, result: Result, finding: Finding | None = None, ppm: int | None = None
+    ) -> None:
+        number, trainer, step = place
+        self._log.append(Entry(self._height, self._key, number, trainer, auditor, step, result, finding, ppm))
+
+
+def _without(drawn: Drawn, auditor: bytes) -> Drawn:
+    return replace(drawn, steps={key: step for key, step in drawn.steps.items() if key != auditor})
+
+
+def follow(state: AuditsState, members: MembersState) -> AuditsState:
+    """With the tables of persons by the keys that they have now. A new key is nobody's before, so that none of them meet."""
+    if all(members.members[key].successor is None for key in _persons(state)):
+        return state
+
+    def rekeyed(table: Mapping[bytes, T]) -> dict[bytes, T]:
+        return {members.current(key): value for key, value in table.items()}
+
+    jobs = {
+        key: replace(
+            audits,
+            suspended=rekeyed(audits.suspended),
+            unheard=rekeyed(audits.unheard),
+            unvested=rekeyed(audits.unvested),
+            causes=rekeyed(audits.causes),
+            withheld=rekeyed({key: rekeyed(claims) for key, claims in audits.withheld.items()}),
+        )
+        for key, audits in state.jobs.items()
+    }
+    return replace(state, jobs=jobs, standings=rekeyed(state.standings))
+
+
+def _persons(state: AuditsState) -> Iterator[bytes]:
+    yield from state.standings
+    for audits in state.jobs.values():
+        yield from audits.suspended
+        yield from audits.unheard
+        yield from audits.unvested
+        yield from audits.withheld
+        yield from (person for claims in audits.withheld.values() for person in claims)

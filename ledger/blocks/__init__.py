@@ -1,0 +1,1 @@
+"""From transactions that wait to the body of a block, and back."""

@@ -1,0 +1,140 @@
+"""Bodies as leaders send them: whatever the others should hold already is named by the digest of its signed bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Annotated, ClassVar, cast
+
+from consensus.block import BODY_BYTES_MAX
+from consensus.evidence import Evidence
+from ledger.blocks.pool import Pool, signed_digest
+from ledger.jobs import RUNNING_MAX
+from ledger.state import Body, decode_body
+from protocol import codec
+from protocol.codec import Count, Digest, Length
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed
+from protocol.limits import (
+    BLOCK_BYTES_MAX,
+    EVIDENCE_PER_BLOCK_MAX,
+    TRAINERS_MAX,
+    TRANSACTIONS_PER_BLOCK_MAX,
+    VOTERS_MAX,
+)
+from rounds.ballots import Closing, RoundBook
+
+WHOLE_BYTES_MAX = 1_024  # such a body goes with its header in one packet: naming its parts would save nothing
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBody:
+    """A small body as it is."""
+
+    TAG: ClassVar[str] = "whole"
+    body: Annotated[bytes, Length(0, WHOLE_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortClosing:
+    """A `Closing` with the digests of what it holds."""
+
+    job: Digest
+    round: Count
+    ballots: Annotated[tuple[Digest, ...], Length(1, VOTERS_MAX)]
+    cut_offs: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]
+    proposals: Annotated[tuple[Digest, ...], Length(0, TRAINERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortBody:
+    """A `Body` with the digests of what it holds. Evidence is rare, and need not have reached everybody: it goes whole."""
+
+    TAG: ClassVar[str] = "short"
+    closings: Annotated[tuple[ShortClosing, ...], Length(0, RUNNING_MAX)]
+    evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]
+    transactions: Annotated[tuple[Digest, ...], Length(0, TRANSACTIONS_PER_BLOCK_MAX)]
+
+
+def condense(body: bytes) -> bytes:
+    if len(body) <= WHOLE_BYTES_MAX:
+        return codec.encode(WholeBody(body))
+    whole = decode_body(body)
+    closings = tuple(
+        ShortClosing(closing.job, closing.round, *map(_digests, (closing.ballots, closing.cut_offs, closing.proposals)))
+        for closing in whole.closings
+    )
+    return codec.encode(ShortBody(closings, whole.evidence, _digests(whole.transactions)))
+
+
+def _digests(parts: Iterable[Signed]) -> tuple[bytes, ...]:
+    return tuple(signed_digest(signed) for signed in parts)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What one round book holds, by digest. The book only grows, so that only what is new is hashed."""
+
+    book: RoundBook
+    ballots: dict[bytes, Signed] = field(default_factory=dict)
+    cut_offs: dict[bytes, Signed] = field(default_factory=dict)
+    proposals: dict[bytes, Signed] = field(default_factory=dict)
+
+    def refresh(self) -> None:
+        book = self.book
+        tables = ((self.ballots, book.signed_ballots), (self.cut_offs, book.signed_cut_offs), (self.proposals, book.proposals))
+        for index, table in tables:
+            for signed in islice(table.values(), len(index), None):
+                index[signed_digest(signed)] = signed
+
+    def expand(self, closing: ShortClosing) -> Closing | None:
+        ballots = _found(closing.ballots, self.ballots)
+        cut_offs, proposals = _found(closing.cut_offs, self.cut_offs), _found(closing.proposals, self.proposals)
+        if ballots is None or cut_offs is None or proposals is None:
+            return None
+        return Closing(closing.job, closing.round, ballots, cut_offs, proposals)
+
+
+def _found(digests: tuple[bytes, ...], index: dict[bytes, Signed]) -> tuple[Signed, ...] | None:
+    found = [index[digest] for digest in digests if digest in index]
+    return tuple(found) if len(found) == len(digests) else None
+
+
+class Expander:
+    """Puts short bodies together again from the round books and the pool."""
+
+    def __init__(self, books: dict[bytes, RoundBook], pool: Pool) -> None:
+        self._books, self._pool = books, pool
+        self._parts: dict[bytes, Parts] = {}
+
+    def expand(self, short: bytes) -> bytes | None:
+        """None: a part is not here. It may come, or never: of two ballots of a liar only the first is kept."""
+        message = cast(WholeBody | ShortBody, codec.decode_message(short, (WholeBody, ShortBody), BLOCK_BYTES_MAX))
+        if isinstance(message, WholeBody):
+            return message.body
+        closings = [self._closing(closing) for closing in message.closings]
+        transactions = [self._pool.by_signed_digest(digest) for digest in message.transactions]
+        present = tuple(closing for closing in closings if closing is not None)
+        held = tuple(signed for signed in transactions if signed is not None)
+        if len(present) < len(closings) or len(held) < len(transactions):
+            return None
+        _check_size(present, held)
+        return codec.encode(Body(present, message.evidence, held))
+
+    def _closing(self, closing: ShortClosing) -> Closing | None:
+        self._parts = {job: parts for job, parts in self._parts.items() if self._books.get(job) is parts.book}
+        book = self._books.get(closing.job)
+        if book is None or book.terms.round != closing.round:
+            return None
+        parts = self._parts.setdefault(closing.job, Parts(book))
+        parts.refresh()
+        return parts.expand(closing)
+
+
+def _check_size(closings: Iterable[Closing], transactions: Iterable[Signed]) -> None:
+    """Before it is put together: a few digests, each named many times, must not cost all the memory there is."""
+    parts = [part for closing in closings for part in (*closing.ballots, *closing.cut_offs, *closing.proposals)]
+    size = sum(len(signed.body) for signed in (*parts, *transactions))
+    if size > BODY_BYTES_MAX:
+        raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")

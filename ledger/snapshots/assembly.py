@@ -1,0 +1,203 @@
+"""A snapshot that arrives in parts, each checked the moment it comes, so that a wrong one names its sender. Sans-IO.
+
+What hangs on what: the headers of H − 1 to H + 1 are certified; the last names the state root, under which the modules lie; they
+name the models' roots, under which the manifests lie; those hold the hashes of the models' parts. The blocks are named by the
+headers' digests, older headers by their children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from consensus.block import block_digest, decode_header, header_digest
+from consensus.chain_proof import Proven
+from consensus.turn import Decided
+from ledger.snapshots.snapshot import IncomingModel, Models
+from ledger.state import CERTIFIED_ROOTS_KEPT, Rules, State, StoredState, module_leaf
+from protocol import codec, merkle
+from protocol.codec import Length
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from protocol.messages import Content
+
+MODULE_BYTES_MAX: Final = 64 << 20  # three times what full member and job tables take: a liar costs that much memory, once
+
+Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], Length(1, CERTIFIED_ROOTS_KEPT)]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is asked for at once: a part, or something whole that comes in pieces of one sender."""
+
+    content: Content
+    name: bytes = b""
+    index: int = 0
+
+    @property
+    def in_pieces(self) -> bool:
+        return self.content in _SIZES_MAX
+
+    @property
+    def size_max(self) -> int:
+        return _SIZES_MAX[self.content]
+
+
+_SIZES_MAX = {
+    Content.BLOCK: BLOCK_BYTES_MAX,
+    Content.MODULE: MODULE_BYTES_MAX,
+    Content.MANIFEST: MESSAGE_BYTES_MAX,  # as it is read from disk
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Everything of a snapshot, verified. Install the models first: without the ledger nobody looks at them."""
+
+    decisions: tuple[Decided, ...]  # of the height before the state's, its own, and the one that certifies it
+    state: State
+    headers: tuple[bytes, ...]  # of the heights before those, descending: whoever restores from this peer needs them too
+    models: tuple[IncomingModel, ...]
+
+    @property
+    def height(self) -> int:
+        return self.state.height
+
+    def is_overtaken(self, applied: int, repairs: bool) -> bool:
+        """Whether blocks one by one were quicker, up to height `applied`; what repairs a wrong state takes the place of any."""
+        return self.height <= applied and not repairs
+
+    def install_models(self) -> None:
+        for model in self.models:
+            model.install()
+
+
+class Assembly:
+    """`missing` is what may be asked for now; it grows as parts tell what else there is."""
+
+    def __init__(self, rules: Rules, models: Models, tip: tuple[Proven, ...], leaves: Mapping[str, bytes]) -> None:
+        # A root binds neither the names nor how many leaves there are: other ones would have honest peers asked for nonsense.
+        if leaves.keys() != rules.modules.keys():
+            raise RemoteProtocolError("bad-offer", f"other modules than {', '.join(sorted(rules.modules))}")
+        if merkle.root([leaf for _, leaf in sorted(leaves.items())]) != tip[-1].header.state_root:
+            raise RemoteProtocolError("bad-offer", f"other modules than under the state root after {tip[1].header.height}")
+        self.tip = tip
+        self.height = tip[1].header.height
+        self._rules, self._models, self._leaves = rules, models, leaves
+        self._blocks: dict[bytes, bytes] = {}
+        self._modules: dict[str, bytes] = {}
+        self._headers: list[bytes] = []
+        self._roots = {proven.header.height - 1: proven.header.state_root for proven in tip[:2]}
+        self._parent = tip[0].header.parent  # digest of the next header that is missing
+        self._state: State | None = None
+        self._incoming: dict[bytes, IncomingModel] = {}
+        self.missing: dict[Key, None] = {Key(Content.BLOCK, proven.digest): None for proven in tip}
+        self.missing |= {Key(Content.MODULE, name.encode()): None for name in leaves}
+        self._want_headers(self.height - 2)
+
+    @property
+    def id(self) -> bytes:
+        """Two snapshots of one height are the same if this is."""
+        return self.tip[-1].digest
+
+    def take(self, key: Key, data: bytes) -> None:
+        """Raises `RemoteProtocolError` if `data` is not what the certificates say; it is then still missing."""
+        if key not in self.missing:
+            return
+        match key.content:
+            case Content.BLOCK:
+                if block_digest(data) != key.name:
+                    raise RemoteProtocolError("bad-part", "another block than the certified one")
+                self._blocks[key.name] = data
+            case Content.HEADERS:
+                self._take_headers(key.index, data)
+            case Content.MODULE:
+                self._take_module(key.name.decode(), data)
+            case Content.MANIFEST:
+                self._take_manifest(key.name, data)
+            case Content.MODEL:
+                self._incoming[key.name].put(key.index, data)
+        del self.missing[key]
+        self._go_on(key)
+
+    def _go_on(self, key: Key) -> None:
+        if self._state is None and len(self._modules) == len(self._leaves) and not self._headers_wanted():
+            self._state = self._assemble()
+            self._want_models(self._state)
+        if key.content is Content.MANIFEST:
+            parts = self._incoming[key.name].parts
+            self.missing |= {Key(Content.MODEL, key.name, index): None for index in range(parts)}
+
+    # Headers ---------------------------------------------------------------------------------------------------------
+
+    def _headers_wanted(self) -> bool:
+        return any(key.content is Content.HEADERS for key in self.missing)
+
+    def _want_headers(self, first: int) -> None:
+        if first >= self._oldest_header:
+            self.missing[Key(Content.HEADERS, index=first)] = None
+
+    @property
+    def _oldest_header(self) -> int:
+        """The state remembers the roots that so many blocks named, and a member shows one of them when it wants to vote."""
+        return max(1, self.height - CERTIFIED_ROOTS_KEPT + 1)
+
+    def _take_headers(self, first: int, data: bytes) -> None:
+        headers = codec.decode(Headers, data)[: first - self._oldest_header + 1]
+        parent, roots = self._parent, {}
+        for height, header in zip(range(first, 0, -1), headers, strict=False):
+            if header_digest(header) != parent:
+                raise RemoteProtocolError("bad-part", f"another header of height {height} than its child names")
+            decoded = decode_header(header)
+            parent, roots[height - 1] = decoded.parent, decoded.state_root
+        # Nothing changed before all of them were right: the next sender must find things as this one did.
+        self._parent = parent
+        self._roots |= roots
+        self._headers += headers
+        self._want_headers(first - len(headers))
+
+    # The ledger ------------------------------------------------------------------------------------------------------
+
+    def _take_module(self, name: str, data: bytes) -> None:
+        if module_leaf(name, data) != self._leaves[name]:
+            raise RemoteProtocolError("bad-part", f"module {name!r} is not the one under the state root")
+        self._modules[name] = data
+
+    def _assemble(self) -> State:
+        roots = {height: self._roots[height] for height in sorted(self._roots)}
+        stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
+        try:
+            return self._rules.decode_state(codec.encode(stored))
+        except RemoteProtocolError as error:  # a quorum has certified these bytes
+            raise StorageError(f"this network's state has a form that this program does not know ({error}): update it") from None
+
+    # Models ----------------------------------------------------------------------------------------------------------
+
+    def _want_models(self, state: State) -> None:
+        """Those of running jobs first: the finished ones' are only looked at."""
+        running = state.jobs.running()
+        for key in sorted(state.jobs.jobs, key=lambda key: (key not in running, key)):
+            job = state.jobs.jobs[key]
+            if not self._models.holds(key, job.round, job.model_root):
+                self.missing[Key(Content.MANIFEST, key)] = None
+
+    def _take_manifest(self, job: bytes, data: bytes) -> None:
+        assert self._state is not None
+        known = self._state.jobs.jobs[job]
+        self._incoming[job] = self._models.receive(job, known.round, known.model_root, data)
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def restored(self) -> Restored | None:
+        """None while something is missing."""
+        if self.missing or self._state is None:
+            return None
+        decisions = tuple(
+            Decided(proven.header.height, proven.digest, self._blocks[proven.digest], proven.certificate) for proven in self.tip
+        )
+        return Restored(decisions, self._state, tuple(self._headers), tuple(self._incoming.values()))
+
+    def abandon(self) -> None:
+        for model in self._incoming.values():
+            model.abandon()

@@ -1,0 +1,447 @@
+"""Fetching a snapshot from several peers at once: whom to ask for what, and when to ask somebody else. Sans-IO.
+
+Each peer's offer is proven for itself, so nothing that one of them says hurts another's. The highest proven snapshot is fetched
+from all that offer it. Who sends what the certificates contradict is blamed and not asked again; who is slow is only passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from consensus.chain_proof import Anchor, Path, Proven
+from consensus.turn import Decided, Fault
+from consensus.voters import VoterSet
+from ledger.snapshots.assembly import Assembly, Key, Restored
+from ledger.snapshots.snapshot import HEIGHT_MIN, SNAPSHOT_HEIGHTS, Models
+from ledger.state import Rules, State
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Verifier
+from protocol.limits import PART_BYTES_MAX
+from protocol.messages import GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+
+SOURCES_MAX: Final = 8  # voters that are asked at once, and others; another takes the place of one that fails
+WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
+OFFER_SECONDS: Final = 1.0  # who has not proven a snapshot by then keeps no other from being asked: many may be silent
+OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to make a better one
+OFFERS_SECONDS_MAX: Final = 5.0  # twice as long after each snapshot of which too little came: those who hold one may be slow
+AGAIN_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
+STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/s
+REST_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused rests, twice as long each time
+HEDGE_SECONDS: Final = 1.0  # who is idle is asked for what another has not sent for this long
+STARVED_SECONDS: Final = 15.0  # not one part for so long: whoever offers this snapshot rests, and another is chosen
+OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
+
+Request = GetSnapshot | GetPart
+Answer = SnapshotOffer | NoSnapshot | Part
+
+
+@dataclass(slots=True)
+class Step:
+    """What is to be done: send these, drop those."""
+
+    sends: list[tuple[bytes, Request]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What is known before: who decides the height after `height`, and a block that the proof must go through."""
+
+    chain_id: bytes
+    verifier: Verifier
+    height: int
+    voters: VoterSet
+    anchor: Anchor | None = None
+
+    def path(self) -> Path:
+        return Path(self.chain_id, self.verifier, self.height, self.voters, self.anchor)
+
+
+def basis_of(rules: Rules, verifier: Verifier, state: State | None, last: Decided | None, invited: Anchor | None) -> Basis:
+    """What a peer trusts: the `last` block that it decided, and its applied state, None if that is wrong.
+
+    Below the block that its invitation names it trusts neither: keys that have retired could have led it there.
+    """
+    if invited is not None and invited.height > (last.height if last else 0):
+        return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, invited)
+    anchor = Anchor(last.height, last.digest) if last else None
+    if state is None:
+        return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, anchor)
+    return Basis(rules.chain_id, verifier, state.height, VoterSet(state.members.voters), anchor)
+
+
+def in_turn(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes]:
+    """In which order to ask: first who votes, for of them few lie; in a ring that goes on after the one that was asked last."""
+    return sorted(peers, key=lambda peer: (peer not in voters, peer <= last, peer))
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One thing that was asked of one peer."""
+
+    asked: float
+    pieces: list[bytes] = field(default_factory=list)
+    pieces_asked: int = 1
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+@dataclass(slots=True)
+class _Source:
+    path: Path
+    waits: bool = False  # for the answer to GetSnapshot
+    since: float | None = None  # when it was asked first for the offer that it has not proven yet
+    again: float = 0.0  # when it may be asked for an offer
+    rested: float = 0.0  # and when it may be asked for anything
+    stall: float = STALL_SECONDS  # how long it rests if it stalls once more
+    refusal: float = AGAIN_SECONDS  # if it refuses once more what it has offered: it gave that up, or only pretends to hold it
+    links: list[Link] = field(default_factory=list)
+    tip: tuple[Proven, ...] = ()  # proven: what it offers
+    leaves: dict[str, bytes] = field(default_factory=dict)
+    pending: dict[Key, _Pending] = field(default_factory=dict)
+    heard: float = 0.0  # when it was asked while idle, or sent something
+
+
+class Transfer:
+    """Call `connected` for each peer there is, then every method as things happen, and `tick` when `deadline` has come.
+
+    Every call returns what is to be done. `restored` is set at the end; `conflict` if the chain itself proves to be forked.
+    """
+
+    def __init__(self, rules: Rules, models: Models, basis: Basis, wanted: int = 0, now: float = 0.0) -> None:
+        self.restored: Restored | None = None
+        self.conflict: str | None = None  # two certified blocks of one height: more than f voters' keys are in wrong hands
+        self.asked_last = b""  # for an offer
+        self._rules, self._models, self._basis = rules, models, basis
+        self._wanted = max(wanted, HEIGHT_MIN)
+        self._sources: dict[bytes, _Source] = {}
+        self._liars: set[bytes] = set()
+        self._assembly: Assembly | None = None
+        self._voters = basis.voters  # the latest set that is proven
+        self._voters_of = basis.height
+        self._first_offer: float | None = None
+        self._offers_seconds = OFFERS_SECONDS
+        # When what is fetched was chosen, when something of it came last, and when somebody offered it last.
+        self._chosen = self._last_part = self._held = 0.0
+        self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
+        self._links: tuple[Link, ...] = ()
+        self._step = Step()
+        self._now = self._sought = now  # the latter: when it last began to look for a snapshot
+
+    @property
+    def known(self) -> int:
+        """The height from which on everything is proven."""
+        return self._basis.height
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The changes of the voter set on the way from there to what was restored."""
+        return self._links
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(height that is being fetched, or 0; things still to come)."""
+        return (self._assembly.height, len(self._assembly.missing)) if self._assembly else (0, 0)
+
+    def is_in_vain(self, now: float) -> bool:
+        """Nobody has what is wanted, and decisions one by one are all there is."""
+        has_offers = any(source.tip for source in self._sources.values())
+        return self._assembly is None and not has_offers and now - self._sought > OFFERLESS_SECONDS
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def connected(self, peer: bytes, now: float) -> Step:
+        if peer not in self._liars and peer not in self._sources:
+            self._sources[peer] = _Source(self._basis.path())
+        return self._finish(now)
+
+    def disconnected(self, peer: bytes, now: float) -> Step:
+        self._note(now)
+        self._sources.pop(peer, None)
+        return self._finish(now)
+
+    def received(self, peer: bytes, message: Answer, now: float) -> Step:
+        source = self._sources.get(peer)
+        self._note(now)
+        if source is not None and self.restored is None:
+            try:
+                self._take(source, message)
+            except RemoteProtocolError as error:
+                self._liars.add(peer)
+                del self._sources[peer]
+                self._step.faults.append(Fault(peer, error))
+        return self._finish(now)
+
+    def tick(self, now: float) -> Step:
+        self._note(now)
+        return self._finish(now)
+
+    def _note(self, now: float) -> None:
+        """Before anything changes."""
+        self._now = now
+        if self._assembly is not None and self._holders:
+            self._held = now
+
+    @property
+    def deadline(self) -> float:
+        return min(self._deadlines(), default=float("inf"))
+
+    def abandon(self) -> None:
+        """Deletes what was fetched and not installed."""
+        if self._assembly is not None:
+            self._assembly.abandon()
+
+    def _finish(self, now: float) -> Step:
+        self._now = now
+        if self.restored is None and self.conflict is None:
+            self._give_up_stalled()
+            self._ask_for_offers()
+            self._choose()
+            self._ask_for_parts()
+            self._conclude()
+        step, self._step = self._step, Step()
+        return step
+
+    def _deadlines(self) -> Iterator[float]:
+        if self.restored is not None or self.conflict is not None:
+            return
+        busy = self._busy
+        for peer, source in self._sources.items():
+            if source.waits or source.pending:
+                yield source.heard + STALL_SECONDS
+            elif not source.tip and busy[peer in self._voters] < SOURCES_MAX:
+                yield max(source.again, source.rested)
+            if not source.tip and source.since is not None and self._holds_place(source):
+                yield source.since + OFFER_SECONDS
+        if self._assembly is None and self._first_offer is not None and any(source.tip for source in self._sources.values()):
+            yield self._first_offer + self._offers_seconds
+        if self._assembly is not None:
+            yield self._leaves
+        if any(source.tip and not source.pending for source in self._sources.values()):
+            yield from (pending.asked + HEDGE_SECONDS for _, pending in self._asked_of_one())
+
+    # Answers ---------------------------------------------------------------------------------------------------------
+
+    def _take(self, source: _Source, message: Answer) -> None:
+        match message:
+            case SnapshotOffer():
+                if source.waits:
+                    source.waits = False
+                    self._take_offer(source, message)
+            case NoSnapshot():
+                self._take_refusal(source, message)
+            case Part():
+                self._take_part(source, message)
+
+    def _take_offer(self, source: _Source, offer: SnapshotOffer) -> None:
+        proven = [source.path.follow(link) for link in offer.links]
+        if source.path.height > self._voters_of:
+            self._voters, self._voters_of = source.path.voters, source.path.height
+        source.links += [link for link in offer.links if link.next_voters]
+        source.heard, source.again = self._now, self._now
+        if not offer.modules:
+            return  # the proof goes on: it is asked again at once, for what comes after these links
+        tip = tuple(proven[-3:])
+        if [of.header.height for of in tip] != [offer.height - 1, offer.height, offer.height + 1] or offer.height < self._wanted:
+            raise RemoteProtocolError("bad-offer", f"the proof does not end around height {offer.height}")
+        if source.path.anchor_height:
+            raise RemoteProtocolError("foreign-chain", f"the proof ends before the trusted block of {source.path.anchor_height}")
+        Assembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
+        source.tip, source.leaves = tip, offer.modules
+        if self._tips.setdefault(offer.height, tip[-1].digest) != tip[-1].digest:
+            self.conflict = f"two different blocks are certified at height {offer.height + 1}"
+        self._first_offer = self._now if self._first_offer is None else self._first_offer
+
+    def _take_refusal(self, source: _Source, message: NoSnapshot) -> None:
+        offered = source.tip[1].header.height if source.tip else None
+        if message.height == offered:
+            self._withdraw(source, self._now)
+            source.rested = self._now + source.refusal
+            source.refusal = min(REST_SECONDS_MAX, 2 * source.refusal)
+        elif source.waits:
+            is_of_before = source.heard < self._sought  # it was asked for the snapshot that has been left meanwhile
+            self._withdraw(source, self._now if is_of_before else self._now + AGAIN_SECONDS)
+
+    def _withdraw(self, source: _Source, again: float) -> None:
+        source.path, source.links, source.tip, source.leaves = self._basis.path(), [], (), {}
+        source.pending.clear()
+        source.waits, source.since, source.again = False, None, again
+
+    def _take_part(self, source: _Source, part: Part) -> None:
+        key = Key(part.content, part.name, 0)
+        key = key if key.in_pieces else Key(part.content, part.name, part.index)
+        pending = source.pending.get(key)
+        if pending is None or self._assembly is None or part.height != self._assembly.height:
+            return  # it came too late, after another peer had been asked
+        source.heard = pending.asked = self._now
+        if not key.in_pieces:
+            del source.pending[key]
+            self._finish_key(source, key, part.data)
+        elif part.index == len(pending.pieces):
+            pending.pieces.append(part.data)
+            if self._is_backed:  # nobody can tell what a piece is worth before the last one is here
+                self._last_part = self._now
+            self._take_piece(source, key, pending, is_last=len(part.data) < PART_BYTES_MAX)
+
+    def _take_piece(self, source: _Source, key: Key, pending: _Pending, is_last: bool) -> None:
+        assert self._assembly is not None
+        if pending.size > key.size_max:
+            raise RemoteProtocolError("oversized", f"{key.content.value} of more than {key.size_max} bytes")
+        if is_last:
+            del source.pending[key]
+            self._finish_key(source, key, b"".join(pending.pieces))
+
+    def _finish_key(self, source: _Source, key: Key, data: bytes) -> None:
+        assert self._assembly is not None
+        self._assembly.take(key, data)
+        self._last_part, source.stall = self._now, STALL_SECONDS
+
+    # Rules -----------------------------------------------------------------------------------------------------------
+
+    def _give_up_stalled(self) -> None:
+        for source in self._sources.values():
+            if (source.waits or source.pending) and source.heard + STALL_SECONDS <= self._now:
+                self._rest(source)
+
+    @property
+    def _busy(self) -> Counter[bool]:
+        """How many places others hold, and voters: strangers must not keep them out."""
+        return Counter(peer in self._voters for peer, source in self._sources.items() if self._holds_place(source))
+
+    def _holds_place(self, source: _Source) -> bool:
+        return bool(source.tip) or (source.since is not None and self._now < source.since + OFFER_SECONDS)
+
+    def _ask_for_offers(self) -> None:
+        """Who has been left alone the longest comes first. A proof that is on its way goes on, whoever holds the places."""
+        busy = self._busy
+        for peer, source in sorted(self._sources.items(), key=lambda item: item[1].again):
+            if source.waits or source.tip or max(source.again, source.rested) > self._now:
+                continue
+            if source.since is None and busy[peer in self._voters] >= SOURCES_MAX:
+                continue
+            if source.since is None:
+                busy[peer in self._voters] += 1
+                source.since, self.asked_last = self._now, peer
+            source.waits, source.heard = True, self._now
+            wanted = self._assembly.height if self._assembly else self._wanted
+            self._step.sends.append((peer, GetSnapshot(source.path.height, source.path.anchor_height, wanted)))
+
+    def _choose(self) -> None:
+        """One that is proven, once everybody has had the time to offer a better one.
+
+        First what more than f voters offer: a few liars that hold nothing must not be chosen again and again. Then one at a
+        multiple, since every peer comes to hold it: one of another height would come from a few, or one. Then the highest.
+        """
+        self._leave_starved()
+        if self._assembly is not None or self._first_offer is None:
+            return
+        offers = [source for source in self._sources.values() if source.tip]
+        waiting = any(source.waits for source in self._sources.values())
+        if not offers or (waiting and self._now < self._first_offer + self._offers_seconds):
+            return
+        voters = Counter(of.tip[-1].digest for peer, of in self._sources.items() if of.tip and peer in self._voters)
+
+        def rank(source: _Source) -> tuple[bool, bool, int, int]:
+            height, count = source.tip[1].header.height, voters[source.tip[-1].digest]
+            return count > self._voters.faults_tolerated, height % SNAPSHOT_HEIGHTS == 0, count, height
+
+        best = max(offers, key=rank)
+        self._assembly = Assembly(self._rules, self._models, best.tip, best.leaves)
+        self._links = tuple(best.links)
+        self._chosen = self._last_part = self._held = self._now
+        for source in offers:
+            if source.tip[-1].digest != self._assembly.id:
+                self._withdraw(source, self._now)  # it may have the higher one too
+
+    def _leave_starved(self) -> None:
+        if self._assembly is None or self._leaves > self._now:
+            return
+        for source in self._holders.values():
+            self._rest(source)
+        self._assembly.abandon()
+        for source in self._sources.values():
+            source.again = self._now  # what it did not have was the snapshot that is left now
+        self._assembly, self._sought = None, self._now
+        self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
+        self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
+
+    @property
+    def _holders(self) -> dict[bytes, _Source]:
+        """Who offers what is being fetched."""
+        assert self._assembly is not None
+        offered = self._assembly.id
+        return {peer: source for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == offered}
+
+    @property
+    def _is_backed(self) -> bool:
+        """Whether more than f voters offer what is being fetched."""
+        return sum(peer in self._voters for peer in self._holders) > self._voters.faults_tolerated
+
+    @property
+    def _leaves(self) -> float:
+        """Until when a part must come. What nobody offers any more may come back with a link, for as long as it was fetched."""
+        starved = self._last_part + STARVED_SECONDS
+        return starved if self._holders else min(starved, self._held + self._last_part - self._chosen)
+
+    def _rest(self, source: _Source) -> None:
+        self._withdraw(source, self._now)
+        source.rested = self._now + source.stall
+        source.stall = min(REST_SECONDS_MAX, 2 * source.stall)
+
+    def _ask_for_parts(self) -> None:
+        assembly = self._assembly
+        if assembly is None:
+            return
+        for peer, source in self._sources.items():
+            if source.tip and source.tip[-1].digest != assembly.id:
+                self._withdraw(source, self._now + AGAIN_SECONDS)
+            source.pending = {key: pending for key, pending in source.pending.items() if key in assembly.missing}
+            self._continue_pieces(peer, source)
+        asked = {key for source in self._sources.values() for key in source.pending}
+        fresh = iter([key for key in assembly.missing if key not in asked])
+        # One for each peer in turn, so that what there is comes from all of them.
+        askable = [(peer, source) for peer, source in self._sources.items() if source.tip and len(source.pending) < WINDOW]
+        while askable:
+            peer, source = askable.pop(0)
+            key = next(fresh, None) or self._hedge(source)
+            if key is not None:
+                self._ask(peer, source, key)
+                if len(source.pending) < WINDOW:
+                    askable.append((peer, source))
+
+    def _continue_pieces(self, peer: bytes, source: _Source) -> None:
+        for key, pending in source.pending.items():
+            if len(pending.pieces) == pending.pieces_asked:
+                self._send_request(peer, key, pending.pieces_asked)
+                pending.pieces_asked += 1
+
+    def _ask(self, peer: bytes, source: _Source, key: Key) -> None:
+        if not source.pending:
+            source.heard = self._now
+        source.pending[key] = _Pending(self._now)
+        self._send_request(peer, key, 0 if key.in_pieces else key.index)
+
+    def _send_request(self, peer: bytes, key: Key, index: int) -> None:
+        assert self._assembly is not None
+        self._step.sends.append((peer, GetPart(self._assembly.height, key.content, key.name, index)))
+
+    def _asked_of_one(self) -> list[tuple[Key, _Pending]]:
+        """The requests that only one peer has, the oldest first."""
+        pending = [item for source in self._sources.values() for item in source.pending.items()]
+        counts = Counter(key for key, _ in pending)
+        return sorted((item for item in pending if counts[item[0]] == 1), key=lambda item: item[1].asked)
+
+    def _hedge(self, source: _Source) -> Key | None:
+        """For a peer that has nothing else to do: what another does not send."""
+        if source.pending:
+            return None
+        late = (key for key, pending in self._asked_of_one() if pending.asked + HEDGE_SECONDS <= self._now)
+        return next(late, None)
+
+    def _conclude(self) -> None:
+        self.restored = self._assembly.restored() if self._assembly else None

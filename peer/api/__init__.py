@@ -1,0 +1,1 @@
+"""What a peer answers to people and programs, and the socket over which they ask."""

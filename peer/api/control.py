@@ -1,0 +1,349 @@
+"""The control socket: the `PeerApi` of a running daemon, for consoles and scripts on the same machine.
+
+One call per connection: a length-prefixed msgpack request `[version, method, arguments]`, one reply `["ok", value]` or
+`["error", text]`. Who may connect is the file system's business: the socket has mode 0600. A caller that goes away cancels
+its call.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import logging
+import os
+import shlex
+import stat
+import tempfile
+import typing
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import trio
+
+from peer.settings.datadir import storage_errors
+from protocol import codec
+from protocol.api import (
+    AuditsView,
+    EventView,
+    ExportView,
+    InvitationView,
+    JobView,
+    PeerApi,
+    PeerView,
+    RoundView,
+    StatsView,
+    StatusView,
+    TrainRequest,
+)
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import MESSAGE_BYTES_MAX
+
+VERSION = "folkmoot-control/1"
+REQUEST_SECONDS_MAX = 10.0  # from connecting to a complete request; the caller is a program on this machine
+REPLY_SECONDS_MAX = 10.0  # for the caller to take its answer
+CALLS_MAX = 32  # at once; every console holds two at most
+SOCKET_PATH_BYTES_MAX = 100  # sun_path is 104 bytes on BSD and macOS, 108 on Linux
+POINTER = "control.path"  # in the data directory: where the socket is, when its own path would be too long
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    names: tuple[str, ...]
+    kinds: tuple[Any, ...]
+    result: Any
+
+    def read_arguments(self, plain: Any) -> list[Any]:
+        if not isinstance(plain, list) or len(plain) != len(self.kinds):
+            raise RemoteProtocolError("mistyped", f"expected the arguments {self.names}")
+        return [codec.from_plain(kind, item) for kind, item in zip(self.kinds, plain, strict=True)]
+
+    def read_result(self, plain: Any) -> Any:
+        return None if self.result is type(None) else codec.from_plain(self.result, plain)
+
+
+def _methods() -> dict[str, Method]:
+    found = {}
+    for name, function in inspect.getmembers(PeerApi, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        hints = typing.get_type_hints(function, include_extras=True)
+        result = hints.pop("return")
+        found[name] = Method(tuple(hints), tuple(hints.values()), result)
+    return found
+
+
+METHODS = _methods()
+
+
+async def _send(stream: trio.abc.Stream, plain: Any) -> None:
+    data: bytes = msgpack.packb(plain, use_bin_type=True)
+    await stream.send_all(len(data).to_bytes(4, "big") + data)
+
+
+async def _receive(stream: trio.abc.Stream) -> Any:
+    """One message. Raises `RemoteProtocolError` if it is oversized, cut short or malformed."""
+    size = int.from_bytes(await _receive_exactly(stream, 4), "big")
+    if size > MESSAGE_BYTES_MAX:
+        raise RemoteProtocolError("oversized", f"{size} bytes")
+    return codec.unpack(await _receive_exactly(stream, size), MESSAGE_BYTES_MAX)
+
+
+async def _receive_exactly(stream: trio.abc.Stream, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = await stream.receive_some(size - len(data))
+        if not part:
+            raise RemoteProtocolError("cut-short", f"{len(data)} of {size} bytes")
+        data += part
+    return bytes(data)
+
+
+# Where the socket is -------------------------------------------------------------------------------------------------
+
+
+def socket_path(directory: Path, configured: str = "") -> Path:
+    """Where the daemon of this data directory listens, or would."""
+    if configured:
+        return Path(configured).expanduser().absolute()
+    pointer = directory / POINTER
+    if pointer.is_file():
+        return Path(pointer.read_text(encoding="utf-8").strip())
+    return directory / "control.sock"
+
+
+def _place_for(directory: Path, configured: str) -> Path:
+    """Like `socket_path`, making a short directory where the path would not fit a socket address."""
+    path = socket_path(directory, configured)
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX and path.parent.is_dir():
+        return path
+    if configured:
+        raise UserError(f"control_socket {configured!r}: its directory must exist and its path fit {SOCKET_PATH_BYTES_MAX} bytes")
+    path = Path(tempfile.mkdtemp(prefix="folkmoot-", dir=_runtime_directory())) / "control.sock"
+    (directory / POINTER).write_text(f"{path}\n", encoding="utf-8")
+    return path
+
+
+def _runtime_directory() -> str:
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    return given if given and len(given) < SOCKET_PATH_BYTES_MAX // 2 and os.access(given, os.W_OK) else "/tmp"
+
+
+async def _bind(path: Path) -> trio.SocketListener:
+    await _remove_stale(path)
+    listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+    try:
+        with storage_errors(path):
+            await listening.bind(str(path))
+            path.chmod(0o600)  # before listen: nobody could connect so far
+        listening.listen(CALLS_MAX)
+    except BaseException:
+        listening.close()
+        raise
+    return trio.SocketListener(listening)
+
+
+async def _remove_stale(path: Path) -> None:
+    """A socket nobody listens on is left from a killed daemon. Anything else is not ours to remove."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UserError(f"{path} is in the way of the control socket and is no socket; move it away")
+    try:
+        stream = await trio.open_unix_socket(str(path))
+    except OSError:
+        path.unlink(missing_ok=True)
+        return
+    await stream.aclose()
+    raise UserError(f"another process listens on {path}; stop it, or set control_socket to another path")
+
+
+# Server --------------------------------------------------------------------------------------------------------------
+
+
+async def serve(
+    api: PeerApi,
+    directory: Path,
+    configured: str = "",
+    *,
+    task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until cancelled, then removes the socket. Started with the path once consoles can connect.
+
+    Raises `UserError` if the socket cannot be made. What callers do wrong costs them their connection only.
+    """
+    path = _place_for(directory, configured)
+    listener = await _bind(path)
+    calls = trio.CapacityLimiter(CALLS_MAX)
+
+    async def handle(stream: trio.SocketStream) -> None:
+        async with stream, calls:
+            await _answer(api, stream)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, handle, [listener])
+            task_status.started(path)
+    finally:
+        path.unlink(missing_ok=True)
+        if path.parent != directory and not configured:
+            (directory / POINTER).unlink(missing_ok=True)
+            path.parent.rmdir()
+
+
+async def _answer(api: PeerApi, stream: trio.SocketStream) -> None:
+    try:
+        with trio.fail_after(REQUEST_SECONDS_MAX):
+            request = await _receive(stream)
+        reply = await _call_unless_caller_leaves(stream, lambda: _reply(api, request))
+        if reply is not None:
+            with trio.fail_after(REPLY_SECONDS_MAX):
+                await _send(stream, reply)
+    except RemoteProtocolError as error:
+        logger.warning("control socket: %s", error)
+    except (trio.BrokenResourceError, trio.TooSlowError):
+        pass  # the caller has gone
+
+
+async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[], Awaitable[Any]]) -> Any:
+    """The result of `call`, or None if the caller closed its connection (or sent more than one request) meanwhile."""
+    result = None
+
+    async def watch(scope: trio.CancelScope) -> None:
+        try:
+            await stream.receive_some(1)
+        except trio.BrokenResourceError:
+            pass
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch, nursery.cancel_scope)
+        result = await call()
+        nursery.cancel_scope.cancel()
+    return result
+
+
+async def _reply(api: PeerApi, request: Any) -> list[Any]:
+    if not isinstance(request, list) or len(request) != 3 or request[0] != VERSION:
+        return ["error", f"this peer speaks {VERSION}; use the `peer` command of the same installation"]
+    method = METHODS.get(request[1]) if isinstance(request[1], str) else None
+    if method is None:
+        return ["error", f"this peer has no method {str(request[1])[:40]!r}"]
+    try:
+        result = await getattr(api, request[1])(*method.read_arguments(request[2]))
+    except (UserError, RemoteProtocolError) as error:
+        return ["error", str(error)]
+    except Exception:  # one failed call must not stop the daemon
+        logger.exception("control socket: %s failed", request[1])
+        return ["error", f"the peer failed at {request[1]!r}; its log says why"]
+    return ["ok", codec.to_plain(result)]
+
+
+# Client --------------------------------------------------------------------------------------------------------------
+
+
+class ControlClient:
+    """`PeerApi` over the control socket of the daemon that works on `directory`."""
+
+    def __init__(self, directory: Path, configured: str = "") -> None:
+        self._directory = directory
+        self._configured = configured
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        method = METHODS[name]
+        stream = await self._connect()
+        async with stream:
+            try:
+                await _send(stream, [VERSION, name, codec.to_plain(list(arguments))])
+                reply = await _receive(stream)
+            except (RemoteProtocolError, trio.BrokenResourceError):
+                raise UserError(f"the peer on {self._directory} stopped before it answered {name!r}") from None
+        if reply[0] != "ok":
+            raise UserError(str(reply[1]))
+        return method.read_result(reply[1])
+
+    async def _connect(self) -> trio.SocketStream:
+        path = socket_path(self._directory, self._configured)
+        try:
+            return await trio.open_unix_socket(str(path))
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM):
+                raise UserError(f"{path}: permission denied; the peer runs as another user") from None
+            start = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
+            raise UserError(f"no peer runs on {self._directory}: {start}") from None
+
+    async def status(self) -> StatusView:
+        return typing.cast(StatusView, await self._call("status"))
+
+    async def stats(self) -> StatsView:
+        return typing.cast(StatsView, await self._call("stats"))
+
+    async def peers(self) -> tuple[PeerView, ...]:
+        return typing.cast(tuple[PeerView, ...], await self._call("peers"))
+
+    async def jobs(self) -> tuple[JobView, ...]:
+        return typing.cast(tuple[JobView, ...], await self._call("jobs"))
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]:
+        return typing.cast(tuple[RoundView, ...], await self._call("rounds", last))
+
+    async def audits(self, last: int) -> AuditsView:
+        return typing.cast(AuditsView, await self._call("audits", last))
+
+    async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
+        return typing.cast(tuple[EventView, ...], await self._call("events", after, float(wait_seconds)))
+
+    async def train(self, request: TrainRequest) -> str:
+        return str(await self._call("train", request))
+
+    async def test(self) -> str:
+        return str(await self._call("test"))
+
+    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
+        return str(await self._call("invite", days, addresses))
+
+    async def connect(self, address: str) -> str:
+        return str(await self._call("connect", address))
+
+    async def invitations(self) -> tuple[InvitationView, ...]:
+        return typing.cast(tuple[InvitationView, ...], await self._call("invitations"))
+
+    async def revoke(self, token: str) -> str:
+        return str(await self._call("revoke", token))
+
+    async def cancel(self, job: str) -> str:
+        return str(await self._call("cancel", job))
+
+    async def approve(self, peer: str) -> str:
+        return str(await self._call("approve", peer))
+
+    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+        return str(await self._call("retire", peer, lower_tolerance))
+
+    async def challenge(self, trainer: str, round: int | None) -> str:
+        return str(await self._call("challenge", trainer, round))
+
+    async def leave(self) -> str:
+        return str(await self._call("leave"))
+
+    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        return str(await self._call("sample", prompt, tokens, float(temperature), seed))
+
+    async def export(self, path: str) -> ExportView:
+        return typing.cast(ExportView, await self._call("export", path))
+
+    async def stop(self) -> None:
+        """Returns once the peer has taken the order, also if it closes the connection while stopping."""
+        stream = await self._connect()
+        async with stream:
+            try:
+                await _send(stream, [VERSION, "stop", []])
+                await _receive(stream)
+            except (RemoteProtocolError, trio.BrokenResourceError):
+                pass

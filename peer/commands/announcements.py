@@ -1,0 +1,58 @@
+"""What the prompt says unasked: who joined and stands for a vote, jobs, warnings, and now and then how a job goes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from peer.api.naming import Names
+from peer.commands import views
+from protocol.api import EventView, PeerApi
+
+KINDS = ("member", "job", "warning", "evidence")
+LOSS_SECONDS = 60.0  # between two figures of loss
+LINES_A_MINUTE_MAX = 10  # a peer that misbehaves must not fill the screen that somebody types on
+WAIT_SECONDS = 30.0  # for the next event, in one question
+
+
+class Announcements:
+    """Chooses among events, by their own times."""
+
+    def __init__(self) -> None:
+        self._met: set[str] = set()
+        self._loss_ms = float("-inf")
+        self._minute, self._lines = 0, 0
+
+    def of(self, event: EventView) -> EventView | None:
+        """What to show for this event."""
+        if not self._is_worth_it(event):
+            return None
+        minute = event.at_ms // 60_000
+        self._minute, self._lines = minute, self._lines + 1 if minute == self._minute else 1
+        if self._lines == LINES_A_MINUTE_MAX:
+            return replace(event, text=f"{event.text} (more than is shown happens this minute: see `log`)")
+        return event if self._lines < LINES_A_MINUTE_MAX else None
+
+    def _is_worth_it(self, event: EventView) -> bool:
+        if event.kind == "peer":  # once each: links come and go, and what cannot be reached is tried again and again
+            what = event.text.split(": ")[0]
+            is_new = what not in self._met and not what.startswith("lost")
+            self._met.add(what)
+            return is_new
+        if event.fields.get("name") == "held_out_bits_per_byte":
+            is_due = event.at_ms - self._loss_ms >= 1_000 * LOSS_SECONDS
+            self._loss_ms = event.at_ms if is_due else self._loss_ms
+            return is_due
+        return event.kind in KINDS
+
+
+async def announce(api: PeerApi, names: Callable[[], Awaitable[Names]], show: Callable[[str], None]) -> None:
+    """Follows the events from now on, until cancelled. Raises `UserError` when the peer is gone."""
+    chosen, newest = Announcements(), await api.events(-1, 0.0)
+    seen = newest[-1].number if newest else 0
+    while True:
+        for event in await api.events(seen, WAIT_SECONDS):
+            seen = event.number
+            if (shown := chosen.of(event)) is not None:
+                line = views.event(shown, await names())
+                show(line.replace("`peer approve ", "`approve "))  # at the prompt it stands alone

@@ -1,0 +1,251 @@
+"""What `peer identity`, `rekey`, `init`, `join`, `run` and `audit` do."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import secrets
+import shlex
+import signal
+import sys
+import time
+from functools import partial
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from consensus.voters import VoterSet
+from ledger.core.genesis import Founder, Genesis
+from peer.commands.arguments import settings_of
+from peer.commands.logs import formatter
+from peer.commands.terminal import let_go, terminals
+from peer.settings.config import Config, Settings, load, toml
+from peer.settings.datadir import DataDirectory, storage_errors
+from peer.settings.invitation import InvitationString, parse_invitation
+from protocol import codec
+from protocol.errors import LostVotesError, UserError
+from protocol.identity import Ed25519Verifier, Identity, parse_peer_id, peer_id, short_id
+from protocol.limits import NAME_CHARACTERS_MAX
+from protocol.names import name_problem
+from storage import durable
+
+if TYPE_CHECKING:
+    from peer.daemon.daemon import MakeRole
+
+
+def _config(options: argparse.Namespace) -> Config:
+    return settings_of(options).config
+
+
+def _identity(directory: DataDirectory) -> Identity:
+    return directory.load_identity() if directory.identity_key.exists() else directory.create_identity()
+
+
+def identity(options: argparse.Namespace) -> None:
+    directory = DataDirectory.create(_config(options).data_directory)
+    print(peer_id(_identity(directory).public))
+
+
+def rekey(options: argparse.Namespace) -> None:
+    """Gives a stopped peer a new key. Where its vote log is lost, it begins the log anew, as only a new key may."""
+    directory = DataDirectory.open(_config(options).data_directory)
+    with directory.lock():
+        genesis, old = Genesis.decode(directory.read_genesis()), directory.load_identity_to_replace()
+        lost = None
+        try:
+            voters = _voters(directory, genesis)
+        except LostVotesError as error:
+            print(error)
+            directory.begin_replacement()
+            lost = directory.set_aside()
+        else:
+            if not directory.next_key.exists():  # else that was asked before a crash, which may have left an empty log
+                _require_not_needed(voters, old)
+            directory.begin_replacement()
+        new = directory.replace_identity()
+    print(f"old key     {peer_id(old.public)}, kept in {directory.former_key.name} until the network has decided the change")
+    print(f"new key     {peer_id(new.public)}")
+    if lost is not None:
+        print(f"set aside   {lost}: the peer gets everything again from the others")
+    print(f"next        peer run{_place(options)}: it asks for the change, and votes with the new key two heights after that")
+
+
+def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
+    """Those of now, as far as this peer knows."""
+    from ledger.state import Rules
+    from storage.store import Store
+    from training.host import ModelHost
+
+    with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
+        encoded = store.state()
+    rules = Rules(genesis, Ed25519Verifier(), ModelHost(directory.models))
+    return VoterSet((rules.decode_state(encoded) if encoded else rules.first_state()).members.voters)
+
+
+def _require_not_needed(voters: VoterSet, old: Identity) -> None:
+    """`UserError` if nothing can be decided without the old key's vote, which it no longer gives."""
+    if old.public in voters and voters.quorum == len(voters):
+        raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
+
+
+def init(options: argparse.Namespace) -> None:
+    """Writes the genesis and, where there is none, an identity."""
+    config = _config(options)
+    network = options.network.strip()
+    if not 1 <= len(network) <= NAME_CHARACTERS_MAX:
+        raise UserError(f"--network {options.network!r}: a name has 1 to {NAME_CHARACTERS_MAX} characters")
+    if problem := name_problem(network):
+        raise UserError(f"--network {options.network!r} {problem}")
+    others = [parse_peer_id(text) for text in options.voter]
+    for at, key in enumerate(others):
+        if key in others[:at]:
+            raise UserError(f"--voter {options.voter[at]} is there twice")
+    directory = DataDirectory.create(config.data_directory)
+    me = _identity(directory)
+    founders = {key: Founder(short_id(key), ()) for key in others}
+    founders[me.public] = Founder(config.name or short_id(me.public), ())
+    genesis = Genesis(network, int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())))
+    directory.write_genesis(codec.encode(genesis))
+    _keep_settings(options, directory, ())
+    print(f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}")
+    print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
+    print(f"data in     {directory.path}")
+    place = _place(options)
+    print(f"next        peer run{place}, then peer invite{place} for everybody else")
+
+
+def _place(options: argparse.Namespace) -> str:
+    """What the next command must say, too, to mean the same peer."""
+    return f" --data-dir {shlex.quote(options.data_directory)}" if options.data_directory else ""
+
+
+def join(options: argparse.Namespace) -> int:
+    """Takes an invitation, follows the log until the network has admitted this peer, and goes on as `peer run`."""
+    config = _config(options)
+    invitation = parse_invitation(options.invite)
+    directory = DataDirectory.create(config.data_directory)
+    with directory.lock():  # a peer that runs there keeps its own files
+        me = _identity(directory)
+        genesis = codec.encode(invitation.genesis)
+        if not (directory.genesis.exists() and directory.read_genesis() == genesis):  # the same command may be given again
+            directory.write_genesis(genesis)
+        with storage_errors(directory.path), durable.writing(directory.path / "invitation", 0o600) as stream:
+            stream.write(options.invite.strip().encode() + b"\n")
+        _keep_settings(options, directory, _addresses(config, invitation))
+    options.bootstrap = ",".join(_addresses(config, invitation))
+    print(f"joining {invitation.genesis.network} as {peer_id(me.public)}, data in {directory.path}", flush=True)
+    return run(options)
+
+
+def _addresses(config: Config, invitation: InvitationString) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*config.bootstrap, *invitation.addresses)))
+
+
+def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootstrap: tuple[str, ...]) -> None:
+    """What a later `peer run` needs to be the same peer: whom to dial, and what the command line said. Other settings stay."""
+    settings, file = settings_of(options), directory.settings_file
+    said = _settings_from(settings, "command line")
+    said.pop("data_directory", None)
+    if bootstrap:
+        said["bootstrap"] = bootstrap
+    written = _settings_from(load({}, {}, file), str(file)) if file.exists() else {}
+    if written | said != written:
+        with storage_errors(file), durable.writing(file) as stream:
+            stream.write("".join(f"{name} = {toml(value)}\n" for name, value in (written | said).items()).encode())
+
+
+def _settings_from(settings: Settings, origin: str) -> dict[str, Any]:
+    return {name: getattr(settings.config, name) for name, where in settings.origins.items() if where == origin}
+
+
+def run(options: argparse.Namespace) -> int:
+    return run_with(_config(options), options.console)
+
+
+def run_with(config: Config, console: bool, make_role: MakeRole | None = None) -> int:
+    on_terminal = console and sys.stdin.isatty() and sys.stdout.isatty()
+    _log_to(config, Path(config.data_directory) / "peer.log" if on_terminal else None)
+    return trio.run(partial(_run, config, on_terminal, make_role), strict_exception_groups=True)
+
+
+async def _run(config: Config, on_terminal: bool, make_role: MakeRole | None) -> int:
+    from peer.commands import console
+    from peer.daemon.daemon import running, wait_for_end
+
+    hung_up = partial(_end_with_terminal, terminals()) if on_terminal or _logs_to_terminal(config) else _reopen_log
+    async with running(config, make_role) as daemon:
+        status = await daemon.service.status()
+        logging.getLogger("peer").info("%s listens on %s, network %s", status.peer, status.address, status.network)
+        if on_terminal:
+            async with trio.open_nursery() as nursery:
+
+                async def prompt() -> None:
+                    await console.run(daemon.service, attached=False, history=DataDirectory(config.data_directory).history)
+                    daemon.stopped.set()
+
+                nursery.start_soon(prompt)
+                await wait_for_end(daemon, (signal.SIGTERM,), hung_up)  # SIGINT is the prompt's
+                nursery.cancel_scope.cancel()
+        else:
+            await wait_for_end(daemon, (signal.SIGINT, signal.SIGTERM), hung_up)
+    return 0
+
+
+# When the terminal closes ---------------------------------------------------------------------------------------------
+
+
+def _logs_to_terminal(config: Config) -> bool:
+    return not config.log_file and sys.stderr.isatty()
+
+
+def _end_with_terminal(streams: tuple[int, ...]) -> bool:
+    """SIGHUP, where the prompt or the log is in front of a person: the peer ends as with `quit`."""
+    let_go(streams)
+    return False
+
+
+def _reopen_log() -> bool:
+    """SIGHUP for a daemon: the peer goes on. A log file that was moved away is made anew."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, WatchedFileHandler):
+            handler.reopenIfNeeded()
+    logging.getLogger("peer").info("SIGHUP: the log is reopened, the peer goes on")
+    return True
+
+
+def _log_to(config: Config, file: Path | None) -> None:
+    """To the file of the settings, else to standard error, or into `file` while the prompt has the terminal."""
+    file = Path(config.log_file).expanduser() if config.log_file else file
+    with storage_errors(file or Path("standard error")):
+        handler: logging.Handler = logging.StreamHandler() if file is None else WatchedFileHandler(file)
+    handler.setFormatter(formatter(config.log_format))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+
+
+def audit(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from peer.export.replaying import audit as replay
+
+    with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("replaying blocks", total=None)
+        found = replay(Path(options.directory), lambda done, total: progress.update(task, completed=done, total=total))
+    print(f"network {found.network}, chain id {found.chain_id}")
+    print(f"{found.blocks} blocks with {found.signatures} valid commit signatures")
+    print(f"{found.rounds} rounds with {found.proposals} accepted updates")
+    for job, root in found.models.items():
+        print(f"job {job[:16]}: model root {root} reproduced")
+    print(f"certified state root {found.state_root} reproduced")
+    print("the export is sound: every certificate verified, every block replayed, nothing missing, changed or added")
+    return 0
+
+
+def shards(options: argparse.Namespace) -> int:
+    from training.data.shards import describe
+
+    print(describe(Path(options.directory)))
+    return 0

@@ -1,0 +1,275 @@
+"""What a peer says of itself, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+
+from peer.api.naming import SHORT, Names
+from peer.commands.tables import Column, Fitted, Pairs
+from protocol.api import (
+    AuditView,
+    EventView,
+    InvitationView,
+    JobView,
+    PeerView,
+    RoundView,
+    StandingView,
+    StatsView,
+    StatusView,
+    SuspensionView,
+)
+
+NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
+
+
+def short(text: str) -> str:
+    return text[:SHORT]
+
+
+def _table(*columns: str | Column) -> Fitted:
+    return Fitted(*(column if isinstance(column, Column) else Column(column) for column in columns))
+
+
+def _optional(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f} ms"
+
+
+def seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"
+
+
+def _megabytes(amounts: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {amount / 1e6:.2f} MB" for kind, amount in amounts.items()) or "nothing"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items())) or "none"
+
+
+def status(view: StatusView) -> Pairs:
+    return Pairs(
+        {
+            "peer id": view.peer,
+            "name": view.name or "–",
+            "network": f"{view.network} (chain {short(view.chain_id)})",
+            "role": view.role + (", votes" if view.voter else ", does not vote"),
+            "state": state(view),
+            "height": f"{view.height}, view {view.view}",
+            "decided": _decided(view),
+            "state root": view.state_root,
+            **({"too late": view.late} if view.late else {}),
+            "unaudited": _unaudited(view),
+            "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
+            "links": view.links,
+            "address": view.address,
+            "unreached": "\n".join(dial.text for dial in view.unreached) or "–",
+            "data": view.data_directory,
+            "process": f"{view.process}, up {_duration(view.uptime_seconds)}, version {view.version}",
+        }
+    )
+
+
+def state(view: StatusView) -> str:
+    behind = f"behind by {view.behind} heights" if view.state == "behind" else ""
+    work = view.halted or view.waiting or behind or view.suspended or view.state
+    return f"{work}; {view.disputed}" if view.disputed else work
+
+
+def _decided(view: StatusView) -> str:
+    ago = "nothing yet" if view.decided_seconds_ago is None else f"{_duration(view.decided_seconds_ago)} ago"
+    behind = "no voter is here to say how far the others are" if view.behind is None else f"behind by {view.behind} heights"
+    return ago if view.behind == 0 else f"{ago}; {behind}"
+
+
+def _unaudited(view: StatusView) -> str:
+    what = "nobody re-executes the updates; votes check their form and norm only"
+    return f"{', '.join(view.unaudited)}: {what}" if view.unaudited else "none of the running jobs"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def age(seconds: float) -> str:
+    """As a person would say it."""
+    for unit, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit or (seconds >= unit and name != "days"):
+            return f"{int(seconds // unit)} {name}"
+    return f"{int(seconds)} s"
+
+
+def stats(view: StatsView) -> Pairs:
+    return Pairs(
+        {
+            "height": f"{view.status.height}, view {view.status.view}",
+            "state root": view.status.state_root,
+            "decisions": view.decisions,
+            "decision time": f"p50 {_optional(view.decision_ms_p50, '.0f')} ms, p99 {_optional(view.decision_ms_p99, '.0f')} ms",
+            "first decision": f"{_optional(view.seconds_to_first_decision, '.1f')} s after start",
+            "sent": _megabytes(view.bytes_sent),
+            "received": _megabytes(view.bytes_received),
+            "refused": _counts(view.refused),
+            "evidence": "; ".join(view.evidence) or "none",
+            "expelled": "; ".join(view.expelled) or "nobody",
+            "audits": _standing(view.standing) if view.standing else "none of this peer, and none by it",
+            "unaudited": _unaudited(view.status),
+            "pending": f"{view.transactions_pending} transactions",
+            "worker": view.worker or "none",
+            "memory": f"{view.memory_mb:.0f} MB",
+            "state": state(view.status),
+        }
+    )
+
+
+def _standing(view: StandingView) -> str:
+    trained = f"{view.rewards} rewards, {view.lost} lost, {view.suspensions} suspensions"
+    audited = f"{view.reports} reports, {view.lapsed} lapsed, {view.upheld} challenges upheld, {view.refuted} refuted"
+    return f"{trained}; {audited}"
+
+
+def standings(views: Iterable[StandingView], names: Names) -> Fitted:
+    peer = Column("peer", may_be_cut=True)
+    table = _table(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted")
+    for view in views:
+        counts = (view.rewards, view.lost, view.suspensions, view.reports, view.lapsed, view.upheld, view.refuted)
+        table.add_row(names[view.peer], *map(str, counts))
+    return table
+
+
+def audits(views: Iterable[AuditView], names: Names) -> Fitted:
+    trainer, auditor = Column("trainer", may_be_cut=True), Column("auditor", may_be_cut=True)
+    error = Column("relative error", spare=2)
+    table = _table("round", Column("height", spare=1), trainer, "step", auditor, "result", "finding", error)
+    for view in views:
+        table.add_row(
+            f"{view.round} {short(view.job)}",
+            str(view.height),
+            names[view.trainer],
+            str(view.step),
+            names[view.auditor],
+            view.result,
+            view.finding or "–",
+            _optional(view.relative_error, ".1e"),
+        )
+    return table
+
+
+def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
+    trainer, auditor = Column("suspended", may_be_cut=True), Column("found by", may_be_cut=True)
+    table = _table(trainer, "until round", "in job", "because of round", "step", auditor, Column("finding", wraps=True))
+    for view in views:
+        cause = view.cause
+        finding = cause.finding or "–"
+        table.add_row(
+            names[cause.trainer],
+            str(view.until),
+            short(cause.job),
+            str(cause.round),
+            str(cause.step),
+            names[cause.auditor],
+            f"shunned: {finding}" if cause.result == "shunned" else finding,
+        )
+    return table
+
+
+def peers(views: Iterable[PeerView]) -> Fitted:
+    traffic = (Column("linked for", spare=3), Column("sent", spare=2), Column("received", spare=1))
+    who = (Column("name", may_be_cut=True), "peer id", Column("part", wraps=True))
+    table = _table(*who, "link", Column("round trip", spare=4), *traffic, Column("record", wraps=True))
+    for view in views:
+        part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
+        part += " (leader)" if view.leader else ""
+        part += f" {len(view.approvals)} approvals" if view.approvals and not view.voter else ""
+        link = view.link
+        table.add_row(
+            (view.name or "–") + " (me)" * view.me,
+            short(view.peer),
+            f"{part} {','.join(view.roles)}",
+            f"{'→' if link.outgoing else '←'}{link.address}" if link else "–",
+            f"{_optional(link.round_trip_ms, '.1f')} ms" if link else "–",
+            age(link.connected_seconds) if link else "–",
+            f"{link.bytes_sent / 1e6:.2f} MB" if link else "–",
+            f"{link.bytes_received / 1e6:.2f} MB" if link else "–",
+            view.record,
+        )
+    return table
+
+
+def invitations(views: Iterable[InvitationView]) -> Fitted:
+    table = _table("token", "state", "made", "expires", Column("addresses", wraps=True))
+    for view in views:
+        made, expires = (
+            f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M}" for ms in (view.made_ms, view.expires_ms)
+        )
+        table.add_row(short(view.token), view.state, made, expires, " ".join(view.addresses))
+    return table
+
+
+def jobs(views: Sequence[JobView], names: Names) -> Fitted:
+    beside = (Column("audit", spare=3), Column("data", spare=1), Column("model root", spare=2))
+    table = _table("job", Column("name", may_be_cut=True), "state", "round", Column("proposals", wraps=True), *beside)
+    for view in views:
+        told = {
+            "accepted": [f"{names[peer]} {count}" for peer, count in view.accepted.items()],
+            "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in NOT_JUDGED),
+            "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NOT_JUDGED),
+            "suspended": [f"{names[peer]} until {number}" for peer, number in view.suspended.items()],
+        }
+        table.add_row(
+            short(view.job),
+            view.name,
+            "stopped" if view.state == "finished" and view.round < view.rounds else view.state,
+            f"{view.round}/{view.rounds}",
+            "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
+            view.audit,
+            view.data if view.data == "local" else short(view.data) or "–",
+            short(view.model_root),
+        )
+    return table
+
+
+def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: Names, belongs: Callable[[str], bool]) -> list[str]:
+    chosen = {peer: {reason: n for reason, n in reasons.items() if belongs(reason)} for peer, reasons in counts.items()}
+    return [f"{names[peer]} ({_counts(reasons)})" for peer, reasons in chosen.items() if reasons]
+
+
+PLAIN_MEAN = " (plain mean)"  # of two updates no statistic can say which one lies: re-execution alone does
+
+
+def rounds(views: Iterable[RoundView], names: Names) -> Fitted:
+    figures = (Column("held-out bits/byte"), Column("seconds", spare=4), Column("decision", spare=2))
+    who = (Column("verdicts", wraps=True), Column("ballots of", wraps=True))
+    table = _table("round", *who, *figures, Column("height", spare=1), Column("model root", spare=3))
+    for view in views:
+        table.add_row(
+            f"{view.round} {short(view.job)}",
+            verdicts(view, names) + PLAIN_MEAN * view.plain_mean,
+            " ".join(names[peer] for peer in view.ballots),
+            _optional(view.held_out_bits_per_byte, ".3f"),
+            _optional(view.seconds, ".1f"),
+            milliseconds(view.decision_ms),
+            str(view.height),
+            short(view.model_root) + " (no step)" * (not view.stepped),
+        )
+    return table
+
+
+def verdicts(view: RoundView, names: Names) -> str:
+    """`accept: anna ben; replay: liar`."""
+    by_verdict: dict[str, list[str]] = {}
+    for peer, verdict in view.verdicts.items():
+        by_verdict.setdefault(verdict, []).append(names[peer])
+    return "; ".join(f"{verdict}: {' '.join(peers)}" for verdict, peers in by_verdict.items())
+
+
+def event(view: EventView, names: Names) -> str:
+    # Local time, because that is what the reader's clock shows.
+    time = datetime.fromtimestamp(view.at_ms / 1000).astimezone()
+    return f"{time:%H:%M:%S} {view.kind:<9} {names.in_text(view.text)}"

@@ -1,0 +1,1 @@
+"""One running peer, put together from its parts."""

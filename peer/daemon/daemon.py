@@ -1,0 +1,188 @@
+"""One running peer: its parts, started inner ones first and stopped in the opposite order.
+
+    control socket  →  driver and membership  →  worker  →  network  →  store
+
+People are turned away first, then agreement stops, then what it stands on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from ledger.core.genesis import Genesis
+from peer.api import control
+from peer.api.service import Service
+from peer.daemon.reachable import own_addresses
+from peer.driver.auditing import Auditing
+from peer.driver.author import Author
+from peer.driver.driver import Driver
+from peer.driver.eventlog import EventLog
+from peer.driver.membership import Membership
+from peer.roles.base import Role
+from peer.roles.trainer import Trainer
+from peer.roles.voter import Voter
+from peer.settings import addressbook
+from peer.settings.config import Config
+from peer.settings.datadir import DataDirectory
+from peer.settings.invitation import InvitationString, parse_invitation
+from peer.settings.invitations import InvitationBook
+from peer.worker.supervisor import Worker
+from protocol.errors import RemoteProtocolError, StorageError
+from storage.blobs import Blobs
+from storage.store import Store
+from training.data.corpus import read_text
+from training.host import ModelHost
+from transport.swarm import Swarm
+
+log = logging.getLogger("peer")
+
+STOP_SECONDS = 5.0  # for the parts to end after they were asked to
+
+
+MakeRole = Callable[[Config, Worker | None, Path, Callable[[], Driver]], Role]
+
+
+@dataclass
+class Daemon:
+    """What `running` gives to whoever started it."""
+
+    service: Service
+    driver: Driver
+    stopped: trio.Event  # somebody asked for the end
+
+
+@asynccontextmanager
+async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIterator[Daemon]:
+    """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
+    directory = DataDirectory.open(config.data_directory)
+    with directory.lock():
+        signer = directory.load_identity()
+        genesis = read_genesis(directory)
+        store = Store(directory.ledger, genesis.chain_id)
+        blobs = Blobs(directory.blobs, directory.path / "buffers")
+        texts = directory.path / "texts"
+        texts.mkdir(exist_ok=True)
+        host, events = ModelHost(directory.models), EventLog()
+        book = directory.path / "addresses"
+        remembered = addressbook.load(book)
+        network = Swarm(
+            signer,
+            genesis.chain_id,
+            config.listen,
+            config.bootstrap,
+            blobs,
+            remembered=remembered,
+            advertise=config.advertise,
+            tell=lambda text: events.add("peer", text),
+        )
+        worker = None if config.role == "voter" else Worker(config.threads)
+        role = (make_role or configured_role)(config, worker, texts, lambda: driver)
+        invitation = _invitation(directory)
+        anchor = invitation.anchor if invitation else None
+        driver = Driver(signer, genesis, store, blobs, host, network, role, events, anchor)
+        author, stopped = Author(driver), trio.Event()
+        service = Service(
+            config=config,
+            genesis=genesis,
+            driver=driver,
+            network=network,
+            addresses=lambda: own_addresses(network.address, config.advertise),
+            role_name=config.role,
+            worker=worker,
+            stop_daemon=stopped.set,
+            set_standing=lambda stands: setattr(membership, "stands", stands),
+            challenge_due=lambda due: auditing.challenge(due),
+            author=author,
+            invited=InvitationBook(directory.path / "invitations"),
+            started=time.monotonic(),
+        )
+        former = directory.load_former_identity()
+        membership = Membership(
+            driver,
+            author,
+            config.name,
+            role.registered,
+            config.stand,
+            config.approve_invited,
+            invitation,
+            Author(driver, former) if former else None,
+            directory.forget_former_identity,
+        )
+        try:
+            async with trio.open_nursery() as outer:
+                await outer.start(network.run)
+                async with trio.open_nursery() as computing:
+                    if worker is not None:
+                        computing.start_soon(worker.run)
+                    async with trio.open_nursery() as agreeing:
+                        await agreeing.start(driver.run)
+                        agreeing.start_soon(membership.run)
+                        auditing = Auditing(driver, author)
+                        agreeing.start_soon(auditing.run)
+                        agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
+                        async with trio.open_nursery() as talking:
+                            await talking.start(control.serve, service, directory.path, config.control_socket)
+                            yield Daemon(service, driver, stopped)
+                            talking.cancel_scope.cancel()
+                        agreeing.cancel_scope.cancel()
+                    computing.cancel_scope.cancel()
+                outer.cancel_scope.cancel()
+        finally:
+            store.close()
+
+
+def _of_members(network: Swarm, driver: Driver) -> dict[bytes, str]:
+    return {peer: address for peer, address in network.claims().items() if peer in driver.state.members.members}
+
+
+def configured_role(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Role:
+    if worker is None:
+        return Voter()
+    local = Path(config.local_data).expanduser() if config.local_data else None
+    if local is not None:
+        next(read_text(local))  # what cannot be read is told now, not when the others wait for it
+    return Trainer(worker, texts, local, config.evaluate)
+
+
+def read_genesis(directory: DataDirectory) -> Genesis:
+    try:
+        return Genesis.decode(directory.read_genesis())
+    except RemoteProtocolError as error:
+        raise StorageError(f"{directory.genesis} is damaged ({error}); copy it again from a peer of the same network") from None
+
+
+def _invitation(directory: DataDirectory) -> InvitationString | None:
+    file = directory.path / "invitation"
+    return parse_invitation(file.read_text()) if file.exists() else None
+
+
+async def wait_for_end(daemon: Daemon, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool]) -> None:
+    """Returns when the peer was asked to stop: by a person, by one of the signals `ending`, or by SIGHUP.
+
+    `hung_up` is called at SIGHUP and says whether the peer goes on.
+    """
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_on_signal, daemon.stopped, ending, hung_up)
+        await daemon.stopped.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal(stopped: trio.Event, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool]) -> None:
+    with trio.open_signal_receiver(*ending, signal.SIGHUP) as signals:
+        async for number in signals:
+            if number == signal.SIGHUP and hung_up():
+                continue
+            log.info("stopping on %s", signal.Signals(number).name)
+            if stopped.is_set():
+                os._exit(128 + number)  # asked twice: everything that matters is on disk already
+            stopped.set()
+            break

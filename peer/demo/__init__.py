@@ -1,0 +1,1 @@
+"""A whole network on one machine, beside peers that lie."""

@@ -1,0 +1,86 @@
+"""Who takes part in a demo, and how it was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peer.api.control import ControlClient
+from peer.commands.grammar import preset_overrides, said_of_job
+from protocol.api import PARTS, StatsView
+from protocol.identity import Identity
+from training.spec import JobSpec
+
+DEFAULT_ROUNDS = JobSpec(name="demo").rounds
+
+
+@dataclass
+class DemoPeer:
+    number: int
+    identity: Identity
+    directory: Path
+    trains: bool
+    lies: bool
+    threads: int
+    restricted: bool  # numpy without its wide instructions
+    module: tuple[str, ...] = ("peer.cli",)  # what runs, with its first arguments
+    environment: dict[str, str] = field(default_factory=dict)  # beside what this process has
+    address: str = "127.0.0.1:0"  # the port that it got at its first start is the one it has for good
+    process: subprocess.Popen[bytes] | None = None
+    memory_mb: float = 0.0  # the most that was seen
+    stats: StatsView | None = None
+    looked: float = 0.0  # when `stats` were taken, seconds since the epoch
+    traffic_before: int = 0  # bytes sent before the job started
+
+    @property
+    def name(self) -> str:
+        return f"{'liar' if self.lies else 'trainer' if self.trains else 'voter'}-{self.number}"
+
+    @property
+    def client(self) -> ControlClient:
+        return ControlClient(self.directory)
+
+
+@dataclass
+class Demo:
+    options: argparse.Namespace
+    folder: Path
+    peers: list[DemoPeer]
+    started: float = field(default_factory=time.time)
+
+    @property
+    def honest(self) -> list[DemoPeer]:
+        return [peer for peer in self.peers if not peer.lies]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the promise on the loss of `peer demo` without flags applies."""
+        options = self.options
+        settings = (options.peers, options.malicious, options.trainers, options.preset, options.audit, options.set)
+        return not options.data and options.rounds in (None, DEFAULT_ROUNDS) and settings == (4, 1, None, None, None, [])
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Fields of the job, as a person would type them: what stands further behind counts."""
+        options = self.options
+        overrides = {"seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
+        overrides |= preset_overrides(options.preset)
+        return overrides | ({"audit": options.audit} if options.audit else {}) | said_of_job(options)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether lies are found after the vote, by sampled audits."""
+        return self.overrides.get("audit") == "sampled"
+
+    @property
+    def watched(self) -> DemoPeer:
+        """An honest trainer: it starts the job, and measures."""
+        return next(peer for peer in self.peers if peer.trains and not peer.lies)
+
+
+def sent(peer: DemoPeer) -> int:
+    stats = peer.stats
+    return 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in PARTS)

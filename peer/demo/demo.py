@@ -1,0 +1,383 @@
+"""`peer demo`: a whole network on this machine. Real processes, real sockets, real votes, and peers that lie.
+
+It only starts peers, watches them through their control sockets like any console, and reads their disks at the end: what it
+reports is what they hold, not what they were meant to hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+
+from ledger.core.genesis import TRAINER, Founder, Genesis
+from peer.api.service import parse_overrides
+from peer.commands.terminal import let_go, terminals
+from peer.demo.cast import Demo, DemoPeer, sent
+from peer.demo.display import Display
+from peer.demo.report import Disk, Report, make_places, make_report, usable, write_files
+from peer.settings.datadir import DataDirectory
+from protocol import codec
+from protocol.api import JobView, RoundView, TrainRequest
+from protocol.errors import UserError
+from protocol.identity import Identity, peer_id, short_id
+from training import grid
+from training.data import corpus as data
+from training.data import shards
+from training.spec import JobSpec, completed
+
+START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
+POLL_SECONDS = 0.5
+STALL_SECONDS_MAX = 180.0  # without any decided round the demo gives up and says so
+CERTIFY_SECONDS_MAX = 20.0  # after the last round: the closing block, and the slowest peer's apply
+QUIET_SECONDS = 5.0  # without a decision: those who have something to say have said it
+AUDITS_SECONDS_MAX = 90.0  # after the last round: what is withheld then is told after half a minute, and judged as long again
+STOP_SECONDS_MAX = 10.0
+ROUNDS_MAX = 10_000  # asked for at once
+MEASURE_SECONDS = 5.0  # between looks at every peer's memory and traffic
+# All of numpy's dispatched instructions beyond its baseline; since 2.4 it calls AVX2 with FMA X86_V3, and AVX-512 X86_V4.
+WIDE = "X86_V3 X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR AVX2 FMA3"
+
+
+def main(options: argparse.Namespace) -> int:
+    """The exit status: 0 only if everything that the demo promises was seen."""
+    if options.data:
+        options.data = str(Path(options.data).expanduser().absolute())
+        _require_usable(Path(options.data))
+    folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).expanduser().absolute()
+    demo = Demo(options, folder, cast_roles(options, folder))
+    if options.attack == "false-challenge" and not demo.is_sampled:
+        raise UserError("--attack false-challenge: only sampled audits have challenges; say --audit sampled")
+    # What no job can have is told before anything starts, too.
+    rounds = {"rounds": str(options.rounds)} if options.rounds else {}
+    replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()
+    options.json = str(Path(options.json).expanduser().absolute()) if options.json else ""
+    make_places(folder, options.json)
+    end_like_ctrl_c()
+    try:
+        return trio.run(_run, demo)
+    except BaseException as error:
+        if not _is_interrupt(error):
+            raise
+        stop(demo)
+        text = f"\npeer demo: interrupted; all {len(demo.peers)} peers are stopped, their data is in {demo.folder}"
+        print(text, file=sys.stderr)
+        raise KeyboardInterrupt from None
+    finally:
+        stop(demo)
+
+
+def _require_usable(path: Path) -> None:
+    """What cannot be trained on is told before anything starts."""
+    with usable("--data", path, "name a text file or a folder that can be read"):
+        if shards.is_token_folder(path):
+            shards.open_folder(path)
+        else:
+            data.require_enough(JobSpec(name="demo"), sum(map(len, data.read_text(path))), str(path))
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Ctrl-C comes out of whatever was running, perhaps of several things at once."""
+    group = isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None
+    return group or isinstance(error, KeyboardInterrupt)
+
+
+def end_like_ctrl_c() -> None:
+    """Whoever ends this process ends its peers too. Trio raises KeyboardInterrupt only where that is safe, and for SIGINT only.
+
+    A shell lets its background jobs ignore SIGINT, and Trio would leave it at that. `nohup` lets what it starts ignore SIGHUP,
+    and there it stays ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    streams = terminals()
+
+    def hung_up(*_: object) -> None:
+        # Kernel and shell may both say it; a second one must not cut off the stopping of the peers.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        let_go(streams)
+        signal.raise_signal(signal.SIGINT)
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hung_up)
+
+
+def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
+    """All vote; n − f train and re-execute, which is at least the 2f + 1 that audits need, or as many more as are asked for.
+
+    The last trainers lie. Against a false challenge f + 1 honest ones must judge, beside the accused and the liars.
+    """
+    count, liars = options.peers, options.malicious
+    faults = (count - 1) // 3
+    asked = getattr(options, "trainers", None) or 0  # the demo's own flag
+    trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)
+    peers = []
+    for number in range(count):
+        trains = number < trainers
+        # Keys from the seed, so that the same seed assigns the same data: such a network is for looking at, not for use.
+        identity = Identity(hashlib.sha256(f"folkmoot/demo/{options.seed}/{number}".encode()).digest())
+        threads = 1 + number % 2 if options.mixed else 1
+        restricted = options.mixed and number == 1
+        peers.append(
+            DemoPeer(
+                number,
+                identity,
+                folder / "peers" / str(number),
+                trains,
+                trains and number >= trainers - liars,
+                threads,
+                restricted,
+            )
+        )
+    return peers
+
+
+async def _run(demo: Demo) -> int:
+    display = Display(demo)
+    with display:
+        make_directories(demo)
+        await start(demo)
+        display.say(f"{len(demo.peers)} peers are running, data in {demo.folder}")
+        job = await begin_job(demo)
+        rounds, finished = await watch(demo, job, display)
+        report = await conclude(demo, job, rounds, finished, display)
+    display.summary(report)
+    if demo.options.keep:
+        await keep(demo)
+    return 0 if report.passed else 1
+
+
+# Starting and stopping -----------------------------------------------------------------------------------------------
+
+
+def make_directories(demo: Demo) -> None:
+    founders = {peer.identity.public: Founder(peer.name, (TRAINER,) if peer.trains else ()) for peer in demo.peers}
+    genesis = Genesis("demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())))
+    for peer in demo.peers:
+        directory = DataDirectory.create(peer.directory)
+        directory.write_identity(peer.identity)
+        directory.write_genesis(codec.encode(genesis))
+
+
+async def start(demo: Demo) -> None:
+    first, *others = demo.peers
+    launch(demo, first, bootstrap="")
+    await answers(first)
+    for peer in others:
+        launch(demo, peer, first.address)
+    async with trio.open_nursery() as nursery:
+        for peer in others:
+            nursery.start_soon(answers, peer)
+
+
+def launch(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[str] = ("run",)) -> None:
+    accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
+    module = ("peer.liar", demo.options.attack, accomplices) if peer.lies else peer.module
+    settings = ["--data-dir", str(peer.directory), "--role", "trainer" if peer.trains else "voter", "--name", peer.name]
+    settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]
+    settings += ["--evaluate" if peer is demo.watched else "--no-evaluate", "--no-console"]
+    settings += ["--bootstrap", bootstrap] if bootstrap else []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")} | peer.environment
+    if peer.restricted:
+        environment |= {"NPY_DISABLE_CPU_FEATURES": WIDE, "ATEN_CPU_CAPABILITY": "avx2"}
+    with (peer.directory / "peer.log").open("ab") as log:
+        # A session of its own: Ctrl-C reaches this process, which then stops its peers in good order.
+        peer.process = subprocess.Popen(
+            [sys.executable, "-m", *module, *command, *settings],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+async def answers(peer: DemoPeer) -> None:
+    """Returns as soon as the peer answers on its control socket. Raises `UserError` if it does not start."""
+    deadline = trio.current_time() + START_SECONDS_MAX
+    while trio.current_time() < deadline:
+        if peer.process is None or peer.process.poll() is not None:
+            raise UserError(f"{peer.name} did not start: {last_line(peer.directory / 'peer.log')}")
+        with contextlib.suppress(UserError):
+            peer.address = (await peer.client.status()).address
+            return
+        await trio.sleep(0.05)
+    raise UserError(f"{peer.name} does not answer after {START_SECONDS_MAX:.0f} s; its log is {peer.directory / 'peer.log'}")
+
+
+def last_line(file: Path) -> str:
+    lines = file.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def stop(demo: Demo) -> None:
+    """Ends every peer that still runs: asks, waits, and kills what does not listen."""
+    running = [peer.process for peer in demo.peers if peer.process is not None and peer.process.poll() is None]
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+# The job -------------------------------------------------------------------------------------------------------------
+
+
+async def begin_job(demo: Demo) -> str:
+    options = demo.options
+    for peer in demo.peers:
+        await measure(peer)
+        peer.traffic_before = sent(peer)
+    return await demo.watched.client.train(TrainRequest("demo", options.data or "", options.rounds or 0, 0, demo.overrides))
+
+
+async def watch(demo: Demo, job: str, display: Display) -> tuple[tuple[RoundView, ...], bool]:
+    """Follows the job to its end; False if no round was decided for too long, or an honest peer ended."""
+    rounds: tuple[RoundView, ...] = ()
+    last_progress = measured = trio.current_time()
+    while True:
+        view = await job_view(demo, job)
+        fresh = await demo.watched.client.rounds(ROUNDS_MAX)
+        if len(fresh) > len(rounds):
+            last_progress = trio.current_time()
+        rounds = fresh
+        if trio.current_time() - measured >= MEASURE_SECONDS or view.state == "finished":
+            measured = trio.current_time()
+            await measure_all(demo)
+            display.say_who_is_expelled()
+        display.update(view, rounds)
+        if view.state == "finished":
+            return rounds, True
+        gone = [peer.name for peer in demo.honest if peer.process is None or peer.process.poll() is not None]
+        if gone or trio.current_time() - last_progress > STALL_SECONDS_MAX:
+            display.say(f"{', '.join(gone)} ended" if gone else f"no round was decided for {STALL_SECONDS_MAX:.0f} s")
+            return rounds, False
+        await trio.sleep(POLL_SECONDS)
+
+
+async def job_view(demo: Demo, job: str) -> JobView:
+    return next(item for item in await demo.watched.client.jobs() if item.job == job)
+
+
+async def measure_all(demo: Demo) -> None:
+    async with trio.open_nursery() as nursery:
+        for peer in demo.peers:
+            nursery.start_soon(measure, peer)
+
+
+async def measure(peer: DemoPeer) -> None:
+    with contextlib.suppress(UserError):
+        peer.stats = await peer.client.stats()
+        peer.looked = time.time()
+        peer.memory_mb = max(peer.memory_mb, peer.stats.memory_mb)
+
+
+async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished: bool, display: Display) -> Report:
+    display.say("waiting for the closing block, then reading every peer's disk")
+    patience = AUDITS_SECONDS_MAX if demo.is_sampled else CERTIFY_SECONDS_MAX
+    with trio.move_on_after(patience if finished else 1.0):
+        await _settled(demo, job)
+    await measure_all(demo)
+    if finished:
+        rounds = await demo.watched.client.rounds(ROUNDS_MAX)
+        display.update(await job_view(demo, job), rounds)
+    text = export = ""
+    if finished:
+        text = await demo.watched.client.sample("The ", 400, 0.8, demo.options.seed)
+        export = (await demo.watched.client.export(str(demo.folder / "export"))).path
+    seconds = time.time() - demo.started
+    if not demo.options.keep:
+        await trio.to_thread.run_sync(stop, demo)
+    baseline: dict[float, float] = {}
+    if demo.options.baseline and finished:
+        display.say("training the same model alone, on the same number of accepted samples")
+        baseline = await train_baseline(demo, job, rounds)
+    report = await trio.to_thread.run_sync(make_report, demo, job, rounds, finished, seconds, baseline)
+    write_files(demo, report, text, export)
+    return report
+
+
+async def _settled(demo: Demo, job: str) -> None:
+    """The last model is measured, and all honest peers stand at one height whose root is certified by an empty block.
+
+    Audits end too, unless a liar has to say something: then nothing is decided any more.
+    """
+    height, since = 0, trio.current_time()
+    while True:
+        states = [await peer.client.status() for peer in demo.honest]
+        jobs = [item for peer in demo.honest for item in await peer.client.jobs() if item.job == job]
+        views = await demo.watched.client.rounds(1)
+        same = len({(state.height, state.state_root) for state in states}) == 1
+        if states[0].height != height:
+            height, since = states[0].height, trio.current_time()
+        audited = not any(view.audits_open for view in jobs) or trio.current_time() - since > QUIET_SECONDS
+        closed = all(view.state == "finished" for view in jobs) and states[0].height > views[-1].height and audited
+        if same and closed and views[-1].held_out_bits_per_byte is not None:
+            return
+        await trio.sleep(0.1)
+
+
+async def keep(demo: Demo) -> None:
+    print("\nThe network goes on running. In another terminal:")
+    for peer in demo.peers:
+        command = shlex.join([sys.argv[0], "console", "--data-dir", str(peer.directory)])
+        print(f"  {command}    # {peer.name}, {short_id(peer.identity.public)}")
+    print("Ctrl-C stops it.", flush=True)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            break
+    await trio.to_thread.run_sync(stop, demo)
+    print(f"peer demo: all {len(demo.peers)} peers are stopped, their data is in {demo.folder}")
+
+
+# The rival -----------------------------------------------------------------------------------------------------------
+
+
+# Each is tried, and more where the best lies at an edge; the best counts: a rival that nobody tuned proves nothing.
+BASELINE_RATES = (8e-3, 1.2e-2, 2e-2)  # for the default model and rate
+BASELINE_FACTORS = (1 / 2, 1, 2)  # of the job's own rate, for any other
+
+
+def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
+    default = JobSpec(name="demo")
+    if (spec.model, spec.inner_rate) == (default.model, default.inner_rate):
+        return BASELINE_RATES
+    return tuple(factor * spec.inner_rate for factor in BASELINE_FACTORS)
+
+
+async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) -> dict[float, float]:
+    """Held-out bits per byte, by learning rate, of one process that trains the same model on as many samples as were accepted."""
+    disk = Disk(demo.watched.directory)
+    spec = disk.spec(job)
+    disk.close()
+    spec_file = demo.folder / "job.spec"
+    spec_file.write_bytes(spec.encode())
+    accepted = [sum(verdict == "accept" for verdict in view.verdicts.values()) for view in rounds]
+    trainers = max(1, round(sum(accepted) / max(1, len(accepted))))
+    batch = trainers * spec.batch
+    steps = sum(accepted) * spec.local_steps * spec.batch // batch
+    text = next((demo.watched.directory / "texts").glob("*.txt"))
+    command = [sys.executable, "-m", "training.engines.pytorch.baseline", "--spec", str(spec_file), "--text", str(text)]
+    command += ["--steps", str(steps), "--batch", str(batch), "--threads", "2"]
+    line = grid.Search(baseline_rates(spec))
+    while (rate := line.following()) is not None:
+        done = await trio.run_process([*command, "--rate", str(rate)], capture_stdout=True)
+        line.losses[rate] = json.loads(done.stdout)[-1]
+    return dict(sorted(line.losses.items()))

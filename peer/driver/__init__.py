@@ -1,0 +1,1 @@
+"""The one inbox that changes a peer's mind, and what runs beside it."""

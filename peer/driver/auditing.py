@@ -1,0 +1,494 @@
+"""Sampled audits in the daemon: replays the steps that are drawn for this peer, says what it found, and shows its own steps.
+
+Thin: what is due follows from the applied state alone (`ledger.audits`), so nothing has to be remembered over a restart. Fetching
+runs side by side, since whoever withholds something must hold up nobody else's audit; replaying is one at a time, because the
+worker has its own training to do. Nothing here delays a vote. Who distrusts a proposal may have this peer re-execute all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from consensus.block import decode_header
+from ledger.audits.docket import AFTERMATH_HEIGHTS
+from ledger.audits.state import Due, Entry, Result, StepFinding, asked_of, due_for
+from ledger.jobs import Job, Phase
+from ledger.state import State
+from peer.driver.author import Author
+from peer.driver.driver import Driver
+from peer.roles.base import Round, audit_of
+from peer.roles.trainer import CHALLENGE, Trainer
+from peer.roles.voter import fetch_reveal, read_fetched, replay_request
+from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
+from protocol.identity import short_id
+from protocol.reasons import Finding
+from storage.blobs import JOB_BYTES
+from training.replay.inner_state import inner_bytes
+from training.replay.trace import States, Trace, bisect, trace_bytes_max
+from training.spec import JobSpec
+from training.tasks import Reexecute, Replayed
+from transport.exchange import REVEALS_MAX
+
+AT_ONCE_MAX = 16  # audits whose blobs are fetched or here; each fetches one at a time, for which the exchange has a turn
+RETRY_SECONDS = 5.0  # after this peer's own worker failed, or what it said was refused; doubled each time
+RETRY_SECONDS_MAX = 300.0
+# Before anything is called withheld: a holder has a second for its first answer, then the others are asked, and it again. Where a
+# whole window is shorter, what does not come lapses: nobody is suspended for the pace of a job.
+WITHHELD_SECONDS_MIN = 2.0
+# After a job's last round no round tells any more that the window ends. It lasts as long as the last rounds took, and this at
+# least, since a trainer may take so long to start again.
+ENDED_SECONDS = 30.0
+# Times the tolerance: a smaller error may lie below it on other machines. A liar could place one there, for honest reports to be
+# refuted; judges use the tolerance itself, so what is challenged here is upheld there.
+CHALLENGE_MARGIN = 2
+TOO_LATE = "that cannot be challenged any more: what it commits to did not come, or re-executing it took too long"
+
+assert AT_ONCE_MAX < REVEALS_MAX  # or who drips what it shows would hold up what others show
+
+Key = tuple[bytes, int, bytes, int, bool]
+T = TypeVar("T")
+
+log = logging.getLogger("peer")
+
+
+class _Unable(FolkmootError):
+    """This peer cannot do what is due, now or at all."""
+
+
+class Auditing:
+    """`run` it once, beside the driver."""
+
+    def __init__(self, driver: Driver, author: Author) -> None:
+        self._driver, self._author = driver, author
+        self._me = driver.signer.public
+        self._running: dict[Key, trio.CancelScope] = {}
+        self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
+        self._is_behind = True  # of what is decided: how long rounds have been open already is not known
+        self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
+        self._replaying = trio.Lock()
+        self._searching = defaultdict[bytes, trio.Lock](trio.Lock)  # by trainer: who hides a state holds up no search but its own
+        self._challenged: tuple[bytes, int] | None = None  # job and round of what is re-executed whole
+        self._wake = trio.Event()
+        self._has_ended = False  # an audit, whose files are to be deleted
+        self._told = driver.state.height  # of the log's entries
+        self._suspended: dict[bytes, int] = {}
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._wake_when_applied)
+            verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_together, abandon_on_cancel=True)
+            self._nursery.start_soon(verify)  # beside the votes: it may be many gigabytes
+            while True:
+                self._wake = trio.Event()
+                await self._forget()
+                self._tell(self._driver.state)
+                self._follow(self._driver.state)
+                now = trio.current_time()
+                with trio.move_on_at(min((at for at, _ in self._rests.values() if at > now), default=math.inf)):
+                    await self._wake.wait()
+
+    async def _wake_when_applied(self) -> None:
+        while True:
+            applied = self._driver.applied
+            self._wake.set()
+            await applied.wait()
+
+    # Auditing --------------------------------------------------------------------------------------------------------
+
+    def _follow(self, state: State) -> None:
+        """Begins what is due and ends what is not any more."""
+        due = {_key(item): item for item in due_for(self._me, state)}
+        for key in self._running.keys() - due.keys():
+            self._running[key].cancel()
+        now = trio.current_time()
+        waiting = {key: rest for key, rest in self._rests.items() if key in due and rest[0] > now}
+        if state.height + 1 < self._driver.replica.height:
+            self._is_behind |= state.height + 2 < self._driver.replica.height  # one is decided while a closing is applied
+            return  # of blocks that are decided already: what is due now may have been settled in them
+        if self._is_behind:
+            self._entered = {key: job.round for key, job in state.jobs.running().items()}
+            self._is_behind = False
+        for key, item in due.items():
+            if len(self._running) < AT_ONCE_MAX and key not in self._running and key not in waiting:
+                self._running[key] = trio.CancelScope()
+                self._nursery.start_soon(self._audit, key, item)
+        self._rests = {key: rest for key, rest in self._rests.items() if key in due}
+
+    async def _audit(self, key: Key, due: Due) -> None:
+        try:
+            with self._running[key]:
+                past = await self._past_round(due)
+                job = self._driver.state.jobs.jobs.get(due.job)
+                if job is None:
+                    return  # nobody awaits it any more
+                begun = job.round + (self._entered.get(due.job) == job.round)
+                until = patience(due, past.spec.audit_window, begun)
+                late = partial(self._opened, due.job, until, past.spec.audit_window)
+                replayed = await self._replayed(due, past, late)
+                if due.is_dispute:
+                    await self._say("audit/verdict", due, replayed)
+                    return
+                if _is_doubtful(replayed, past.spec):
+                    replayed = replace(replayed, finding=Finding.MATCH)
+                elif replayed.finding is Finding.MISMATCH and past.spec.traces_states:
+                    replayed = await self._unless_chosen(due, past, replayed, late)
+                await self._say("audit/report", due, replayed)
+        except (FolkmootError, OSError) as error:
+            went = isinstance(error, MissingBlobError)  # meanwhile: what is shown for an audit passes
+            if isinstance(error, StorageError) and not went:
+                raise
+            self._rest(key, due, error)
+        finally:
+            del self._running[key]
+            self._release(due)
+
+    async def _unless_chosen(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> Replayed:
+        """What to report of a drawn step that is false here.
+
+        From a state that was chosen for it a step may come out otherwise on other machines, and a mismatch that most of them
+        cannot confirm is held against this peer. The first step that leads away from what this peer computes itself begins at a
+        state that is no liar's choice: that one is challenged in its place. Where there is no telling, the drawn one is
+        `unconfirmed`: all judge it as they judge a mismatch, and whoever says so is not called a liar.
+        """
+        unsure = replace(replayed, finding=Finding.UNCONFIRMED)
+        if due.proposal.inner_from is not None:
+            return unsure  # also what the round begins with may be chosen
+        if due.step == 0:
+            return replayed
+        role = self._driver.workshop.role
+        assert isinstance(role, Trainer), "who replays steps has a worker"
+        try:
+            found = await self._search(role, past, due, due.step, late)
+        except RemoteProtocolError:
+            return unsure  # what it goes on from is nothing to re-execute
+        if found is None:
+            return unsure  # not all that lies before it was shown in time
+        if found[0] is None:
+            return replayed
+        first = replace(due, step=found[0])
+        if self._driver.rules.audits.is_disputed(first, self._driver.state):
+            return replace(replayed, finding=Finding.MATCH)
+        seen = await self._replayed(first, past, late)
+        is_false = seen.finding not in (Finding.MATCH, Finding.WITHHELD) and not _is_doubtful(seen, past.spec)
+        is_challenged = is_false and await self._is_challenged(first, seen)
+        return replace(replayed, finding=Finding.MATCH) if is_challenged else unsure
+
+    async def _is_challenged(self, due: Due, seen: Replayed) -> bool:
+        """Whether a challenge of this step is on its way to the log. The report that follows stands behind it: alone it could end
+        the audit of what is to be challenged; and it does not wait for it, since the window may be over with the next block.
+        """
+        settled, waits = trio.Event(), False
+
+        def put() -> None:
+            nonlocal waits
+            waits = True
+            settled.set()
+
+        async def say() -> None:
+            try:
+                await self._say("audit/challenge", due, seen, put)
+            except StorageError:
+                raise
+            except FolkmootError as error:  # this peer has challenged in that round, or the trainer has been suspended since
+                log.info("challenge of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
+            settled.set()
+
+        self._nursery.start_soon(say)
+        await settled.wait()
+        return waits
+
+    def _rest(self, key: Key, due: Due, error: Exception) -> None:
+        pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
+        self._rests[key] = trio.current_time() + pause, pause
+        log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
+
+    async def _say(self, kind: str, due: Due, replayed: Replayed, queued: Callable[[], object] = lambda: None) -> None:
+        said = StepFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error))
+        await self._author.submit(kind, said, math.inf, queued)  # rounds take as long as they take
+
+    def _release(self, due: Due) -> None:
+        if (due.job, due.round) not in (self._challenged, *(key[:2] for key in self._running)):
+            self._driver.blobs.release(audit_of(due.job, due.round))
+        self._has_ended = True
+        self._wake.set()
+
+    async def _replayed(self, due: Due, past: Round, late: Callable[[], Awaitable[None]]) -> Replayed:
+        """What is not here when `late` returns is withheld."""
+        try:
+            request = await self._before(late, replay_request(past, due.trainer, due.proposal, due.step))
+        except RemoteProtocolError:
+            return Replayed(Finding.MALFORMED, 0.0, 0.0)
+        if request is None:
+            return Replayed(Finding.WITHHELD, 0.0, 0.0)
+        async with self._replaying:
+            return await self._driver.workshop.role.replay(past, request)
+
+    async def _past_round(self, due: Due) -> Round:
+        driver = self._driver
+        try:
+            model = await trio.to_thread.run_sync(driver.host.opened, due.job, due.round)
+        except StorageError as error:
+            raise _Unable(str(error)) from None  # pruned, damaged, or this peer began with a snapshot of a later round
+        if model.root != due.proposal.model_root:
+            raise _Unable(f"the model of round {due.round} that is here has another root")
+        directory = driver.host.directory(due.job, due.round)
+        return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
+
+    async def _before(self, late: Callable[[], Awaitable[None]], fetched: Awaitable[T]) -> T | None:
+        """None if `late` returns first."""
+        fetching, waiting = trio.CancelScope(), trio.CancelScope()
+
+        async def lose_patience() -> None:
+            with waiting:
+                await late()
+                fetching.cancel()
+
+        self._nursery.start_soon(lose_patience)
+        try:
+            with fetching:
+                return await fetched
+        finally:
+            waiting.cancel()
+        return None
+
+    async def _opened(self, key: bytes, until: int, window: int) -> None:
+        """Returns when that round of the job has opened, or as long after the job's end as a window took; early enough to be
+        heard, however quickly heights go by then.
+        """
+        started = trio.current_time()
+        await trio.sleep(WITHHELD_SECONDS_MIN)
+        while True:
+            applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
+            if job is None:
+                return
+            if job.phase is Phase.FINISHED:
+                took = await trio.to_thread.run_sync(self._seconds_of, key, job, window)
+                with trio.move_on_at(started + max(ENDED_SECONDS, took)):
+                    while self._driver.state.height < job.opened + AFTERMATH_HEIGHTS // 2:
+                        await self._driver.applied.wait()
+                return
+            if job.round >= until:
+                return
+            await applied.wait()
+
+    def _seconds_of(self, key: bytes, job: Job, count: int) -> float:
+        """How long the last so many rounds of a job that ended took, by the times of the blocks that began and closed them."""
+        store, last = self._driver.store, job.round - 1
+        first = store.round(key, last - count)
+        begun, closed = first.height if first else job.started if last < count else None, store.round(key, last)
+        times = list[int]()
+        for height in (begun, closed.height if closed else None):
+            header = None if height is None else store.header(height)
+            if header is None:
+                return 0.0  # of before this peer came
+            times.append(decode_header(header).time_ms)
+        return (times[1] - times[0]) / 1_000
+
+    # Challenging unasked ---------------------------------------------------------------------------------------------
+
+    async def challenge(self, due: Due) -> str:
+        """Re-executes all of this proposal, and replays the step that leads away from what this peer gets, else the last one.
+
+        What is false is on the log when this returns, with a line that says what was found. It may take as long as the log would
+        hear it: nobody is called a liar for being slow, and whoever asked may give up. Raises `FolkmootError`.
+        """
+        role = self._driver.workshop.role
+        if not isinstance(role, Trainer):
+            raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
+        if self._challenged is not None:
+            raise UserError("this peer is re-executing another proposal; wait for that, or end that command")
+        self._challenged = due.job, due.round
+        try:
+            past = await self._past_round(due)
+            step, deviation = await self._suspect(role, past, due)
+            due = replace(due, step=step)
+            replayed = await self._replayed(due, past, partial(self._closed, due))
+        finally:
+            self._challenged = None
+            self._release(due)
+        if replayed.finding is Finding.WITHHELD:  # `_closed` returned: nobody is accused of more than that
+            raise UserError(TOO_LATE)
+        who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {due.round}"
+        if replayed.finding is Finding.MATCH:
+            error, tolerance = replayed.relative_error, past.spec.replay_tolerance
+            replay = f"step {step} is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
+            whole = f"; the states are at most {deviation:.1e} off this peer's own" if past.spec.traces_states else ""
+            return f"no false step of {who}: {replay}{whole}"
+        found = f"{replayed.finding.label}, {replayed.relative_error:.1e} of what the step changes"
+        if _is_doubtful(replayed, past.spec):
+            return f"step {step} of {who}: {found}; others might tolerate that, so it is not challenged"
+        await self._say("audit/challenge", due, replayed)
+        return f"step {step} of {who}: {found}; the challenge is decided, `audits` shows what the others find"
+
+    async def _closed(self, due: Due) -> None:
+        """Returns when nobody can challenge this proposal any more."""
+        while True:
+            applied = self._driver.applied
+            if not self._driver.rules.audits.is_challengeable(due, self._driver.state):
+                return
+            await applied.wait()
+
+    async def _suspect(self, role: Trainer, past: Round, due: Due) -> tuple[int, float]:
+        """The step to replay, and the largest deviation from this peer's own states that was seen."""
+        if not past.spec.traces_states:
+            return 0, 0.0
+        last = past.spec.local_steps
+        try:
+            found = await self._search(role, past, due, last, partial(self._closed, due))
+        except RemoteProtocolError:
+            return 0, 0.0  # the trace is none: replaying any step says so
+        if found is None:
+            raise UserError(TOO_LATE)
+        step, deviation = found
+        return last - 1 if step is None else step, deviation
+
+    async def _search(
+        self, role: Trainer, past: Round, due: Due, until: int, late: Callable[[], Awaitable[None]]
+    ) -> tuple[int | None, float] | None:
+        """What `bisect` finds in the steps to state `until`; None if `late` returns first."""
+        return await self._before(late, self._bisected(role, past, due, until))
+
+    async def _bisected(self, role: Trainer, past: Round, due: Due, until: int) -> tuple[int | None, float]:
+        async with self._searching[due.trainer]:  # a re-executed round fills as much of the disk as one's own
+            folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
+            try:
+                theirs = await self._theirs(past, due)
+                own = await self._reexecuted(role, past, due, folder)
+                return await trio.to_thread.run_sync(bisect, own, theirs, past.spec.replay_tolerance, until)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+
+    async def _theirs(self, past: Round, due: Due) -> States:
+        """What the proposal commits to, of which `bisect`, in a thread, fetches what it looks at."""
+        if due.proposal.trace is None:
+            raise RemoteProtocolError("bad-trace", "the proposal names none")
+        await fetch_reveal(past, due.proposal.trace, trace_bytes_max(past.spec), due.trainer)
+        size_max = max(4 * past.model.layout.size, inner_bytes(past.spec))
+
+        def revealed(digest: bytes) -> Path:
+            trio.from_thread.run(fetch_reveal, past, digest, size_max, due.trainer)
+            return past.blobs.path(digest)
+
+        listed = Trace.decode(read_fetched(past, due.proposal.trace, trace_bytes_max(past.spec)), past.spec)
+        return States(listed, past.spec, revealed, past.model.parameters)
+
+    async def _reexecuted(self, role: Trainer, past: Round, due: Due, folder: Path) -> States:
+        inner, states = due.proposal.inner_from, folder / "states"
+        if inner is not None:
+            await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)
+        begun = None if inner is None else str(past.blobs.path(inner))
+        done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, str(past.model_directory), begun, str(states)))
+        if done.trace is None:
+            raise RemoteProtocolError("bad-trace", "what the proposal goes on from is no inner state")
+        listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)
+        return States(listed, past.spec, lambda digest: states / digest.hex(), past.model.parameters)
+
+    # Being audited ---------------------------------------------------------------------------------------------------
+
+    async def _forget(self) -> None:
+        """What audits of others have left here, and what none of ours can ask for any more.
+
+        The states of a closed round go as soon as nobody may ask for them any more.
+
+        What may be asked for is bounded by the audit window and, when a job begins, by `training.spec.AUDIT_BYTES_MAX`.
+        """
+        if self._has_ended and not self._running:
+            self._has_ended = False
+            await trio.to_thread.run_sync(self._driver.workshop.delete_passed)
+        kept = await trio.to_thread.run_sync(self._driver.blobs.kept_together)  # first: a round that opens meanwhile is not in it
+        state = self._driver.state
+        asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in asked_of(self._me, state)}
+        opened = {key[:JOB_BYTES]: job.round for key, job in state.jobs.running().items()}
+        unasked = [entry for entry in kept if entry not in asked and entry[1] < opened.get(entry[0], entry[1] + 1)]
+        if unasked:
+            await trio.to_thread.run_sync(self._driver.blobs.delete_rounds, unasked)
+
+    # Telling people --------------------------------------------------------------------------------------------------
+
+    def _tell(self, state: State) -> None:
+        events = self._driver.events
+        for entry in state.audits.log:
+            if entry.height > self._told:
+                tell = events.detail if entry.result is Result.PASSED else events.add
+                tell("audit", describe(entry, state), job=entry.job, round=entry.round, peer=entry.trainer)
+        self._told = state.height
+        suspended = dict(_suspensions(self._me, state))
+        for job, until in suspended.items():
+            if self._suspended.get(job) != until:
+                text = f"{suspension(self._me, state)}; this peer does not train {state.jobs.jobs[job].name!r} until then"
+                events.add("warning", text, job=job)
+        self._suspended = suspended
+
+
+def patience(due: Due, window: int, now: int) -> int:
+    """The round by whose opening what did not come is withheld, if it is fetched from the opening of the round `now` on.
+
+    That leaves a round to say so: the last one may be closed by the next block. Who begins late, drawn for a round that its
+    ballot had missed or back from a restart, waits a whole round all the same, or lets it lapse, where the window is over by
+    then. A window of a single round leaves no such time.
+    """
+    return due.since + 1 if window == 1 else max(due.since + window - 1, now + 1)
+
+
+def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
+    return spec.replay_tolerance < replayed.relative_error <= CHALLENGE_MARGIN * spec.replay_tolerance
+
+
+def _key(due: Due) -> Key:
+    return due.job, due.round, due.trainer, due.step, due.is_dispute
+
+
+# In words ------------------------------------------------------------------------------------------------------------
+
+
+def describe(entry: Entry, state: State) -> str:
+    """One result of an audit, as a line."""
+    auditor, trainer = (short_id(state.members.current(key)) for key in (entry.auditor, entry.trainer))
+    where = f"step {entry.step} of {trainer} in round {entry.round}"
+    found = f" ({entry.finding.label})" if entry.finding is not None else ""
+    match entry.result:
+        case Result.PASSED:
+            return f"{auditor} replayed {where}: passed"
+        case Result.CHALLENGED:
+            return f"{auditor} challenges {where}{found}"
+        case Result.LAPSED:
+            return f"{auditor} did not report on {where} in time"
+        case Result.SUSPENDED:
+            return f"{trainer} is suspended: most re-executors confirm what {auditor} found at {where}{found}"
+        case Result.REFUTED:
+            return f"most re-executors find nothing wrong at {where}, which {auditor} challenged{found}"
+        case Result.SHUNNED:
+            return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong at {where}"
+        case Result.DROPPED:
+            return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
+
+
+def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
+    """(running job, the first round in which this member trains again)."""
+    for key, job in state.jobs.running().items():
+        until = state.audits.suspended(key).get(person, 0)
+        if until > job.round:
+            yield key, until
+
+
+def suspension(person: bytes, state: State) -> str:
+    """Until when and why this member does not train; empty if it may."""
+    for job, until in _suspensions(person, state):
+        cause = state.audits.jobs[job].causes[person]
+        if cause.result is Result.SHUNNED:
+            return f"suspended until round {until}: too many could not get what it commits to"
+        found = cause.finding.label if cause.finding is not None else "failed"
+        return f"suspended until round {until}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
+    return ""

@@ -1,0 +1,152 @@
+"""Puts transactions of this peer, or of the key it had before, on the log, and waits until each is decided.
+
+Several may wait at once, with consecutive nonces: a block takes them in that order, and reports of audits wait for the block that
+closes a round, which nothing else may have to wait for.
+
+A command is signed anew only when what was signed for it can never act any more: another transaction was decided with its nonce,
+or it expired at an applied height. Until then whoever has it may bring it into a block, however often others have refused it. So
+where one was refused, another takes its nonce that changes nothing: of two with one nonce only one is ever decided, and signing
+both is no offence. That also closes the gap before those that wait behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ledger.blocks.pool import PENDING_PER_MEMBER_MAX, transaction_digest
+from ledger.core.module import Refused
+from ledger.members import Register
+from ledger.state import decode_body
+from peer.driver.driver import Driver
+from peer.node.rounds import Outcome as Said
+from protocol import codec
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import Signed, Signer, sign
+from protocol.messages import Transaction
+
+LIFETIME_HEIGHTS = 200  # a transaction that was not decided by then is refused; rounds take seconds
+AT_ONCE_MAX = PENDING_PER_MEMBER_MAX // 2  # others may still hold what is decided here already, and drop all if there is too much
+DECISION_SECONDS_MAX = 120.0  # then the person who asked is told that there is no quorum
+
+
+class Author:
+    def __init__(self, driver: Driver, signer: Signer | None = None) -> None:
+        self._driver = driver
+        self.signer = signer or driver.signer
+        self._lock = trio.Lock()
+        self._places = trio.CapacityLimiter(AT_ONCE_MAX)
+
+    @property
+    def nonce(self) -> int:
+        member = self._driver.state.members.members.get(self.signer.public)
+        return member.nonce if member else 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether something of ours is not decided yet."""
+        return bool(self._waiting())
+
+    async def submit(
+        self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX, queued: Callable[[], object] = lambda: None
+    ) -> Transaction:
+        """The transaction that stands in an applied block. `UserError` if it is refused, if nothing is decided in time (then it
+        may still be), or if a snapshot hides whether it was. `queued` is called when it waits to be decided, before whatever is
+        submitted after that."""
+        with trio.move_on_after(seconds_max):
+            async with self._places:
+                while True:
+                    signed, transaction = await self._put_on_log(kind, content)
+                    queued()
+                    if await self._was_decided(signed, transaction):
+                        return transaction
+        raise UserError(
+            f"{kind} was not decided within {seconds_max:.0f} s, and may still be: is a quorum of voters running? (`peers` shows)"
+        )
+
+    async def _was_decided(self, signed: Signed, transaction: Transaction) -> bool:
+        """Returns when that is settled for ever."""
+        while True:
+            async with self._lock:
+                applied = self._driver.applied
+                if self.nonce >= transaction.nonce:
+                    break
+                if self._driver.state.height >= transaction.expires:
+                    return False
+                await self._keep_on_log(signed)
+            await applied.wait()
+        decided = await trio.to_thread.run_sync(self._decided_with, transaction.nonce, self._driver.state.height)
+        if decided is None:
+            text = "may have been decided: a snapshot was restored without the block that tells; look before you say it again"
+            raise UserError(f"{transaction.kind} {text}")
+        return transaction_digest(decided) == transaction_digest(signed)
+
+    def _decided_with(self, nonce: int, height: int) -> Signed | None:
+        """This author's only transaction with this nonce, from the blocks up to `height`; None if its block is not here."""
+        while (decided := self._driver.store.decision(height)) is not None:
+            for signed in decode_body(decided.decode().body).transactions:
+                if signed.signer == self.signer.public and _opened(signed).nonce == nonce:
+                    return signed
+            height -= 1
+        return None
+
+    async def _keep_on_log(self, signed: Signed) -> None:
+        """If nothing of ours can be the next one any more: puts this there again, or what takes its place if it is refused."""
+        following, members = self.nonce + 1, self._driver.state.members
+        if following in self._waiting():
+            return
+        refusal = self._refusal([], signed)
+        if refusal is not None:
+            if not members.speaks(self.signer.public):
+                raise UserError(refusal)
+            same = Register(members.members[self.signer.public].roles)
+            signed = self._signed(following, "member/register", same)
+        await self._put(signed)
+
+    def _waiting(self) -> dict[int, Signed]:
+        """Ours that are not decided yet, by nonce."""
+        return {_opened(signed).nonce: signed for signed in self._driver.ledger.pool.of(self.signer.public)}
+
+    async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
+        """`UserError` if it is refused now. While this peer still catches up, what it puts there may expire or be refused later,
+        which takes it out of the pool."""
+        async with self._lock:
+            waiting = self._waiting()
+            nonce = next(number for number in itertools.count(self.nonce + 1) if number not in waiting)
+            signed = self._signed(nonce, kind, content)
+            refusal = self._refusal([waiting[number] for number in sorted(waiting) if number < nonce], signed)
+            if refusal is not None:
+                raise UserError(refusal)
+            await self._put(signed)
+        return signed, _opened(signed)
+
+    def _signed(self, nonce: int, kind: str, content: object) -> Signed:
+        expires = self._driver.state.height + LIFETIME_HEIGHTS
+        return sign(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
+
+    def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
+        """Why it cannot be decided now behind those of ours that wait, as far as they are acceptable themselves."""
+        rules, state = self._driver.rules, self._driver.state
+        height = state.height + 1
+        for waiting in before:
+            with contextlib.suppress(Refused, RemoteProtocolError):
+                state = rules.apply_transaction(state, waiting, height)
+        try:
+            rules.apply_transaction(state, signed, height)
+        except (Refused, RemoteProtocolError) as error:
+            return str(error)
+        return None
+
+    async def _put(self, signed: Signed) -> None:
+        def put() -> Said:
+            self._driver.ledger.pool.add(signed)
+            return Said(sends=[signed])
+
+        await self._driver.call(put)
+
+
+def _opened(signed: Signed) -> Transaction:
+    return codec.decode_message(signed.body, (Transaction,))

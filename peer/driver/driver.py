@@ -1,0 +1,418 @@
+"""The heart of the daemon: one task through which everything that changes the peer's mind goes, in order.
+
+Messages, timers and results of slow work come into one inbox. Each batch of them is one turn of the `Node`, which decides; here
+it is made durable with one fsync, then sent. Slow work (applying a block, judging a payload, training) runs beside it and reports
+back through the inbox, so that it never delays a vote.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from consensus.chain_proof import Anchor, link_of
+from consensus.replica import Replica
+from consensus.turn import Outgoing, Turn, execute_in_thread, restart_of
+from consensus.voters import CachingVerifier, VoterSet
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import Genesis
+from ledger.jobs import ClosedRound, Phase
+from ledger.snapshots.assembly import Restored
+from ledger.state import Rules, State, Transition, decode_body
+from peer.driver.eventlog import EventLog
+from peer.driver.transfer import Snapshots, first_disproved, is_about_snapshots
+from peer.driver.witness import Witness, rotations, why_disputed
+from peer.driver.workshop import Workshop
+from peer.node.node import AppliedBlock, Do, Item, Node, RoundChange, RoundClosed
+from peer.node.rounds import Measured, Rounds
+from peer.node.rounds import Outcome as Said
+from peer.roles.base import Role
+from protocol import codec
+from protocol.errors import StorageError
+from protocol.identity import Ed25519Verifier, Signer, short_id
+from protocol.messages import Decision, GetRound, Link, Proposal
+from protocol.reasons import Verdict
+from storage.blobs import Blobs
+from storage.store import Store, StoredRound
+from training.host import JudgedRound, ModelHost
+from training.spec import JobSpec
+from transport.network import Connected, Copied, Disconnected, Network, Priority, Received
+
+log = logging.getLogger("peer")
+
+INBOX_MAX = 512  # items that wait for the driver; then the network is not read, which slows the senders down
+CURRENT_HEIGHTS = 2  # decided and not applied: with more this peer was away, and what it missed says nothing of its pace
+BATCH_MAX = 64  # items in one turn: bounds how long a vote waits for the fsync
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Do):
+    """Something another task wants done inside the driver; `done` is set when its effects are durable and sent."""
+
+    done: trio.Event
+
+
+@dataclass(slots=True)
+class _Restores:
+    restored: Restored
+    links: tuple[Link, ...]
+    repairs: bool  # it takes the place of a state that is wrong, however high that one is
+    done: trio.Event
+    is_taken: bool = False
+
+
+class Driver:
+    """`run` it once. Between turns, other tasks may read everything here; they change things only through `call`."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        genesis: Genesis,
+        store: Store,
+        blobs: Blobs,
+        host: ModelHost,
+        network: Network,
+        role: Role,
+        event_log: EventLog,
+        anchor: Anchor | None = None,
+    ) -> None:
+        """`anchor` is a block that is known to be decided: what others say must lead to it."""
+        self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
+        self.network, self.events = network, event_log
+        self._verifier = CachingVerifier(Ed25519Verifier())
+        self.rules = Rules(genesis, self._verifier, host)
+        self._anchor_height = anchor.height if anchor else 0
+        self._started_wall, self._started = time.time(), trio.current_time()
+        self._slept_before, self._slept = _seconds_slept(), 0.0
+        self.node = self._restored_node()
+        self.witness = Witness(event_log, self.now, self.state)
+        self.workshop = Workshop(
+            signer.public, role, self.rounds, store, blobs, host, network, event_log, call=self.call, now=self.now
+        )
+        self.snapshots = Snapshots(
+            self.rules,
+            self._verifier,
+            store,
+            host,
+            network,
+            event_log,
+            anchor,
+            now=self.now,
+            state=lambda: self.state,
+            install=self.restore,
+        )
+        self._inbox_send, self._inbox = trio.open_memory_channel[Item](INBOX_MAX)
+        self._decided = trio.Event()  # set and replaced when there is more to apply
+        self._deadline: float | None = None
+        self.applied = trio.Event()  # set and replaced when a block was applied
+        self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
+        self._restores: _Restores | None = None
+        self._copied: Copied | None = None  # a restored node must know it, too
+
+    def _restored_node(self, measured: Measured | None = None) -> Node:
+        """As the store says that this peer stopped."""
+        ledger = self._restored_ledger()
+        spoken = partial(self.store.round_votes, self.signer.public)
+        restart = restart_of(self.store, ledger.state.height)
+        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, self._anchor_height, measured)
+
+    def _restored_ledger(self) -> Ledger:
+        encoded = self.store.state()
+        state = self.rules.decode_state(encoded) if encoded else self.rules.first_state()
+        last = self.store.decision(state.height)
+        return Ledger(self.rules, state, last.decode().state_root if last else state.root)
+
+    def now(self) -> float:
+        """Seconds since the epoch by a clock that nobody sets, that never goes back, and that does not stop with the machine."""
+        self._slept = max(self._slept, _seconds_slept() - self._slept_before)
+        return self._started_wall + (trio.current_time() - self._started) + self._slept
+
+    @property
+    def chain_id(self) -> bytes:
+        return self.node.chain_id
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.node.ledger
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.node.rounds
+
+    @property
+    def replica(self) -> Replica:
+        return self.node.replica
+
+    @property
+    def state(self) -> State:
+        return self.node.state
+
+    # Tasks
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await trio.to_thread.run_sync(self._recover_models)
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._listen)
+            await self._nursery.start(self.workshop.run)
+            await self._nursery.start(self.snapshots.run)
+            await self._turn([])
+            self._nursery.start_soon(self._apply_decided)
+            task_status.started()
+            while True:
+                await self._turn(await self._next_items())
+                if self._restores is not None:
+                    await self._take_over(self._restores)
+
+    async def call(self, do: Callable[[], Said | None]) -> None:
+        """Runs `do` inside the driver's next turn; returns when what it said is durable and sent."""
+        done = trio.Event()
+        await self._inbox_send.send(Call(do, done))
+        await done.wait()
+
+    async def _listen(self) -> None:
+        async for event in self.network.events:
+            if isinstance(event, Received) and is_about_snapshots(event.data):
+                self.snapshots.received(event.peer, event.data)
+            else:
+                await self._inbox_send.send(event)
+
+    async def _next_items(self) -> list[Item]:
+        """What is there, at least one item unless the deadline expires first."""
+        await trio.lowlevel.checkpoint()
+        items = self._items_here()
+        if not items:
+            wait = float("inf") if self._deadline is None else max(0.0, self._deadline - self.now())
+            with trio.move_on_after(wait):
+                items.append(await self._inbox.receive())
+                items += self._items_here()
+        return items
+
+    def _items_here(self, count_max: int = BATCH_MAX) -> list[Item]:
+        items: list[Item] = []
+        while len(items) < count_max:
+            try:
+                items.append(self._inbox.receive_nowait())
+            except trio.WouldBlock:
+                break
+        return items
+
+    # One turn
+
+    async def _turn(self, items: list[Item]) -> None:
+        for item in items:
+            self._note_links(item)
+        turn = self.node.turn(items, self.now())
+        self._deadline = turn.deadline
+        for fault in turn.faults:
+            self.witness.misbehaved(fault.peer, fault.error)
+            self.network.drop(fault.peer, fault.error)
+        self.snapshots.check(turn.decided)
+        await execute_in_thread(turn, self.store, self, trio.to_thread.run_sync)
+        await trio.lowlevel.checkpoint_if_cancelled()  # the thread ends whatever happens; the workshop may be closed by then
+        changes = self.node.take_round_changes()
+        self._note(turn, changes)
+        self._follow_rounds(changes, items)
+        for item in items:
+            if isinstance(item, Call):
+                item.done.set()
+        self.workshop.judge_new_proposals()
+        self.snapshots.look(self.replica)
+
+    def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:
+        data = codec.encode(message)
+        priority = Priority.CONTROL if isinstance(message, (GetRound, Decision)) else Priority.VOTE
+        if to is None:
+            self.network.broadcast(data, priority)
+        else:
+            for peer in to:
+                self.network.send(peer, data, priority)
+
+    def _note_links(self, item: Item) -> None:
+        if isinstance(item, Connected):
+            self.events.add("peer", f"connected to {short_id(item.peer)}", peer=item.peer)
+        elif isinstance(item, Disconnected):
+            self.events.add("peer", f"lost the link to {short_id(item.peer)}", peer=item.peer)
+        elif isinstance(item, Copied):
+            self._copied = item
+
+    def _note(self, turn: Turn, changes: Sequence[RoundChange]) -> None:
+        opened = {change.key for change in changes if not isinstance(change, RoundClosed)}
+        for signer, message in self.node.heard:
+            if signer != self.signer.public or (message.job, message.round) not in opened:  # else it is old, and from the disk
+                self.witness.message(signer, message)
+        for evidence in turn.evidence:
+            self.witness.evidence(evidence)
+        self.witness.turn(turn)
+        self.witness.awaits(self.replica.awaits_decision)
+        self.witness.refusal(self.replica.height, self.replica.refusal)
+        self.witness.dispute(self.replica.dispute)
+        self.witness.disputed(why_disputed(self.replica))
+        self.witness.silence(self.replica.height, self.replica.silent_below)
+        self.witness.copied(self.replica.copied)
+        self.witness.muted(self.rounds.muted)
+        for _, reason in self.node.dropped:
+            log.debug("our transaction left the pool: %s", reason)
+        if turn.decided:
+            decided, self._decided = self._decided, trio.Event()
+            decided.set()
+
+    # Decisions
+
+    async def _apply_decided(self) -> None:
+        """Applies blocks in order, also those that were decided but not applied when the process ended."""
+        try:
+            with self._applying:
+                await self._apply_after(self.state)
+        finally:
+            self._applying_ended.set()
+
+    async def _apply_after(self, state: State) -> None:
+        while True:
+            more = self._decided
+            while (decided := await trio.to_thread.run_sync(self.store.decision, state.height + 1)) is not None:
+                await self.snapshots.clear()
+                block = decided.decode()
+                if block.state_root != state.root:
+                    return  # nothing can be built on a wrong state: it is restored, and then this begins anew
+                transition = self.rules.apply(state, block)
+                before, state = state, transition.finish(await self._step_models(transition))
+                rounds = [_stored_round(closed, state) for closed in transition.closed]
+                encoded = self.rules.encode_state(state)
+                link = link_of(decided, VoterSet(state.members.voters))
+                await trio.to_thread.run_sync(self.store.save_state, state.height, state.root, encoded, rounds, link)
+                for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
+                    if not self.rules.jobs.has_trained(before.jobs.jobs[key]):  # else it is not ours to delete
+                        self.host.discard(key)
+                await self._inbox_send.send(AppliedBlock(decided, transition, state))
+            await more.wait()
+
+    async def _step_models(self, transition: Transition) -> dict[bytes, bytes]:
+        """The model roots after a block. Waits as long as it takes for payloads: q voters have said that they hold them."""
+        roots: dict[bytes, bytes] = {}
+        for job in transition.started:
+            spec = transition.state.jobs.jobs[job].spec
+            roots[job] = await trio.to_thread.run_sync(self.host.create, job, spec)
+        for closed in transition.closed:
+            for signed in closed.proposals:
+                proposal = codec.decode_message(signed.body, (Proposal,))
+                await self.network.fetch(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
+                self.blobs.keep(proposal.payload)
+            roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read)
+        return roots
+
+    def _recover_models(self) -> None:
+        """If the machine stopped, the last models may not have reached the disk."""
+        for name, job in self.state.jobs.jobs.items():
+            judged = partial(_judged_round, self.store, name)
+            computed = self.host.recover(name, job.round, job.model_root, judged, self.blobs.read)
+            if computed:
+                self.events.add("warning", f"computed {computed} rounds of {job.name} again that were not on the disk", job=name)
+
+    # Snapshots
+
+    async def restore(self, restored: Restored, links: tuple[Link, ...], repairs: bool) -> bool:
+        """Goes on from this state; returns when that is done. False: blocks were quicker, and the node began anew without it."""
+        self._restores = restores = _Restores(restored, links, repairs, trio.Event())
+        await self.call(lambda: None)  # the driver looks between two turns
+        await restores.done.wait()
+        return restores.is_taken
+
+    async def _take_over(self, restores: _Restores) -> None:
+        """Installs a snapshot, and begins anew from the disk, as after a restart, but knowing how long rounds take."""
+        self._restores = None
+        self._applying.cancel()
+        await self._applying_ended.wait()
+        restores.is_taken = await trio.to_thread.run_sync(self._install, restores)
+        self.node = self._restored_node(self.node.rounds.measured)
+        self.workshop.follow(self.rounds)
+        self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
+        self._nursery.start_soon(self._apply_decided)
+        waiting = [item for item in self._items_here(INBOX_MAX) if isinstance(item, Received | Do | Copied)]
+        copied = [self._copied] if self._copied else []
+        await self._turn([*copied, *map(Connected, sorted(self.network.connected())), *waiting])
+        applied, self.applied = self.applied, trio.Event()
+        applied.set()
+        restores.done.set()
+
+    def _install(self, restores: _Restores) -> bool:
+        """The models first: until the store names them, nobody looks at them."""
+        restored = restores.restored
+        if restored.is_overtaken(max(self.store.roots(), default=0), restores.repairs):
+            return False
+        restored.install_models()
+        state, disproved = restored.state, first_disproved(self.store, restored)
+        encoded = self.rules.encode_state(state)
+        self.store.restore(restored.decisions, state.height, state.root, encoded, restored.headers, restores.links, disproved)
+        return True
+
+    # Rounds
+
+    def _follow_rounds(self, changes: Sequence[RoundChange], items: list[Item]) -> None:
+        rounds = {change.key: change for change in changes if isinstance(change, RoundClosed)}
+        for change in changes:
+            if isinstance(change, RoundClosed):
+                self.workshop.close(change.key)
+            else:
+                if change.renewed:
+                    self.witness.renewed(change.key, change.job)
+                self.workshop.open(change.key, change.job, change.spoken)
+        for item in items:
+            if isinstance(item, AppliedBlock):
+                self.snapshots.applied(item.state)
+                for key in item.transition.started:
+                    self.witness.started(key, item.state)
+                for closed in item.transition.closed:
+                    self._note_closed(closed, item.state, rounds.get((closed.job, closed.round)))
+                body = decode_body(item.decided.decode().body)
+                for evidence in body.evidence:
+                    self.witness.expelled(evidence)
+                for old, new in rotations(body.transactions):
+                    self.witness.rotated(old, new)
+                self.witness.applied(item.state)
+        if any(isinstance(item, AppliedBlock) for item in items):
+            applied, self.applied = self.applied, trio.Event()
+            applied.set()
+
+    def _note_closed(self, closed: ClosedRound, state: State, round: RoundClosed | None) -> None:
+        job = state.jobs.jobs[closed.job]
+        figures = self.witness.closed(closed, state, round.opened if round else None)
+        if round is not None and self.replica.height <= state.height + CURRENT_HEIGHTS:
+            self.witness.took_part(closed, state, self.signer.public, round)
+        if figures:
+            self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
+        if job.phase is Phase.FINISHED:
+            self.workshop.finish((closed.job, job.round), job)
+
+
+def _seconds_slept() -> float:
+    """For how long this machine has slept since it was started, which trio's clock leaves out; a little less where we are held up
+    between the two readings. Zero where only one clock is there."""
+    with_sleep = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return with_sleep - time.monotonic()
+
+
+def _judged_round(store: Store, job: bytes, number: int) -> JudgedRound:
+    """What a round's model step needs, from what `_stored_round` has kept and the block that closed it."""
+    stored = store.round(job, number)
+    decided = store.decision(stored.height) if stored else None
+    if stored is None or decided is None:
+        raise StorageError(f"the block that closed round {number} of job {job.hex()[:8]} is not here: restore a snapshot")
+    closings = decode_body(decided.decode().body).closings
+    (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))
+    reasons = {verdict.label: verdict for verdict in Verdict if verdict is not Verdict.ACCEPT}
+    rejected = {trainer: reasons[label] for trainer, label in stored.verdicts.items() if label in reasons}
+    return JudgedRound(job, number, proposals, rejected)
+
+
+def _stored_round(closed: ClosedRound, state: State) -> StoredRound:
+    outcome = closed.outcome
+    verdicts = dict.fromkeys(outcome.accepted, "accept") | dict.fromkeys(outcome.absent, "absent")
+    verdicts |= {trainer: verdict.label for trainer, verdict in outcome.rejected.items()}
+    job = state.jobs.jobs[closed.job]
+    stepped = len(outcome.accepted) >= JobSpec.decode(job.spec).accepted_min
+    return StoredRound(closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root)

@@ -1,0 +1,148 @@
+"""Keeps this peer's membership as its operator configured it: admission, roles, standing as a voter, approvals by policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from ledger.members import Approve, Register, Rename, Rotate, Stand, rotation_preimage
+from peer.driver.author import Author
+from peer.driver.driver import Driver
+from peer.settings.invitation import InvitationString, admission
+from protocol.errors import UserError
+from protocol.identity import short_id
+
+LOOK_SECONDS = 1.0  # a newcomer looks this often whether somebody is there to hand its admission to; blocks may not come
+NOT_DECIDED = "its admission is not decided yet"
+
+
+@dataclass
+class Membership:
+    driver: Driver
+    author: Author
+    name: str
+    roles: tuple[str, ...]
+    stands: bool  # wants to vote
+    approve_invited: int  # approvals this voter gives by itself
+    invitation: InvitationString | None
+    former: Author | None = None  # speaks for the key that ours replaces, until that is decided
+    forget_former: Callable[[], None] = lambda: None
+    _told: frozenset[bytes] = field(default_factory=frozenset)
+    _told_wanted: frozenset[bytes] = frozenset()
+    _told_retired: dict[bytes, int] | None = None  # when who was, as far as this peer has looked
+    _is_joining: bool = False
+    _has_said_name: bool = False  # once a start: two peers with one key and two names would else never stop
+
+    async def run(self) -> None:
+        """After every block, does the one next thing that is missing."""
+        while True:
+            applied = self.driver.applied
+            try:
+                await self._next()
+            except UserError as error:
+                self.driver.witness.membership(str(error))
+            self._tell_candidates()
+            self._tell_retirements()
+            with trio.move_on_after(float("inf") if self._is_member else LOOK_SECONDS):
+                await applied.wait()
+
+    @property
+    def _is_member(self) -> bool:
+        return self.driver.signer.public in self.driver.state.members.members
+
+    @property
+    def _is_to_vote(self) -> bool:
+        members = self.driver.state.members
+        return any(members.current(key) == self.driver.signer.public for key in members.upcoming)
+
+    def _tell_candidates(self) -> None:
+        """The operator of a voter learns whom there is to approve."""
+        members, me = self.driver.state.members, self.driver.signer.public
+        standing = frozenset(members.standing)
+        for candidate in sorted(standing - self._told):
+            if me in members.voters:
+                text = f"{short_id(candidate)} stands as a voter: `peer approve {short_id(candidate)}` approves it"
+                self.driver.events.add("member", text, peer=candidate)
+        self._told = standing
+
+    def _tell_retirements(self) -> None:
+        """The operators of voters learn whom others want retired, and everybody who was."""
+        members, me = self.driver.state.members, self.driver.signer.public
+        wanted = frozenset(wish.subject for wish in members.retiring.values())
+        for subject in sorted(wanted - self._told_wanted):
+            if me in members.voters and me not in members.retiring:
+                text = f"another voter wants {short_id(subject)} retired: `peer retire {short_id(subject)}` says so, too"
+                self.driver.events.add("member", text, peer=subject)
+        self._told_wanted = wanted
+        retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}
+        for key, height in sorted(retired.items()):
+            if self._told_retired is not None and self._told_retired.get(key) != height:
+                self.driver.events.add("member", f"{short_id(key)} was retired at height {height}: it stays a member", peer=key)
+        self._told_retired = retired
+
+    async def _next(self) -> None:
+        state, me = self.driver.state, self.driver.signer.public
+        member = state.members.members.get(me)
+        if self._is_joining and member is not None:
+            self._is_joining = False
+            self.driver.events.add("member", f"{short_id(me)} was admitted as a member")
+        if state.members.is_expelled(me):
+            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+        if self.former is not None and self.former.signer.public in state.members.members:
+            await self._replace(self.former)
+        elif member is None:
+            await self._join()
+        elif member.roles != self.roles:
+            await self.author.submit("member/register", Register(self.roles))
+        elif self.name and member.name != self.name and not self._has_said_name:
+            await self.author.submit("member/name", Rename(self.name))
+            self._has_said_name = True
+        elif self.stands and not self._is_to_vote and me not in state.members.standing and state.certified_roots:
+            height = max(state.certified_roots)
+            await self.author.submit("member/stand", Stand(height, state.certified_roots[height]))
+            self.driver.events.add("member", f"{short_id(me)} stands as a voter; a quorum must `peer approve` it")
+        elif me in state.members.voters:
+            await self._approve()
+
+    async def _replace(self, former: Author) -> None:
+        """Our key comes in the place of `former`'s. It may be that this was decided already, or that the old one was expelled."""
+        me, old, members = self.driver.signer, former.signer.public, self.driver.state.members
+        if members.speaks(old):
+            signature = me.sign(rotation_preimage(self.driver.chain_id, old))
+            await former.submit("member/rotate", Rotate(me.public, signature))
+        elif members.current(old) == me.public:
+            self.former = None
+            self.forget_former()
+        else:
+            raise UserError(f"the old key {short_id(old)} cannot be replaced: it was expelled, or has another successor")
+
+    async def _join(self) -> None:
+        if self.invitation is None:
+            return
+        self._is_joining, witness = True, self.driver.witness
+        witness.membership_problem = witness.membership_problem or NOT_DECIDED
+        is_known = self.invitation.invitation.signer in self.driver.state.members.voters
+        if not is_known or not self.driver.network.connected():
+            return
+        if self.author.waits:  # what this peer asked for before a restart, which others have told it
+            return
+        me = self.driver.signer.public
+        try:
+            await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)), math.inf)
+        except UserError:
+            if not self.author.waits:  # else they told it while this was on its way
+                raise
+
+    async def _approve(self) -> None:
+        """Policy: whom a voter invited and none retired since, up to the number the operator set."""
+        state, me = self.driver.state.members, self.driver.signer.public
+        invited = {key for key, member in state.members.items() if member.invited_by is not None and member.retired is None}
+        given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.standing.values())
+        for candidate, approvals in sorted(state.standing.items()):
+            if given < self.approve_invited and me not in approvals and candidate in invited:
+                await self.author.submit("member/approve", Approve(candidate))
+                self.driver.events.add("member", f"approved {short_id(candidate)} by policy", peer=candidate)
+                return

@@ -1,0 +1,324 @@
+"""Snapshots in the daemon: serves them to others, and fetches one when this peer is far behind or has computed a wrong state.
+
+Thin: `ledger.snapshots` decides, this carries messages between it, the network and the disk. Nothing here
+delays a vote: messages come over a queue of their own, disk work runs in a thread, and what is sent has the lowest priority.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from consensus.chain_proof import Anchor
+from consensus.replica import Replica
+from consensus.turn import Decided
+from ledger.snapshots.assembly import Restored
+from ledger.snapshots.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, Queue, Shelf
+from ledger.snapshots.transfer import Basis, Step, Transfer, basis_of, in_turn
+from ledger.state import Rules, State, module_leaf
+from peer.driver.eventlog import EventLog
+from protocol import codec
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.identity import Verifier, short_id
+from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot, Link
+from storage.durable import writing
+from storage.store import Store
+from training.host import ModelHost
+from transport.network import Network, Priority
+
+INBOX_MAX: Final = (
+    128  # messages that wait; what honest peers have on their way to us is less, and what is lost is asked for again
+)
+LINKS_SECONDS: Final = 1.0  # new and broken links are noticed this often while a snapshot is fetched
+PAUSE_SECONDS: Final = 5.0  # between transfers: what the peers claim may be lies
+HOLD_SECONDS: Final = 20.0  # so long no blocks are applied that a proven snapshot makes needless: both want the processor
+DIAGNOSTICS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
+
+# How the messages begin: whoever reads the network tells them from votes without unpacking a megabyte.
+_PREFIXES: Final = tuple(bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOTS)
+
+Install = Callable[[Restored, tuple[Link, ...], bool], Awaitable[bool]]  # see `Driver.restore`
+
+
+def is_about_snapshots(data: bytes) -> bool:
+    return data.startswith(_PREFIXES)
+
+
+class Snapshots:
+    """`run` it once. The driver says what happens with `received`, `applied` and `look`; none of them waits."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        verifier: Verifier,
+        store: Store,
+        host: ModelHost,
+        network: Network,
+        event_log: EventLog,
+        anchor: Anchor | None,
+        now: Callable[[], float],
+        state: Callable[[], State],
+        install: Install,
+    ) -> None:
+        self._rules, self._verifier = rules, verifier
+        self._store, self._host, self._network, self._events = store, host, network, event_log
+        self._anchor, self._now, self._state, self._install = anchor, now, state, install
+        self._shelf, self._queue = Shelf(store, host), Queue()
+        self._news: deque[State] = deque()  # applied, and not on the shelf yet
+        self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._wake = trio.Event()
+        self._clear = trio.Event()  # set and replaced: no proven snapshot is being fetched
+        self._clear.set()
+        self._links: frozenset[bytes] = frozenset()
+        self._transfer: Transfer | None = None
+        self._repairs, self._begun = False, 0.0  # whether the transfer is because of a divergence, and since when it runs
+        self._wanted: tuple[Basis, int] | None = None
+        self._asked_last = b""  # for an offer, in the last transfer
+        if anchor is not None and (own := store.decision(anchor.height)) is not None:
+            self.check((own,))
+        self._not_before = -math.inf
+        self._diagnosed: str | None = None
+
+    # The driver's side -----------------------------------------------------------------------------------------------
+
+    def received(self, peer: bytes, data: bytes) -> None:
+        """Who sends more than can be handled loses the rest, as on a bad link."""
+        if len(self._inbox) < INBOX_MAX:
+            self._inbox.append((peer, data))
+            self._wake.set()
+
+    def applied(self, state: State) -> None:
+        self._news.append(state)
+        self._wake.set()
+
+    def look(self, replica: Replica) -> None:
+        """Whether a snapshot is needed now."""
+        if self._transfer is not None or self._wanted is not None or self._now() < self._not_before:
+            return
+        self._repairs = replica.divergence is not None
+        if replica.divergence is not None:
+            self._wanted = self._after_divergence(replica.divergence)
+        elif replica.claimed - replica.height > LAG_HEIGHTS:
+            self._wanted = self._when_behind(replica.height - 1)
+        if self._wanted is not None:
+            self._wake.set()
+
+    async def clear(self) -> None:
+        """Returns when it is worth while to apply another block."""
+        with trio.move_on_after(max(0.0, self._begun + HOLD_SECONDS - self._now())):
+            await self._clear.wait()
+
+    def check(self, decided: Iterable[Decided]) -> None:
+        """Raises `StorageError` if one of these blocks takes the place of the one that this peer's invitation names."""
+        for item in decided:
+            if self._anchor is not None and self._anchor.height == item.height and self._anchor.digest != item.digest:
+                raise StorageError(
+                    f"height {item.height} was decided with another block than the invitation names: the peers that were reached "
+                    "follow another history; ask whoever invited you for a new invitation, and join with a new data directory"
+                )
+
+    def _when_behind(self, decided: int) -> tuple[Basis, int]:
+        basis = basis_of(self._rules, self._verifier, self._state(), self._store.decision(decided), self._anchor)
+        return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
+
+    def _after_divergence(self, reason: str) -> tuple[Basis, int]:
+        """Of a state that is wrong nothing is trusted, the voters in it least of all; but the decided blocks are."""
+        if reason != self._diagnosed:
+            self._diagnosed = reason
+            self._diagnose(reason)
+        decided = self._store.decision(self._store.decided_height)
+        assert decided is not None, "a decided block showed the divergence"
+        basis = basis_of(self._rules, self._verifier, None, decided, self._anchor)
+        return basis, max(HEIGHT_MIN, self._state().height)
+
+    def _diagnose(self, reason: str) -> None:
+        try:
+            folder = diagnose(self._store.path.parent, self._rules, self._state(), reason)
+            self._events.add("warning", f"{reason}; restoring the certified state, what was here is kept in {folder}")
+        except OSError as error:
+            self._events.add("warning", f"{reason}; restoring the certified state, no diagnostic could be kept: {error.strerror}")
+
+    # The one task ----------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        state = self._state()
+        task_status.started()
+        await trio.to_thread.run_sync(self._shelf.begin, state)
+        try:
+            while True:
+                self._wake = trio.Event()
+                self._notice()
+                await self._take_messages()
+                await self._serve()
+                await self._fetch()
+                self._hold_or_clear()
+                with trio.move_on_after(self._wait_seconds()):
+                    await self._wake.wait()
+        finally:
+            self._end()
+
+    def _hold_or_clear(self) -> None:
+        if self._transfer is None or not self._transfer.progress[0]:
+            self._clear.set()
+        elif self._clear.is_set():
+            self._clear = trio.Event()
+
+    def _wait_seconds(self) -> float:
+        wait = self._queue.wait_seconds()
+        if self._transfer is not None:
+            wait = min(wait, LINKS_SECONDS, max(0.0, self._transfer.deadline - self._now()))
+        return wait
+
+    def _notice(self) -> None:
+        while self._news:
+            self._shelf.applied(self._news.popleft(), self._now())
+        links, before = self._network.connected(), self._links
+        self._links = links
+        for peer in self._queue.askers - links:  # also of whom a message was taken after the link had broken
+            self._queue.forget(peer)
+        if self._transfer is not None:
+            for peer in before - links:
+                self._do(self._transfer.disconnected(peer, self._now()))
+        if self._transfer is not None:
+            for peer in links - before:
+                self._do(self._transfer.connected(peer, self._now()))
+
+    async def _take_messages(self) -> None:
+        for _ in range(len(self._inbox)):
+            peer, data = self._inbox.popleft()
+            try:
+                message: Any = codec.decode_message(data, SNAPSHOTS)
+                if isinstance(message, (GetSnapshot, GetPart)):
+                    self._queue.add(peer, message, self._now())
+                elif self._transfer is not None:
+                    self._do(await trio.to_thread.run_sync(self._transfer.received, peer, message, self._now()))
+            except RemoteProtocolError as error:
+                self._drop(peer, error)
+
+    async def _serve(self) -> None:
+        """One request; the loop comes back at once if there are more."""
+        request = self._queue.next(self._now())
+        if request is None:
+            return
+        peer, message = request
+        try:
+            answer = await trio.to_thread.run_sync(self._shelf.answer, message, self._now())
+        except RemoteProtocolError as error:
+            self._drop(peer, error)
+        else:
+            self._network.send(peer, codec.encode(answer), Priority.BULK)
+
+    def _do(self, step: Step) -> None:
+        for fault in step.faults:
+            self._drop(fault.peer, fault.error)
+        for peer, request in step.sends:
+            self._network.send(peer, codec.encode(request), Priority.CONTROL)
+
+    def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:
+        self._events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)
+        self._network.drop(peer, error)
+
+    # Fetching --------------------------------------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        if self._wanted is not None:
+            self._begin(*self._wanted)
+        transfer = self._transfer
+        if transfer is None:
+            return
+        if transfer.deadline <= self._now():
+            self._do(await trio.to_thread.run_sync(transfer.tick, self._now()))
+        if transfer.conflict is not None:
+            self._warn_of_fork(transfer.conflict)
+            self._end()
+        elif transfer.restored is not None:
+            await self._finish(transfer, transfer.restored)
+        elif self._is_overtaken(transfer) or transfer.is_in_vain(self._now()):
+            self._end()
+
+    def _begin(self, basis: Basis, wanted: int) -> None:
+        self._wanted = None
+        self._begun = self._now()
+        self._transfer = Transfer(self._rules, self._host, basis, wanted, self._begun)
+        self._events.add("snapshot", f"asking for a snapshot of height {wanted} or later", height=wanted)
+        for peer in in_turn(self._links, basis.voters, self._asked_last):
+            self._do(self._transfer.connected(peer, self._now()))
+
+    def _is_overtaken(self, transfer: Transfer) -> bool:
+        """Decisions one by one were quicker."""
+        return not self._repairs and 0 < transfer.progress[0] <= self._state().height
+
+    async def _finish(self, transfer: Transfer, restored: Restored) -> None:
+        own = [self._store.decision(decided.height) for decided in restored.decisions]
+        if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
+            self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
+            transfer.abandon()
+        elif await self._takes(transfer, restored):
+            seconds = self._now() - self._begun
+            text = f"restored the certified state of height {restored.height} in {seconds:.1f} s"
+            self._events.add("snapshot", text, height=restored.height, seconds=seconds)
+        else:
+            transfer.abandon()
+        self._end()
+
+    async def _takes(self, transfer: Transfer, restored: Restored) -> bool:
+        """Installs it, unless blocks were quicker."""
+        if restored.is_overtaken(self._state().height, self._repairs):
+            return False
+        return await self._install(restored, (*self._store.links(0, transfer.known), *transfer.links), self._repairs)
+
+    def _warn_of_fork(self, what: str) -> None:
+        text = f"{what}: nothing is restored; ask people you trust which history is the true one"
+        self._events.add("warning", text)
+
+    def _end(self) -> None:
+        if self._transfer is not None:
+            if self._transfer.restored is None:  # else the driver may be installing it right now
+                self._transfer.abandon()
+            self._asked_last = self._transfer.asked_last
+        self._transfer = None
+        self._not_before = self._now() + PAUSE_SECONDS
+
+
+def diagnose(directory: Path, rules: Rules, state: State, reason: str) -> Path:
+    """Keeps a wrong state for whoever looks for the cause: its bytes, and the roots of all that it consists of."""
+    parent = directory / "diagnostics"
+    folder = parent / f"height-{state.height}"
+    folder.mkdir(parents=True, exist_ok=True)
+    modules = {name: codec.encode(value) for name, value in state.modules.items()}
+    content = {
+        "reason": reason,
+        "height": state.height,
+        "state_root": state.root.hex(),
+        "modules": {name: module_leaf(name, data).hex() for name, data in sorted(modules.items())},
+        "models": {key.hex(): {"round": job.round, "root": job.model_root.hex()} for key, job in state.jobs.jobs.items()},
+    }
+    with writing(folder / "state.msgpack") as stream:
+        stream.write(rules.encode_state(state))
+    with writing(folder / "roots.json") as stream:
+        stream.write(json.dumps(content, indent=1).encode() + b"\n")
+    by_height = sorted(parent.glob("height-*"), key=lambda path: int(path.name.removeprefix("height-")))
+    for old in by_height[:-DIAGNOSTICS_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def first_disproved(store: Store, restored: Restored) -> int:
+    """From which height on what this peer computed is not certified; above the restored height it does not count."""
+    own = store.roots()
+    certified = {decided.height - 1: decided.decode().state_root for decided in restored.decisions}
+    first = restored.height
+    for height in sorted((height for height in own if height < restored.height), reverse=True):
+        child = store.decision(height + 1)
+        if (child.decode().state_root if child else certified.get(height)) == own[height]:
+            break
+        first = height
+    return first

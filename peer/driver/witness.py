@@ -1,0 +1,260 @@
+"""What the driver saw, for people: the event log's lines, and how long decisions took. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+
+from consensus.evidence import Evidence
+from consensus.replica import Replica
+from consensus.turn import Decided, StoredBlock, Turn
+from consensus.voters import VoterSet
+from ledger.jobs import ClosedRound, Job
+from ledger.members import Member, Rotate
+from ledger.state import State
+from peer.driver.caveats import SAMPLED_AUDITS
+from peer.driver.eventlog import EventLog
+from peer.driver.lateness import Missed
+from peer.driver.news import news
+from peer.node.early import RoundKey, RoundMessage
+from peer.node.node import Node, RoundClosed
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, short_id
+from protocol.messages import Ballot, CutOff, Proposal, Transaction
+from protocol.reasons import Verdict
+from training.spec import JobSpec, Objective
+
+WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
+COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
+DECISION_TIMES_KEPT = 10_000  # for percentiles
+
+
+class Witness:
+    def __init__(self, event_log: EventLog, now: Callable[[], float], state: State | None = None) -> None:
+        self.events, self._now = event_log, now
+        self.started_at = now()
+        self.decisions = 0
+        self.first_decision_at: float | None = None
+        self.last_decision_at: float | None = None
+        self._awaits_since: float | None = None
+        self._missed: dict[bytes, Missed] = {}  # by job
+        self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
+        self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
+        self._decided_in: dict[int, float] = {}
+        self._refusal: str | None = None
+        self._dispute: str | None = None
+        self._disputed = ""
+        self._silent_below = 0
+        self._is_copied = False
+        self._muted: Set[RoundKey] = frozenset()
+        self._before = state  # the last one that was applied
+        self.membership_problem = ""  # why this peer is not yet what its operator wants
+
+    def turn(self, turn: Turn) -> None:
+        for record in turn.records:
+            if isinstance(record, StoredBlock):
+                self._first_seen.setdefault(record.height, self._now())
+        for decided in turn.decided:
+            self._decided(decided)
+
+    def _decided(self, decided: Decided) -> None:
+        self.first_decision_at = self.first_decision_at or self._now()
+        self._awaits_since = None
+        self.decisions += 1
+        signers = sorted(decided.certificate.signatures)
+        text = f"height {decided.height} decided by {len(signers)} signatures"
+        self.events.detail("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
+        seen = self._first_seen.pop(decided.height, None)
+        # What came without its votes was decided while this peer was away: its block says when.
+        self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
+        if seen is not None:
+            self._decided_in[decided.height] = self._now() - seen
+            self.decision_seconds.append(self._now() - seen)
+        self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
+
+    def awaits(self, decision: bool) -> None:
+        """Whether there is work for the voters after this turn."""
+        if not decision:
+            self._awaits_since = None
+        elif self._awaits_since is None:
+            self._awaits_since = self._now()
+
+    @property
+    def awaits_seconds(self) -> float:
+        """For how long there has been work without a decision; 0 if there is none."""
+        return 0.0 if self._awaits_since is None else self._now() - self._awaits_since
+
+    def misbehaved(self, peer: bytes, error: RemoteProtocolError) -> None:
+        self.events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)
+
+    def evidence(self, evidence: Evidence) -> None:
+        text = f"{short_id(evidence.culprit)} signed two things that exclude each other"
+        self.events.add("evidence", text, peer=evidence.culprit)
+
+    def refusal(self, height: int, refusal: str | None) -> None:
+        if refusal is not None and refusal != self._refusal:
+            self.events.add("warning", f"not preparing the block proposed for height {height}: {refusal}")
+        self._refusal = refusal
+
+    def dispute(self, dispute: str | None) -> None:
+        if dispute is not None and dispute != self._dispute:
+            self.events.add("warning", f"{dispute}; {WHAT_TO_DO}")
+        self._dispute = dispute
+
+    def disputed(self, disputed: str) -> None:
+        if disputed and disputed != self._disputed:
+            self.events.add("warning", disputed)
+        self._disputed = disputed
+
+    def expelled(self, evidence: Evidence) -> None:
+        text = f"{short_id(evidence.culprit)} was expelled: it signed {_what(evidence)}"
+        self.events.add("member", text, peer=evidence.culprit)
+
+    def rotated(self, old: bytes, new: bytes) -> None:
+        self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
+
+    def silence(self, height: int, below: int) -> None:
+        if height < below and below != self._silent_below:
+            self._silent_below = below
+            self.events.add("warning", silence(below))
+
+    def copied(self, what: str | None) -> None:
+        if what is not None and not self._is_copied:
+            self.events.add("warning", f"HALTED: {another_machine(what)}")
+        self._is_copied = what is not None
+
+    def muted(self, rounds: Set[RoundKey]) -> None:
+        for job, number in sorted(rounds - self._muted):
+            text = f"saying nothing more in round {number}: a message of ours in it is missing from this disk"
+            self.events.add("warning", text, job=job, round=number)
+        self._muted = rounds
+
+    def membership(self, problem: str) -> None:
+        if problem != self.membership_problem:
+            self.events.add("warning", f"membership: {problem}")
+        self.membership_problem = problem
+
+    def message(self, signer: bytes, message: RoundMessage) -> None:
+        text = {Proposal: "proposes", CutOff: "wants to close"}.get(type(message), "votes")
+        if isinstance(message, Ballot):
+            text += " " + ", ".join(f"{short_id(j.trainer)}: {j.verdict.label}" for j in message.judgements)
+        fields = {"peer": signer, "job": message.job, "round": message.round}
+        self.events.detail(message.TAG, f"round {message.round}: {short_id(signer)} {text}", **fields)
+
+    def closed(self, closed: ClosedRound, state: State, opened: float | None) -> dict[str, float]:
+        """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
+        outcome = closed.outcome
+        parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
+        parts += [_refused(trainer, verdict) for trainer, verdict in outcome.rejected.items()]
+        parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
+        root = state.jobs.jobs[closed.job].model_root
+        fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
+        self.events.add("round", f"round {closed.round}: {', '.join(parts)}", **fields)
+        decided_in = self._decided_in.pop(state.height, None)
+        if decided_in is None:  # a replayed round: it took its time before we came
+            return {}
+        figures = {"decision_ms": 1_000 * decided_in}
+        return figures if opened is None else figures | {"seconds": self._now() - opened}
+
+    def took_part(self, closed: ClosedRound, state: State, me: bytes, round: RoundClosed) -> None:
+        """Tells a trainer whose updates come too late, once in a while."""
+        running = state.jobs.running()
+        self._missed = {key: missed for key, missed in self._missed.items() if key in running}
+        if closed.job in running:
+            missed = self._missed.get(closed.job, Missed())
+            missed = missed.follow(closed.outcome, me, round.proposed, self._now() - round.opened)
+            self._missed[closed.job] = missed
+            why = missed.why(running[closed.job].name)
+            if why and missed.is_to_be_told:
+                self.events.add("warning", why, job=closed.job, round=closed.round)
+
+    def why_late(self, running: Mapping[bytes, Job]) -> str:
+        """Of the running jobs, where this trainer's updates come too late; empty if nowhere."""
+        return "; ".join(filter(None, (missed.why(running[key].name) for key, missed in self._missed.items() if key in running)))
+
+    def started(self, key: bytes, state: State) -> None:
+        if key in state.audits.jobs:
+            self.events.add("warning", f"job {state.jobs.jobs[key].name}: {SAMPLED_AUDITS}", job=key)
+
+    def renewed(self, key: RoundKey, job: Job) -> None:
+        text = f"round {key[1]} of {job.name} goes on with {len(job.voters)} voters: too few of those it was opened with are left"
+        self.events.add("job", text, job=key[0], round=key[1])
+
+    def applied(self, state: State) -> None:
+        text = f"height {state.height} applied, state root {state.root.hex()[:16]}"
+        self.events.detail("applied", text, height=state.height, root=state.root)
+        if self._before is not None and self._before.height + 1 == state.height:  # else a snapshot came in between
+            for item in news(self._before, state):
+                if item.kind == "member":
+                    self.events.add("member", item.text, peer=item.about)
+                elif not _is_test(state.jobs.jobs[item.about]):  # that one tells its phases itself
+                    self.events.add("job", item.text, job=item.about)
+        self._before = state
+        self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
+
+
+def _is_test(job: Job) -> bool:
+    return JobSpec.decode(job.spec).objective is Objective.SCRATCH
+
+
+def rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:
+    """(old key, new key) of those among a decided block's transactions that replace one."""
+    for signed in transactions:
+        transaction = codec.decode_message(signed.body, (Transaction,))
+        if transaction.kind == "member/rotate":
+            yield signed.signer, codec.decode(Rotate, transaction.content).new_key
+
+
+def why_halted(replica: Replica, member: Member | None, membership_problem: str = "") -> str:
+    """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
+    if member is not None and member.expelled is not None:
+        return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
+    if replica.divergence is not None:
+        return f"HALTED: {replica.divergence}; the certified state is being restored"
+    if replica.copied is not None:
+        return f"HALTED: {another_machine(replica.copied)}"
+    if replica.dispute is not None:
+        return f"HALTED: {replica.dispute}; {WHAT_TO_DO}"
+    if replica.height < replica.silent_below:
+        return silence(replica.silent_below)
+    return f"not a member: {membership_problem}" if member is None and membership_problem else ""
+
+
+def why_disputed(replica: Replica) -> str:
+    """Why people must look at the network although this peer works; empty if they need not."""
+    return f"DISPUTED: {replica.rivalry}; {COMPARE_BLOCKS}" if replica.rivalry is not None else ""
+
+
+def why_waiting(node: Node, links: Set[bytes]) -> str:
+    """For whom a peer that could sign waits; empty if for nobody."""
+    voters = VoterSet(node.state.members.voters)
+    here = len((links | {node.me}) & set(voters.keys))
+    if node.replica.is_voter and here < voters.quorum:
+        return f"waiting for a quorum: {here} of {len(voters)} voters are here, {voters.quorum} are needed"
+    is_working = node.state.height + 1 >= node.replica.height and not why_halted(node.replica, None)
+    if is_working and not node.may_speak:
+        return f"waiting for a quorum: {voters.quorum} voters must first say what they heard this peer sign"
+    return ""
+
+
+def another_machine(what: str) -> str:
+    return (
+        f"another machine has this peer's key (it {what}): is a copy of this data directory running? This peer signs nothing "
+        "more. Stop one of the two for good, then start the other again"
+    )
+
+
+def silence(below: int) -> str:
+    return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
+
+
+def _refused(trainer: bytes, verdict: Verdict) -> str:
+    name = short_id(trainer)
+    return f"unjudged {name}" if verdict is Verdict.UNJUDGED else f"rejected {name} ({verdict.label})"
+
+
+def _what(evidence: Evidence) -> str:
+    """Two messages that exclude each other, in words."""
+    first, second = (str(codec.unpack(signed.body, len(signed.body))[0]) for signed in (evidence.first, evidence.second))
+    return f"two different {first}s" if first == second else f"a {first} and a {second} that exclude each other"

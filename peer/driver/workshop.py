@@ -1,0 +1,173 @@
+"""What this peer's role does in the open rounds: training, judging, measuring, each cancelled when its round closes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from ledger.jobs import Job
+from peer.driver.eventlog import EventLog
+from peer.node.early import RoundKey
+from peer.node.rounds import Outcome as Said
+from peer.node.rounds import Rounds
+from peer.roles.base import Judged, OpenRound, Role
+from peer.settings.datadir import storage_errors
+from protocol import codec
+from protocol.errors import FolkmootError, MissingBlobError, StorageError
+from protocol.identity import Signed
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from storage.blobs import Blobs
+from storage.store import Store
+from training.host import ModelHost
+from training.spec import JobSpec
+from transport.network import Network
+
+CallDriver = Callable[[Callable[[], Said | None]], Awaitable[None]]
+
+
+class Workshop:
+    """`run` it once; `open` and `close` follow the applied state. What a role finds out reaches the driver through `call`."""
+
+    def __init__(
+        self,
+        me: bytes,
+        role: Role,
+        rounds: Rounds,
+        store: Store,
+        blobs: Blobs,
+        host: ModelHost,
+        network: Network,
+        event_log: EventLog,
+        call: CallDriver,
+        now: Callable[[], float],
+    ) -> None:
+        self.role = role
+        self._me, self._rounds, self._store, self._blobs, self._host = me, rounds, store, blobs, host
+        self._network, self._events, self._call, self._now = network, event_log, call, now
+        self._open: dict[RoundKey, OpenRound] = {}
+        self._working: dict[RoundKey, trio.Nursery] = {}
+        self._judging: set[tuple[RoundKey, bytes]] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    def follow(self, rounds: Rounds) -> None:
+        """Everything that was open is over: the peer goes on from a restored state, with these rounds."""
+        for key in list(self._open):
+            self.close(key)
+        self._rounds = rounds
+
+    def open(self, key: RoundKey, job: Job, spoken: bool) -> None:
+        self._open[key] = self.view(key, job)
+        self._nursery.start_soon(self._work_on, key, self._open[key], spoken)
+
+    def close(self, key: RoundKey) -> None:
+        self._open.pop(key)
+        if key in self._working:
+            self._working.pop(key).cancel_scope.cancel()
+        self._blobs.release(key)
+        self._judging = {entry for entry in self._judging if entry[0] != key}
+
+    def finish(self, key: RoundKey, job: Job) -> None:
+        """No round opens any more in which the job's last model would be measured."""
+        self._host.prune(*key, JobSpec.decode(job.spec))
+        self._nursery.start_soon(self._guarded, "measuring", self.role.observe, self.view(key, job))
+        self._nursery.start_soon(trio.to_thread.run_sync, self.delete_passed)
+
+    def view(self, key: RoundKey, job: Job) -> OpenRound:
+        """What a role sees of the job's open round, or of a finished job."""
+
+        async def publish(proposal: Proposal) -> None:
+            await self._call(lambda: self._rounds.publish(proposal, self._now()))
+
+        async def delivered(trainer: bytes) -> None:
+            await self._call(lambda: self._rounds.deliver(key, trainer, self._now()))
+
+        async def measured(name: str, value: float) -> None:
+            await trio.to_thread.run_sync(self._store.measure, *key, {name: value})
+            self._events.detail("measured", _figure(name, value, key[1]), job=key[0], round=key[1], name=name, value=value)
+
+        return OpenRound(
+            me=self._me,
+            terms=job.terms(key[0]),
+            spec=JobSpec.decode(job.spec),
+            model=self._host.model(*key),
+            model_directory=self._host.directory(*key),
+            blobs=self._blobs,
+            fetch=self._network.fetch,
+            publish=publish,
+            delivered=delivered,
+            measured=measured,
+        )
+
+    async def _work_on(self, key: RoundKey, opened: OpenRound, spoken: bool) -> None:
+        """Everything this peer's role does in one round, which may be closed, or given to others, before this starts."""
+        if self._open.get(key) is not opened:
+            return
+        self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
+        async with trio.open_nursery() as self._working[key]:
+            self.judge_new_proposals()
+            if opened.me in opened.terms.trainers and not spoken:
+                self._working[key].start_soon(self._guarded, "training", self.role.propose, opened)
+            await trio.to_thread.run_sync(self._tidy, key, opened.spec)  # beside the work: nobody waits for it
+            await trio.sleep_forever()
+
+    async def _guarded(self, what: str, work: Callable[[OpenRound], Awaitable[None]], opened: OpenRound) -> None:
+        """A role may fail in a round; the peer goes on, unless its disk fails."""
+        try:
+            with storage_errors(self._store.path.parent):
+                await work(opened)
+        except FolkmootError as error:
+            if isinstance(error, StorageError) and not isinstance(error, MissingBlobError):
+                raise
+            text = f"{what} in round {opened.number} failed: {error}"
+            self._events.add("warning", text, job=opened.job, round=opened.number)
+
+    def _tidy(self, key: RoundKey, spec: JobSpec) -> None:
+        """Deletes what nobody needs any more: old models, states, and what trainers go on from behind the last accepted."""
+        self._host.prune(*key, spec)
+        self._store.forget_round_votes(*key)
+        self.delete_passed()
+
+    def delete_passed(self) -> None:
+        """It may run in a thread."""
+        keep: set[bytes | None] = set()
+        for opened in list(self._open.values()):
+            for record in opened.model.records.values():
+                keep |= {record.buffer, record.inner}
+        for book in list(self._rounds.books.values()):
+            for signed in list(book.proposals.values()):
+                proposal = codec.decode_message(signed.body, (Proposal,))
+                keep |= {proposal.buffer, proposal.inner}
+        self._blobs.delete_passed({digest for digest in keep if digest is not None})
+
+    def judge_new_proposals(self) -> None:
+        for job, book in self._rounds.books.items():
+            key = (job, book.terms.round)
+            if book.me is None or key not in self._working:
+                continue
+            for trainer, signed in book.proposals.items():
+                if trainer not in book.verdicts and (key, trainer) not in self._judging:
+                    self._judging.add((key, trainer))
+                    self._working[key].start_soon(self._judge, key, self._open[key], signed)
+
+    async def _judge(self, key: RoundKey, opened: OpenRound, signed: Signed) -> None:
+        proposal = codec.decode_message(signed.body, (Proposal,))
+        judged = Judged(Verdict.UNJUDGED)
+
+        async def judge(opened: OpenRound) -> None:
+            nonlocal judged
+            judged = await self.role.judge(opened, signed, proposal)
+
+        await self._guarded("judging", judge, opened)
+        await self._call(lambda: self._rounds.judge(key, signed.signer, judged.verdict, judged.seconds, self._now()))
+
+
+def _figure(name: str, value: float, number: int) -> str:
+    """Held-out figures are of the model with which a round begins."""
+    when = "in" if name == "training_nats" else "before"
+    return f"{when} round {number}: {name} {value:.4f}"

@@ -1,0 +1,1 @@
+"""A run as files, and its replay by anybody."""

@@ -1,0 +1,243 @@
+"""Checks an export offline: replays it from the genesis and says what it proves, or names the first file that is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from consensus.block import Block, block_digest, decode_block
+from consensus.voters import CachingVerifier, VoterSet, verify_certificate
+from ledger.core.genesis import Genesis
+from ledger.state import Rules, Transition, decode_body
+from peer.export.writing import (
+    GENESIS,
+    MANIFEST,
+    Summary,
+    block_path,
+    certified_rounds,
+    listed_files,
+    model_path,
+    payload_path,
+    write_manifest,
+    write_models,
+)
+from protocol import codec
+from protocol.errors import FolkmootError, StorageError, UserError
+from protocol.identity import Ed25519Verifier
+from protocol.messages import Commit, Decision
+from training.host import ModelHost
+from training.spec import JobSpec
+
+Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the export proves."""
+
+    network: str
+    chain_id: str
+    blocks: int
+    signatures: int
+    rounds: int
+    proposals: int
+    state_root: str  # certified, and reproduced
+    models: dict[str, str]  # job -> model root, reproduced
+
+
+def audit(folder: Path, progress: Progress = lambda done, total: None) -> Verdict:
+    """Raises `UserError` naming the first file that is missing, changed or does not belong."""
+    if not (folder / GENESIS).is_file():
+        raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
+    try:
+        with tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
+            return _Replay(folder, Path(scratch)).run(progress)
+    except _Found as found:
+        raise UserError(f"{folder / _culprit(folder, found.name)}: {found}") from None
+
+
+def _culprit(folder: Path, found: str) -> str:
+    """The file to blame for what the replay stumbled over in `found`: whichever the manifest itself knows to be another.
+
+    A changed genesis, say, shows first in the block after it. The manifest proves nothing, it only helps to say where to look.
+    """
+    if found == MANIFEST:
+        return found
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        wrong = [name for name, digest in sorted(files.items()) if _digest(folder / name) != digest]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return found
+    return found if found in wrong or not wrong else wrong[0]
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+class _Replay:
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self._folder, self._scratch = folder, scratch
+        self._host = ModelHost(scratch / "models")
+        self._verifier = CachingVerifier(Ed25519Verifier())
+        self._expected = {MANIFEST, GENESIS}
+        with self._blaming(GENESIS):
+            self._genesis = Genesis.decode(self._read(GENESIS))
+        self._rules = Rules(self._genesis, self._verifier, self._host)
+        self._state = self._rules.first_state()
+        self._parent = self._genesis.chain_id
+        self._signatures = self._rounds = self._proposals = 0
+
+    def run(self, progress: Progress) -> Verdict:
+        total = self._heights()
+        if not total:
+            raise _Found(block_path(1), "the export holds no first block")
+        block: Block | None = None
+        for height in range(1, total + 1):
+            with self._blaming(block_path(height)):
+                block, transition = self._check_block(height)
+                self._state = transition.finish(self._step(transition))
+            progress(height, total)
+        assert block is not None
+        return self._conclude(block)
+
+    def _heights(self) -> int:
+        """How many blocks there are without a gap; what lies behind one does not belong to the export."""
+        return next(height for height in itertools.count() if not (self._folder / block_path(height + 1)).is_file())
+
+    def _check_block(self, height: int) -> tuple[Block, Transition]:
+        decision = codec.decode(Decision, self._read(block_path(height)))
+        block, state = decode_block(decision.block), self._state
+        voters = VoterSet(state.members.voters)
+        vote = verify_certificate(decision.certificate, Commit, voters, self._genesis.chain_id, self._verifier)
+        expected = (
+            height,
+            block_digest(decision.block),
+            self._parent,
+            state.root,
+            voters.hash,
+            VoterSet(state.members.upcoming).hash,
+        )
+        if (vote.height, vote.block, block.parent, block.state_root, block.voters, block.next_voters) != expected:
+            raise UserError("it does not follow the block before it")
+        if block.height != height or (block.time_ms <= state.time_ms and height > 1):
+            raise UserError("its height or time does not follow the block before it")
+        self._check_parent_certificate(block)
+        self._signatures += len(decision.certificate.signatures)
+        self._parent = vote.block
+        return block, self._rules.apply(state, block)
+
+    def _check_parent_certificate(self, block: Block) -> None:
+        certificate, voters = block.parent_certificate, VoterSet(self._state.members.previous)
+        if certificate is None:
+            if block.height > 1:
+                raise UserError("it carries no certificate of its parent")
+            return
+        vote = verify_certificate(certificate, Commit, voters, self._genesis.chain_id, self._verifier)
+        if (vote.height, vote.block) != (block.height - 1, block.parent):
+            raise UserError("it carries the certificate of another block")
+
+    def _step(self, transition: Transition) -> dict[bytes, bytes]:
+        roots = {job: self._host.create(job, transition.state.jobs.jobs[job].spec) for job in transition.started}
+        for closed in transition.closed:
+            self._rounds += 1
+            self._proposals += len(closed.proposals)
+            roots[closed.job] = self._host.step(closed, self._payload)
+            spec = JobSpec.decode(transition.state.jobs.jobs[closed.job].spec)
+            self._host.prune(closed.job, closed.round + 1, spec)
+        return roots
+
+    def _payload(self, digest: bytes) -> bytes:
+        name = payload_path(digest)
+        data = self._read(name)
+        if hashlib.sha256(data).digest() != digest:
+            raise _Found(name, "its bytes do not have the SHA-256 it is named after")
+        return data
+
+    def _conclude(self, last: Block) -> Verdict:
+        """Everything else in the folder follows from the replay, byte for byte."""
+        state = self._state
+        closings = decode_body(last.body).closings if last.state_root != state.root else ()
+        rounds = certified_rounds(state, {closing.job for closing in closings})
+        made = self._scratch / "export"
+        made.mkdir()
+        models = write_models(made, self._host, state, rounds)
+        for job in models:
+            self._same(model_path(bytes.fromhex(job)), made, "it is not the model that the blocks give")
+        self._expected |= {model_path(bytes.fromhex(job)) for job in models}
+        self._no_others()
+        genesis = self._genesis
+        summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, last.state_root.hex(), models)
+        self._check_manifest(summary)
+        roots = {job: str(model["root"]) for job, model in models.items()}
+        return Verdict(
+            genesis.network,
+            genesis.chain_id.hex(),
+            state.height,
+            self._signatures,
+            self._rounds,
+            self._proposals,
+            last.state_root.hex(),
+            roots,
+        )
+
+    def _check_manifest(self, summary: Summary) -> None:
+        """Written again from what was found, it must have the same bytes."""
+        text = self._read(MANIFEST)
+        made = self._scratch / "manifest"
+        made.mkdir()
+        for name in self._expected - {MANIFEST}:
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).symlink_to((self._folder / name).resolve())
+        write_manifest(made, summary)
+        if (made / MANIFEST).read_bytes() != text:
+            raise _Found(self._missing(text) or MANIFEST, "the manifest does not list what the export holds")
+
+    def _missing(self, manifest: bytes) -> str | None:
+        """A file that the manifest lists beside all that are there: the manifest is whole, and the file was taken away."""
+        try:
+            listed = set(json.loads(manifest)["files"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        missing = listed - self._expected
+        return min(missing) if missing and listed >= self._expected - {MANIFEST} else None
+
+    def _same(self, name: str, made: Path, complaint: str) -> None:
+        if (made / name).read_bytes() != self._read(name):
+            raise _Found(name, complaint)
+
+    def _no_others(self) -> None:
+        for name in listed_files(self._folder):
+            if name not in self._expected:
+                raise _Found(name, "it does not belong to this export")
+
+    def _read(self, name: str) -> bytes:
+        self._expected.add(name)
+        try:
+            return (self._folder / name).read_bytes()
+        except OSError as error:
+            raise _Found(name, error.strerror or "cannot be read") from None
+
+    @contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Whatever is wrong in here is wrong with this file, unless the error names another."""
+        try:
+            yield
+        except (_Found, StorageError):
+            raise
+        except FolkmootError as error:
+            raise _Found(name, str(error)) from None
+
+
+class _Found(FolkmootError):
+    """Something is wrong, and this is the file in which the replay met it."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name

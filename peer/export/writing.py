@@ -1,0 +1,192 @@
+"""A run as a folder that anybody can check offline: genesis, every decided block with its certificate, payloads, models.
+
+manifest.json            what the folder holds, each file with its SHA-256
+genesis.msgpack          the founding block; its hash is the chain id
+blocks/00000001.msgpack  `Decision`: the block and the quorum's signatures on it
+payloads/<sha256>        the accepted updates
+<job>.safetensors        parameters under the last certified state root
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from consensus.block import FIRST_HEIGHT
+from ledger.core.genesis import Genesis
+from ledger.state import Rules, State, decode_body
+from protocol import codec
+from protocol.api import ExportView
+from protocol.errors import UserError
+from protocol.identity import Ed25519Verifier, short_id
+from protocol.messages import Decision, Proposal
+from storage.blobs import Blobs
+from storage.store import Store
+from training import checkpoint
+from training.host import ModelHost
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec, Objective
+
+FORMAT = 1
+FOUNDERS_NAMED_MAX = 4  # in an error message
+MANIFEST = "manifest.json"
+GENESIS = "genesis.msgpack"
+BLOCKS, PAYLOADS = "blocks", "payloads"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a folder is about; the manifest says it in JSON. Certified is the last state whose root a decided block names."""
+
+    network: str
+    chain_id: str
+    blocks: int
+    state_root: str
+    models: dict[str, dict[str, str | int]]  # job -> {"round": rounds applied, "root": model root}
+
+
+def block_path(height: int) -> str:
+    return f"{BLOCKS}/{height:08d}.msgpack"
+
+
+def payload_path(digest: bytes) -> str:
+    return f"{PAYLOADS}/{digest.hex()}"
+
+
+def model_path(job: bytes) -> str:
+    return f"{job.hex()}.safetensors"
+
+
+def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path) -> State:
+    """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not an empty folder: name a new one")
+    encoded = store.state()
+    if encoded is None:
+        raise UserError("nothing has been decided yet, so there is nothing to export")
+    state = Rules(genesis, Ed25519Verifier(), host).decode_state(encoded)
+    if store.decision(FIRST_HEIGHT) is None:
+        raise UserError(
+            f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"
+        )
+    return state
+
+
+def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> ExportView:
+    """Writes everything up to the last applied block into a new folder."""
+    state, existed = exported_state(store, host, genesis, folder), folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / BLOCKS).mkdir()  # one export at a time
+        try:
+            return _write(store, blobs, host, genesis, state, folder)
+        except BaseException:
+            _clear(folder, state, existed)
+            raise
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
+
+
+def _clear(folder: Path, state: State, existed: bool) -> None:
+    """Of what `_write` makes nothing is left that would look like an export."""
+    for name in (BLOCKS, PAYLOADS):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for name in (GENESIS, MANIFEST, *map(model_path, state.jobs.jobs)):
+            (folder / name).unlink(missing_ok=True)
+        if not existed:
+            folder.rmdir()
+
+
+def _first_block(store: Store, state: State) -> int:
+    return next(height for height in range(state.height, 0, -1) if store.decision(height - 1) is None)
+
+
+def _who_holds_all(state: State) -> str:
+    members = state.members
+    founders = [members.current(key) for key, member in members.members.items() if member.admitted == 0]
+    named = [f"{members.members[key].name} ({short_id(key)})" for key in founders if members.speaks(key)]
+    such_as = f", such as a founder: {', '.join(named[:FOUNDERS_NAMED_MAX])}" if named else ""
+    return f"run `peer export` on a peer that has been there from the start{such_as}"
+
+
+def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> ExportView:
+    (folder / PAYLOADS).mkdir()
+    (folder / GENESIS).write_bytes(codec.encode(genesis))
+    last = b""
+    for height in range(1, state.height + 1):
+        decided = store.decision(height)
+        assert decided is not None, "every applied block is stored"
+        (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
+        last = decided.decode().body
+        for digest in payloads_of(last):
+            if blobs.size(digest) is None:
+                text = f"this peer does not hold every update that block {height} accepts, as after a snapshot"
+                raise UserError(f"{text}: {_who_holds_all(state)}")
+            (folder / payload_path(digest)).write_bytes(blobs.read(digest))
+    certified = state.certified_roots[state.height - 1]
+    closings = decode_body(last).closings if certified != state.root else ()
+    rounds = certified_rounds(state, {closing.job for closing in closings})
+    models = write_models(folder, host, state, rounds)
+    summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, certified.hex(), models)
+    write_manifest(folder, summary)
+    files = listed_files(folder)
+    last_job = max(models, key=lambda job: state.jobs.jobs[bytes.fromhex(job)].started, default=None)
+    model = str(models[last_job]["root"]) if last_job else ""
+    size = sum((folder / name).stat().st_size for name in files)
+    return ExportView(str(folder), state.height, summary.state_root, model, len(files), size)
+
+
+def payloads_of(body: bytes) -> dict[bytes, int]:
+    """Digests and lengths of the payloads that a block's closings accept."""
+    closings = decode_body(body).closings
+    proposals = [codec.decode_message(signed.body, (Proposal,)) for closing in closings for signed in closing.proposals]
+    return {proposal.payload: proposal.payload_bytes for proposal in proposals}
+
+
+def missing_payloads(store: Store, blobs: Blobs) -> dict[bytes, int]:
+    """Of all blocks that are here: what a snapshot that was restored over them spared this peer, with lengths."""
+    missing: dict[bytes, int] = {}
+    for height in range(FIRST_HEIGHT, store.decided_height + 1):
+        if (decided := store.decision(height)) is not None:
+            accepted = payloads_of(decided.decode().body)
+            missing |= {digest: size for digest, size in accepted.items() if blobs.size(digest) is None}
+    return missing
+
+
+def certified_rounds(state: State, closed_by_last: set[bytes]) -> dict[bytes, int]:
+    """Rounds applied of each job's model under the last certified root; the last block's own effect is not certified yet."""
+    rounds = {job: item.round - (job in closed_by_last) for job, item in state.jobs.jobs.items()}
+    return {job: number for job, number in sorted(rounds.items()) if not _unmade(state, job)}
+
+
+def _unmade(state: State, job: bytes) -> bool:
+    """Started by the last block, so that no certified root knows it."""
+    return state.jobs.jobs[job].started == state.height and state.certified_roots[state.height - 1] != state.root
+
+
+def write_models(folder: Path, host: ModelHost, state: State, rounds: dict[bytes, int]) -> dict[str, dict[str, str | int]]:
+    """A safetensors file for each language model; says which round and root they are of."""
+    models: dict[str, dict[str, str | int]] = {}
+    for job, number in rounds.items():
+        spec = JobSpec.decode(state.jobs.jobs[job].spec)
+        if spec.objective is Objective.LANGUAGE:
+            model = ReplicatedModel.open(host.directory(job, number))
+            origin = checkpoint.Origin(job, number, model.root)
+            checkpoint.export(folder / model_path(job), spec, model.parameters, origin)
+            models[job.hex()] = {"round": number, "root": model.root.hex()}
+    return models
+
+
+def write_manifest(folder: Path, summary: Summary) -> None:
+    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in listed_files(folder) if name != MANIFEST}
+    content = {"format": FORMAT, **asdict(summary), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def listed_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())

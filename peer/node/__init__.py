@@ -1,0 +1,1 @@
+"""What a peer decides between what comes in and what goes out. No I/O, no clock."""

@@ -1,0 +1,457 @@
+"""One peer without its disk, its network, its clock and its threads: everything that is decided between "came in" and "goes out".
+
+The daemon's driver and the simulator run the same `Node`. What must be remembered and sent is in the `Turn` it returns; nothing
+here does input or output, and time is an argument.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from consensus import events
+from consensus.evidence import Evidence
+from consensus.replica import Replica
+from consensus.turn import Decided, Fault, Outgoing, Restart, Send, Turn, merge
+from consensus.voters import VoterSet
+from ledger.blocks.ledger import Ledger
+from ledger.blocks.pool import SIGNED_BYTES, transaction_digest
+from ledger.core.module import Refused
+from ledger.jobs import Job
+from ledger.state import Rules, State, Transition
+from peer.node.early import RoundKey, RoundMessage
+from peer.node.recall import Recall
+from peer.node.rounds import Measured, Rounds
+from peer.node.rounds import Outcome as Said
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Signer, Verifier, short_id, sign
+from protocol.limits import EVIDENCE_PER_BLOCK_MAX, NOTICED_MAX, TRANSACTION_BYTES_MAX
+from protocol.messages import (
+    AGREEMENT,
+    ROUNDS,
+    Accusation,
+    Ballot,
+    CutOff,
+    GetHeard,
+    GetRound,
+    Heard,
+    Notice,
+    Proposal,
+    Relay,
+    Transaction,
+)
+from transport.network import Connected, Copied, Disconnected, Received
+
+SEEK_LINKS = 8  # asked at a time for what they hold of a round, other ones each time: everybody of a hundred within forty seconds
+SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
+
+# What waits here is told to a new link page by page, so that votes need not queue behind a whole pool. What a page leaves out is
+# not lost: whoever holds it leads too, and says in its notices that it waits.
+POOL_PAGE_MAX = 256  # transactions: a quarter of a block
+POOL_PAGE_BYTES = 1 << 20  # a sixteenth of what may wait for one link; one transaction is a quarter of it at most
+POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that are applied
+
+# When a view has failed its voters tell the next leader what they wait for: it may have dropped what others kept (`Pool`).
+# One that applies is enough for a block, so the largest has to fit; a voter gets at most one page of each other one in each view.
+AWAITED_MAX = NOTICED_MAX  # transactions: as many as voters name to each other
+AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
+
+# What we want decided is said again with every block, and where none comes: who had not applied what it follows from, as a
+# newcomer's admission, could not keep it.
+OWN_REPEAT_SECONDS = 1.0
+
+RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction, Notice)
+UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT, *ROUNDS)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedBlock:
+    """The shell has applied the decided block that follows the last one; `state` is durable."""
+
+    decided: Decided
+    transition: Transition
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Something to be done inside a turn: what it says goes out with the turn."""
+
+    do: Callable[[], Said | None]
+
+
+@dataclass(slots=True)
+class _Untold:
+    """What waited when a link was made, and is still to be told to it."""
+
+    start: int  # number in the pool
+    end: int
+    told: float  # when the last page was
+
+
+Item = Connected | Disconnected | Copied | Received | AppliedBlock | Do
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    """A round in which the shell may propose and judge: `rounds.publish`, `.deliver` and `.judge`, each inside a `Do`."""
+
+    key: RoundKey
+    job: Job
+    spoken: bool  # our proposal of before a restart stands
+    renewed: bool  # the round was open already, with other voters
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    key: RoundKey
+    opened: float  # when it was opened here
+    proposed: bool  # we had said our proposal by then
+
+
+RoundChange = RoundOpened | RoundClosed
+
+
+class Node:
+    """What one peer makes of what it hears.
+
+    `ledger` holds the last applied state, `restart` what the journal had. Decided heights in the journal above the applied one
+    must be applied first thing, each with an `AppliedBlock`. `spoken(job, round)` reads from disk what this key signed in a
+    round: {message tag: signed}; it is called when a round opens. `verifier` is asked about every signature outside the
+    transition rules; give the one that `rules` has, and a caching one. `anchor_height` is as for `Replica`,
+    `measured` what the node knew whose state this one's replaces.
+
+    The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
+    passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.turn.persist`, then `deliver`.
+    Then it applies every block of `turn.decided` in order and at its own pace (`rules.apply`, the models' roots,
+    `Transition.finish`) and reports each with `AppliedBlock`; it drops the peers in `turn.faults`.
+    """
+
+    def __init__(
+        self,
+        signer: Signer,
+        rules: Rules,
+        ledger: Ledger,
+        restart: Restart,
+        verifier: Verifier,
+        spoken: Callable[[bytes, int], Mapping[str, Signed]],
+        anchor_height: int = 0,
+        measured: Measured | None = None,
+    ) -> None:
+        self.me = signer.public
+        self.chain_id = rules.chain_id
+        self.rules, self.ledger = rules, ledger
+        self.rounds = Rounds(signer, self.chain_id, ledger.books, measured)
+        ledger.signed_early = self.rounds.signed_early
+        self.replica = Replica(signer, self.chain_id, verifier, ledger, _applied_event(ledger.state), restart, anchor_height)
+        self.heard: tuple[tuple[bytes, RoundMessage], ...] = ()  # round messages that began to count in the last turn, by signer
+        self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise
+        self.refused: dict[str, int] = {}  # how many messages were not for us, by reason
+        self._signer = signer
+        self._spoken = spoken
+        self._links: dict[bytes, float] = {}  # when each last said something
+        self._recall = Recall()
+        self._untold: dict[bytes, _Untold] = {}
+        self._answered: dict[bytes, float] = {}
+        self._asked_last = self.me
+        self._now = 0.0
+        self._turns: list[Turn] = []
+        self._deadline: float | None = None  # the replica's
+        self._repeat_at: float | None = None  # while transactions of our own wait
+        self._changes: list[RoundChange] = []
+        self._has_started = False
+        for evidence in restart.evidence:
+            ledger.accuse(evidence)
+
+    @property
+    def state(self) -> State:
+        return self.ledger.state
+
+    @property
+    def may_speak(self) -> bool:
+        """Whether this peer signs anything: not before it knows that it has forgotten nothing that it signed.
+
+        What the others remember of rounds ends with the rounds: so nothing is said in one that a decided block may have closed.
+        """
+        is_applied = self.state.height + 1 >= self.replica.height
+        if not is_applied or not self.replica.may_speak:
+            return False
+        return self.replica.is_voter or not self._is_heard_in_rounds or self._is_recalled
+
+    @property
+    def _is_recalled(self) -> bool:
+        return self._recall.look(self._voters, self.state.height + 1)
+
+    @property
+    def _is_heard_in_rounds(self) -> bool:
+        """As a trainer, or with a ballot: a round stays with the voters that it was opened for, and some have left since."""
+        terms = [book.terms for book in self.rounds.books.values()]
+        return any(self.me in of_book.trainers or self.me in of_book.voters for of_book in terms)
+
+    @property
+    def _voters(self) -> VoterSet:
+        return _voter_set(self.state.members.voters)
+
+    def take_round_changes(self) -> tuple[RoundChange, ...]:
+        """The rounds that opened and closed since this was asked last, in that order."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    # One turn --------------------------------------------------------------------------------------------------------
+
+    def turn(self, items: Sequence[Item], now: float) -> Turn:
+        """Everything that `items` lead to, merged: one fsync, then the sends. `now` is as for `Replica`."""
+        self._now = max(now, self._now)
+        self._turns, self.heard, self.dropped = [], (), ()
+        if not self._has_started:
+            self._has_started = True
+            self._follow_rounds()
+        self.rounds.is_silent = not self.may_speak
+        for item in items:
+            self._handle(item)
+        self._ask_what_was_heard()
+        self.rounds.is_silent = not self.may_speak
+        for key in self.rounds.seeking(self._now):
+            self._send(self._next_asked(), GetRound(*key))
+        self._say(self.rounds.due(self._now))
+        self._repeat_own()
+        accused = len(self.ledger.accusations)
+        self._conclude()
+        if len(self.ledger.accusations) > accused:
+            self._conclude()  # a height was decided, and what was kept for the next one showed a liar
+        return self._finish()
+
+    def _repeat_own(self) -> None:
+        own = self.ledger.pool.of(self.me)
+        if self._repeat_at is not None and self._now >= self._repeat_at:
+            self._send(None, *map(Relay, own))
+            self._repeat_at = None
+        if not own:
+            self._repeat_at = None
+        elif self._repeat_at is None:
+            self._repeat_at = self._now + OWN_REPEAT_SECONDS
+
+    def _finish(self) -> Turn:
+        times = (self._deadline, self.rounds.deadline(self._now), self._recall.deadline(self._now), self._repeat_at)
+        return merge(self._turns, min([time for time in times if time is not None], default=None))
+
+    def _take(self, event: events.Event) -> None:
+        self.replica.take(event, self._now)
+
+    def _conclude(self) -> None:
+        """Agreement, for all that came in together."""
+        self._take(events.WorkChanged())
+        height, view = self.replica.height, self.replica.view
+        turn = self.replica.conclude(self._now)
+        self._deadline = turn.deadline
+        accusing = turn.evidence
+        if accusing:
+            turn = replace(turn, records=tuple(record for record in turn.records if not isinstance(record, Evidence)))
+        self._turns.append(turn)
+        for evidence in accusing:
+            self._accuse(evidence)
+        for signed in turn.heard:
+            self._handle_relayed(signed)
+        if self.replica.height == height and self.replica.view > view:
+            self._tell_leader()
+
+    def _tell_leader(self) -> None:
+        """What we shall wait for in this view. A leader without it would fail, which f liars and one such voter suffice for."""
+        leader = self.replica.leader
+        if leader in self._links and self.replica.is_voter and self.may_speak and self.ledger.awaits_transactions():
+            awaited = self.ledger.pool.select(self.rules, self.state, AWAITED_BYTES, AWAITED_MAX)
+            self._send((leader,), *map(Relay, awaited))
+
+    def _ask_what_was_heard(self) -> None:
+        if not self.replica.is_voter and self._is_heard_in_rounds and not self._is_recalled:
+            asked = self._recall.ask(self._voters, self._links.keys(), self._now)
+            if asked:
+                self._send(asked, GetHeard())
+
+    def _say(self, said: Said) -> None:
+        if said.records or said.sends:
+            self._turns.append(Turn(tuple(said.records), tuple(Send(None, Relay(signed)) for signed in said.sends)))
+        self.heard += tuple(said.heard)
+        for evidence in said.evidence:
+            self._accuse(evidence)
+
+    def _send(self, to: tuple[bytes, ...] | None, *messages: Outgoing) -> None:
+        if messages:
+            self._turns.append(Turn(sends=tuple(Send(to, message) for message in messages)))
+
+    def _handle(self, item: Item) -> None:
+        match item:
+            case Received(peer=peer, data=data):
+                if peer in self._links:
+                    self._links[peer] = self._now
+                try:
+                    self._handle_message(peer, data)
+                except RemoteProtocolError as error:
+                    self._turns.append(Turn(faults=(Fault(peer, error),)))
+            case Connected(peer=peer):
+                self._links[peer] = self._now
+                self._take(events.Connected(peer))
+                self._send((peer,), *map(Relay, self.rounds.own()), *self._accusations())
+                self._begin_telling(peer)
+            case Disconnected(peer=peer):
+                self._links.pop(peer, None)
+                self._answered.pop(peer, None)
+                self._untold.pop(peer, None)
+                self._take(events.Disconnected(peer))
+            case Copied(address=address):
+                self._take(events.Copied(address))
+                self.rounds.is_silent = True
+            case Do(do=do):
+                self._say(do() or Said())
+            case AppliedBlock():
+                self._handle_applied(item)
+
+    def _handle_applied(self, item: AppliedBlock) -> None:
+        self.ledger.advance(item.state, item.decided.decode().state_root)
+        pruned = self.ledger.pool.prune(self.rules, item.state)
+        self.dropped += tuple(entry for entry in pruned if entry[0].signer == self.me)
+        self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
+        self._take(_applied_event(item.state))
+        self._send(None, *self._accusations())
+        if self._repeat_at is not None and item.state.height + 1 == self.replica.height:  # not while it catches up
+            self._repeat_at = self._now
+        self._give_notice()
+        for peer, untold in list(self._untold.items()):
+            if self._now >= untold.told + POOL_PAGE_SECONDS:
+                self._tell(peer, untold)
+
+    def _begin_telling(self, peer: bytes) -> None:
+        """First our own: whoever else knows them, we answer for them."""
+        pool = self.ledger.pool
+        self._send((peer,), *(Relay(signed) for signed in pool if signed.signer == self.me))
+        self._untold[peer] = _Untold(0, pool.count, self._now)
+        self._tell(peer, self._untold[peer])
+
+    def _tell(self, peer: bytes, untold: _Untold) -> None:
+        page, untold.start = self.ledger.pool.page(untold.start, untold.end, POOL_PAGE_BYTES, POOL_PAGE_MAX)
+        untold.told = self._now
+        self._send((peer,), *(Relay(signed) for signed in page if signed.signer != self.me))
+        if untold.start == untold.end:
+            del self._untold[peer]
+
+    def _give_notice(self) -> None:
+        notice = self.ledger.notice_due(self.me)
+        if notice is not None and self.may_speak:
+            self.ledger.add_notice(self.me, notice)
+            self._send(None, Relay(sign(self._signer, self.chain_id, notice)))
+
+    def _follow_rounds(self) -> None:
+        books = dict(self.ledger.books)
+        opened, closed = self.rounds.follow(self.state)
+        for key in closed:
+            book = books[key[0]]
+            self._changes.append(RoundClosed(key, book.opened, self.me in book.proposals))
+        for key in opened:
+            job, spoken = self.state.jobs.jobs[key[0]], self._spoken(*key)
+            seconds = self.rules.jobs.rules.terms(job.spec).proposal_seconds
+            self._say(self.rounds.open(key[0], job, self._now, spoken, seconds, self._links))
+            self._changes.append(RoundOpened(key, job, Proposal.TAG in spoken, renewed=key in closed))
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def _handle_message(self, peer: bytes, data: bytes) -> None:
+        message: Any = codec.decode_message(data, UNDERSTOOD)
+        match message:
+            case Relay(signed=signed):
+                self._handle_relayed(signed)
+            case GetRound(job=job, round=number):
+                self._answer_seeker(peer, (job, number))
+            case Accusation(first=first, second=second):
+                self._accuse(Evidence(first, second))
+            case Heard():
+                is_read = self.replica.reads_answers_of(peer)
+                self._take(events.Received(peer, message))
+                self._conclude()  # what we forgot must be known before we say anything in a round
+                if is_read:  # else it is asked again
+                    self._recall.answer(peer, message.height)
+            case _:
+                self._take(events.Received(peer, message))
+
+    def _handle_relayed(self, signed: Signed) -> None:
+        held = self.ledger.pool.get(transaction_digest(signed))
+        if held is not None and held.signed == signed:
+            return  # verified when it came: its author says it again every second, every new link tells it
+        message: Any = self.rules.open(signed, RELAYED)
+        if isinstance(message, Transaction):
+            self._handle_transaction(signed, message)
+            return
+        if isinstance(message, Notice):
+            self.ledger.add_notice(signed.signer, message)
+            return
+        try:
+            if signed.signer not in self.state.members.members:
+                raise RemoteProtocolError("not-a-member", f"{message.TAG} of {short_id(signed.signer)}")
+            outcome = self.rounds.receive(signed, message, self._now)
+        except RemoteProtocolError as error:
+            self._count_refused(error)
+            return
+        if outcome is not None:
+            self._say(outcome)
+
+    def _handle_transaction(self, signed: Signed, transaction: Transaction) -> None:
+        """Kept and passed on once (its author may know few peers), unless it was decided or never can be."""
+        member = self.state.members.members.get(signed.signer)
+        if member is not None and transaction.nonce <= member.nonce:
+            return
+        try:
+            self.rules.apply_transaction(self.state, signed, self.state.height + 1)
+        except Refused as refusal:
+            # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
+            if member is None or self.ledger.pool.was_dropped(signed):
+                self._count_refused(RemoteProtocolError("not-a-member" if member is None else "refused-before", str(refusal)))
+                return
+        except RemoteProtocolError as error:
+            self._count_refused(error)
+            return
+        if self.ledger.pool.add(signed, member is not None):
+            self._send(None, Relay(signed))
+
+    def _accuse(self, evidence: Evidence) -> None:
+        """One proof about each culprit is kept and passed on, at once and at every new link and height, until a block has it.
+
+        `RemoteProtocolError` if it proves nothing.
+        """
+        if self.ledger.accuse(evidence):
+            self._turns.append(Turn(records=(evidence,)))
+            self._send(None, Accusation(evidence.first, evidence.second))
+
+    def _accusations(self) -> list[Accusation]:
+        """What waits for a block, as many as one can carry."""
+        waiting = islice(self.ledger.accusations.values(), EVIDENCE_PER_BLOCK_MAX)
+        return [Accusation(evidence.first, evidence.second) for evidence in waiting]
+
+    def _next_asked(self) -> tuple[bytes, ...]:
+        """The next few links in a ring of all, which every peer enters at another place."""
+        ring = sorted(self._links, key=lambda peer: (peer <= self._asked_last, peer))
+        asked = tuple(ring[:SEEK_LINKS])
+        self._asked_last = asked[-1] if asked else self._asked_last
+        return asked
+
+    def _count_refused(self, error: RemoteProtocolError) -> None:
+        """Whether a message belongs depends on how far we have applied, so the peer that passed it on is not punished."""
+        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+
+    def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
+        if self._now - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
+            self._answered[peer] = self._now
+            self._send((peer,), *map(Relay, self.rounds.held(key)))
+
+
+def _applied_event(state: State) -> events.Applied:
+    members = state.members
+    sets = (_voter_set(members.previous), _voter_set(members.voters), _voter_set(members.upcoming))
+    return events.Applied(state.height, state.root, sets)
+
+
+@functools.lru_cache(maxsize=8)  # the sets change rarely, and each knows its hash
+def _voter_set(keys: tuple[bytes, ...]) -> VoterSet:
+    return VoterSet(keys)

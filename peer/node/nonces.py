@@ -1,0 +1,41 @@
+"""The nonces of a voter's ballots in jobs with sampled audits: committed to in one ballot, revealed in the next decided one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ledger.audits.draws import commitment_to
+from ledger.audits.state import JobAudits
+from ledger.state import State
+from protocol.identity import Signer, secret
+from protocol.limits import NONCE_BYTES
+from protocol.messages import Ballot
+
+DOMAIN: Final = "audit-nonce"  # the tag of no message
+
+
+class Nonces:
+    """Derived from the secret key, the job and the round: a restart finds them again, and nothing has to be stored."""
+
+    def __init__(self, signer: Signer, chain_id: bytes) -> None:
+        self._signer, self._chain_id = signer, chain_id
+        self._sampled: dict[bytes, JobAudits] = {}
+
+    def follow(self, state: State) -> None:
+        self._sampled = state.audits.jobs
+
+    def added_to(self, ballot: Ballot) -> Ballot:
+        """With the nonce that our last decided ballot of the job committed to, and with a commitment to this round's."""
+        audits = self._sampled.get(ballot.job)
+        if audits is None:
+            return ballot
+        own = self._nonce(ballot.job, ballot.round)
+        return replace(ballot, reveal=self._committed(audits, ballot.job), commitment=commitment_to(own))
+
+    def _committed(self, audits: JobAudits, job: bytes) -> bytes | None:
+        known = audits.commitments.get(self._signer.public)
+        return self._nonce(job, known.round) if known is not None else None
+
+    def _nonce(self, job: bytes, number: int) -> bytes:
+        return secret(self._signer, DOMAIN, self._chain_id, job + number.to_bytes(8, "big"))[:NONCE_BYTES]

@@ -1,0 +1,373 @@
+"""The open rounds of one peer: which messages belong to them, what this peer says in them, and when. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from statistics import median
+from types import MappingProxyType
+
+from consensus.evidence import Evidence
+from consensus.turn import RoundVoted
+from ledger.jobs import Job, Phase
+from ledger.state import State
+from peer.node.early import Early, RoundKey, RoundMessage
+from peer.node.nonces import Nonces
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Signer, sign
+from protocol.messages import Ballot, CutOff, Proposal
+from protocol.reasons import Verdict
+from rounds.ballots import RoundBook, RoundTerms, RoundTimers
+
+REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
+REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer, or slower than before
+CHECK_SECONDS = (
+    1.0  # the cheap checks of one proposal, where nothing is re-executed before the ballot: a large payload, a busy machine
+)
+MEASURED_MAX = 16  # of the last such times
+REPLAYS_SECONDS_MIN = 1.0  # shortest T2 − T1: an idle machine re-executes a small model in no time, a busy one does not
+RETURN_ROUNDS_MAX = 256  # idle trainers cost everybody T1 once in so many rounds
+NOBODY: Mapping[bytes, float] = MappingProxyType({})
+SEEK_SECONDS = 3.0  # a round that cannot be closed asks some others for what they hold, this often
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What handling something led to: to be made durable, then sent."""
+
+    records: list[RoundVoted] = field(default_factory=list)
+    sends: list[Signed] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+    heard: list[tuple[bytes, RoundMessage]] = field(default_factory=list)  # what counts now, by signer: for people
+
+    def add(self, other: Outcome) -> None:
+        self.records += other.records
+        self.sends += other.sends
+        self.evidence += other.evidence
+        self.heard += other.heard
+
+
+@dataclass(slots=True)
+class _Return:
+    """Of a trainer that is not awaited: waiting for it in each round would cost T1 each time if it has nothing to say."""
+
+    alive: int = 0  # at how many openings it was
+    waits: int = 0  # for how many rounds it was waited for
+
+
+@dataclass(slots=True)
+class Measured:
+    """What this peer knows from former rounds about how long what takes. No state that replaces another makes it untrue."""
+
+    replays: list[float] = field(default_factory=list)  # seconds of recent re-executions
+    audits: list[float] = field(default_factory=list)  # seconds that the re-executors' ballots took in recent rounds
+    # By job, of recent rounds: what a majority of the awaited trainers took, and who they all were.
+    paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = field(default_factory=dict)
+    returns: dict[bytes, dict[bytes, _Return]] = field(default_factory=dict)  # by job, of the trainers that are not awaited
+    begun: dict[bytes, float] = field(default_factory=dict)  # by job: when its last round was opened here
+
+    def follow(self, running: Container[bytes]) -> None:
+        self.paces = {key: paces for key, paces in self.paces.items() if key in running}
+        self.returns = {key: returns for key, returns in self.returns.items() if key in running}
+        self.begun = {key: begun for key, begun in self.begun.items() if key in running}
+
+    def learn(self, key: bytes, closed: RoundBook) -> None:
+        # Zero: the ballots were there before the round opened here. Where an awaited trainer was absent, they waited for that.
+        if closed.audited and closed.delivered >= closed.awaited:
+            self.audits = [*self.audits, closed.audited][-MEASURED_MAX:]
+        if closed.pace:  # zero, too: they were there before
+            self.paces[key] = [*self.paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
+
+
+class Rounds:
+    """Keeps `books` (shared with the ledger, which closes rounds from them) in step with the applied state."""
+
+    def __init__(self, signer: Signer, chain_id: bytes, books: dict[bytes, RoundBook], measured: Measured | None = None) -> None:
+        self._signer, self._chain_id = signer, chain_id
+        self.books, self.measured = books, measured or Measured()
+        self._finished: Set[bytes] = frozenset()  # jobs for which nothing can come any more
+        self._opened: dict[bytes, int] = {}  # of each book: the height that gave the round to its voters
+        self._replaced: dict[bytes, RoundBook] = {}  # of rounds that are given to others, until they are opened again
+        self._early = Early(signer.public)
+        self._sought: dict[bytes, float] = {}
+        self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
+        self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
+        self._to_publish: dict[RoundKey, Proposal] = {}
+        self._nonces = Nonces(signer, chain_id)
+
+    # Opening and closing
+
+    def follow(self, state: State) -> tuple[list[RoundKey], list[RoundKey]]:
+        """(rounds that are open now and were not before, rounds that are no longer open); what was given to others is both."""
+        running = {key: job for key, job in state.jobs.jobs.items() if job.phase is Phase.RUNNING}
+        before = {(key, book.terms.round) for key, book in self.books.items()}
+        now = {(key, job.round) for key, job in running.items()}
+        renewed = {(key, number) for key, number in before & now if running[key].opened != self._opened[key]}
+        for key, _ in before - now:
+            self.measured.learn(key, self.books.pop(key))
+        for key, _ in renewed:
+            self._replaced[key] = self.books.pop(key)
+        for key, _ in before - now | renewed:
+            self._sought.pop(key, None)
+        self._finished = state.jobs.jobs.keys() - running.keys()
+        self._nonces.follow(state)
+        self.measured.follow(running)
+        self._early.follow(state)
+        self.muted &= now
+        self._to_publish = {key: proposal for key, proposal in self._to_publish.items() if key in now}
+        return sorted(now - before | renewed), sorted(before - now | renewed)
+
+    def open(
+        self,
+        key: bytes,
+        job: Job,
+        now: float,
+        spoken: Mapping[str, Signed],
+        proposal_seconds: float,
+        heard: Mapping[bytes, float] = NOBODY,
+    ) -> Outcome:
+        """Opens the round, with what we said in it before a restart and what came too early.
+
+        `proposal_seconds` bounds T1; `heard` says of everybody that we are linked with when something came last.
+        """
+        terms = job.terms(key)
+        replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
+        usual, trainers = self._usual_pace(key, job, terms)
+        returning = self._returning(key, terms, heard)
+        self.measured.begun[key] = now
+        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual, trainers, returning)
+        me = self._signer.public if self._signer.public in terms.voters else None
+        self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
+        replaced = self._replaced.pop(key, None)
+        if replaced is not None and replaced.terms.signed == terms.signed:  # a model that went wrong meanwhile is another
+            self.books[key].take_over(replaced)
+        outcome = Outcome(sends=list(spoken.values()))
+        self._resume(self.books[key], spoken, now, outcome)
+        for kept in self._early.take((key, job.round)):
+            try:
+                self._hear(self.books[key], kept.signed, kept.message, now, outcome)
+            except RemoteProtocolError:
+                continue  # it came before we could know that it does not belong
+        return outcome
+
+    def _usual_pace(self, key: bytes, job: Job, terms: RoundTerms) -> tuple[float | None, frozenset[bytes]]:
+        """What a majority of the trainers took in former rounds, and who they were: None where nobody can know.
+
+        Who has just come back has measured nothing, but if the job accepts updates then the others have: who waited longer than
+        they do would be what their rounds wait for.
+        """
+        paces = self.measured.paces.get(key, [])
+        if not paces:
+            return (0.0 if job.accepted else None), terms.trainers
+        return _usual([pace for pace, _ in paces]), frozenset[bytes]().union(*(who for _, who in paces))
+
+    def _returning(self, key: bytes, terms: RoundTerms, heard: Mapping[bytes, float]) -> frozenset[bytes]:
+        """The trainers that are alive although not awaited, each half as often after every time in vain.
+
+        In rounds that every voter counts alike, so that all wait at once, and for all that are idle at once.
+
+        Whoever came back, or is slower than the others, would else have to be faster than all of them to be accepted again.
+        A voter that said nothing since the last round was opened has stopped; other trainers have nothing to say meanwhile.
+        """
+        before = self.measured.returns.get(key, {})
+        returns = self.measured.returns[key] = {
+            trainer: before.get(trainer) or _Return() for trainer in terms.trainers - terms.awaited
+        }
+        returning = set()
+        for trainer, entry in returns.items():
+            since = self.measured.begun.get(key, math.inf) if trainer in terms.voters else -math.inf
+            if trainer != self._signer.public and heard.get(trainer, -math.inf) <= since:
+                continue
+            entry.alive += 1
+            if entry.alive > 1 and terms.round % min(RETURN_ROUNDS_MAX, 2 << entry.waits) == 0:
+                returning.add(trainer)
+                entry.waits += 1
+        return frozenset(returning)
+
+    def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, outcome: Outcome) -> None:
+        kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
+        for tag, signed in spoken.items():
+            if tag != Proposal.TAG and book.me is None:
+                continue  # said when we voted in this round; we do not any more, so there is no second one to be feared
+            try:
+                self._put(book, signed, _decoded(signed, kinds[tag]), now, outcome)
+            except RemoteProtocolError:
+                # Signed on a wrong state, which was replaced since: what stands there stands.
+                self.mute((book.terms.job, book.terms.round))
+
+    def _replays_seconds(self, terms: RoundTerms) -> float:
+        """How long judging every proposal takes. Who re-executes nothing knows it from the ballots of those who do."""
+        if not terms.audited:
+            return len(terms.trainers) * CHECK_SECONDS
+        if self.measured.audits and self._signer.public not in terms.auditors:
+            return _usual(self.measured.audits)
+        return len(terms.trainers) * (median(self.measured.replays) if self.measured.replays else REPLAY_SECONDS_START)
+
+    # Messages in
+
+    def receive(self, signed: Signed, message: RoundMessage, now: float) -> Outcome | None:
+        """None: it is for no round that is open here, and kept if that may still come. The signature was verified."""
+        book = self.books.get(message.job)
+        if message.job in self._finished:
+            return None
+        if book is None or message.round > book.terms.round:
+            self._early.keep(signed, message)
+            return None
+        if message.round < book.terms.round:
+            return None
+        if signed.signer not in (book.terms.trainers if isinstance(message, Proposal) else book.terms.voters):
+            self._early.keep(signed, message)  # the next block may give the round to it
+        outcome = Outcome()
+        self._hear(book, signed, message, now, outcome)
+        return outcome
+
+    def signed_early(self, signer: bytes) -> tuple[Signed, ...]:
+        """What it signed in rounds that are not open here yet, or in which it takes no part yet."""
+        return self._early.signed_by(signer)
+
+    def _hear(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+        if signed.signer != self._signer.public:
+            self._put(book, signed, message, now, outcome)
+        elif all(signed.body != known.body for known in self._own(book)):
+            self._recall(book, signed, message, now, outcome)
+
+    def _recall(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+        """A message of ours that is not in our log: we keep to it, and say nothing more in a round that we do not remember."""
+        self.mute((message.job, message.round))
+        if not book.has_heard(signed.signer, message):
+            self._put(book, signed, message, now, outcome)
+            outcome.records.append(RoundVoted(message.TAG, message.job, message.round, signed))
+
+    def mute(self, key: RoundKey) -> None:
+        """Nothing more is signed in this open round."""
+        self.muted |= {key}
+
+    def _is_mute(self, book: RoundBook) -> bool:
+        return self.is_silent or (book.terms.job, book.terms.round) in self.muted
+
+    def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+        pair = None
+        is_new = not book.has_heard(signed.signer, message)
+        match message:
+            case Proposal():
+                pair = book.add_proposal(signed, message)
+            case Ballot():
+                pair = book.add_ballot(signed, message, now)
+            case CutOff():
+                first = book.signed_cut_offs.get(signed.signer, signed)
+                book.add_cut_off(signed, message)
+                if first.body != signed.body:
+                    outcome.evidence.append(Evidence(first, signed))
+        if is_new:
+            outcome.heard.append((signed.signer, message))
+        if pair is not None:
+            outcome.evidence.append(Evidence(*pair))
+            outcome.sends.extend(pair)  # the others must see both, or the liar gets two proposals judged
+
+    def deliver(self, key: RoundKey, trainer: bytes, now: float) -> None:
+        book = self.books.get(key[0])
+        if book is not None and book.terms.round == key[1]:
+            book.deliver(trainer, now)
+
+    def judge(self, key: RoundKey, trainer: bytes, verdict: Verdict, seconds: float | None, now: float) -> None:
+        book = self.books.get(key[0])
+        if seconds is not None:
+            self.measured.replays = [*self.measured.replays, seconds][-MEASURED_MAX:]
+        if book is not None and book.terms.round == key[1]:
+            book.judge(trainer, verdict, now)
+
+    # Messages out
+
+    def publish(self, proposal: Proposal, now: float) -> Outcome:
+        """Our proposal for an open round, signed as soon as we may; nothing if the round is over or we spoke already."""
+        book = self.books.get(proposal.job)
+        if book is None or book.terms.round != proposal.round:
+            return Outcome()
+        self._to_publish[proposal.job, proposal.round] = proposal
+        return self._publish(book, now)
+
+    def _publish(self, book: RoundBook, now: float) -> Outcome:
+        proposal = self._to_publish.get((book.terms.job, book.terms.round))
+        if proposal is None or self._signer.public in book.proposals or self._is_mute(book):
+            return Outcome()
+        return self._say(book, proposal, now)
+
+    def due(self, now: float) -> Outcome:
+        """Ballots and cut-offs whose time has come, and proposals that had to wait."""
+        if self.is_silent or not self.books:
+            return Outcome()
+        outcome = Outcome()
+        for book in self.books.values():
+            if self._is_mute(book):
+                continue
+            outcome.add(self._publish(book, now))
+            ballot = book.ballot_due(now)
+            if ballot is not None:
+                outcome.add(self._say(book, self._nonces.added_to(ballot), now))
+            cut_off = book.cut_off_due(now)
+            if cut_off is not None:
+                outcome.add(self._say(book, cut_off, now))
+        return outcome
+
+    def _say(self, book: RoundBook, message: RoundMessage, now: float) -> Outcome:
+        signed = sign(self._signer, self._chain_id, message)
+        outcome = Outcome([RoundVoted(message.TAG, message.job, message.round, signed)], [signed])
+        self._put(book, signed, message, now, outcome)
+        return outcome
+
+    def seeking(self, now: float) -> Iterator[RoundKey]:
+        """Rounds that cannot be closed with what is here, or only by cut-offs, although enough should have been said.
+
+        A leader that cuts a round off must have the ballots that the others' cut-offs name, which liars show to some only.
+        """
+        for key, book in self.books.items():
+            due = self._seek_due(key, book)
+            if due is not None and now >= due:
+                self._sought[key] = now
+                yield key, book.terms.round
+
+    def _seek_due(self, key: bytes, book: RoundBook) -> float | None:
+        """As long as everybody trains, nobody has anything to give."""
+        if not _is_open(book):
+            return None
+        if key in self._sought:
+            return self._sought[key] + SEEK_SECONDS
+        soon = book.opened + SEEK_SECONDS
+        return soon if book.ballots else max(soon, book.proposals_due)
+
+    def held(self, key: RoundKey) -> list[Signed]:
+        book = self.books.get(key[0])
+        if book is None or book.terms.round != key[1]:
+            return []
+        return [*book.proposals.values(), *book.signed_ballots.values(), *book.signed_cut_offs.values()]
+
+    def own(self) -> list[Signed]:
+        """What we said in the open rounds: a new neighbour must hear it."""
+        return [signed for book in self.books.values() for signed in self._own(book)]
+
+    def _own(self, book: RoundBook) -> list[Signed]:
+        me = self._signer.public
+        return [table[me] for table in (book.proposals, book.signed_ballots, book.signed_cut_offs) if me in table]
+
+    def deadline(self, now: float) -> float | None:
+        if not self.books:
+            return None
+        times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]
+        times += [due for key, book in self.books.items() if (due := self._seek_due(key, book)) is not None]
+        return min(times, default=None)
+
+
+def _is_open(book: RoundBook) -> bool:
+    closing = book.closing()
+    return closing is None or bool(closing.cut_offs)
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """The upper quartile. Not the slowest: a peer that stood still for a while measured others that took as long."""
+    return sorted(seconds)[3 * len(seconds) // 4]
+
+
+def _decoded(signed: Signed, kind: type[RoundMessage]) -> RoundMessage:
+    return codec.decode_message(signed.body, (kind,))

@@ -1,0 +1,1 @@
+"""The process that computes, and its supervisor."""

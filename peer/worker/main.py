@@ -1,0 +1,226 @@
+"""The worker process: `python -m peer.worker.main`. Reads requests from stdin, computes, answers on stdout.
+
+Only here is torch imported. The process holds nothing that matters: it may be killed at any instruction, and it ends by itself as
+soon as the daemon that started it is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from protocol.errors import FolkmootError
+from training import tasks
+from training.data.corpus import open_tokens
+from training.data.tokenizer import load_tokenizer
+from training.engines.pytorch.engine import Engine, is_out_of_memory, start_threads
+from training.replay import proposals
+from training.replay.inner_state import InnerState, OnState
+from training.replicated.layout import Float32Array
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec
+
+NICENESS = 5
+BEAT_SECONDS = 1.0  # between signs of progress
+JOBS_MAX = 8  # open at a time; the least recently used is closed
+OOM_SCORE = "500"  # of -1000..1000, see proc(5)
+
+
+class Cancelled(Exception):
+    """Nobody waits for the request any more."""
+
+
+class Pipes:
+    """Framed messages on two byte streams; a thread reads, so that a Cancel or the daemon's end is seen during work."""
+
+    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, ended: Callable[[], None]) -> None:
+        self._incoming, self._outgoing, self._ended = incoming, outgoing, ended
+        self._requests: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()  # the daemon asks one thing at a time
+        self._cancelled = -1  # requests up to this number are not waited for
+        self._current = 0
+        self._beaten = 0.0
+
+    def start(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while header := self._incoming.read(tasks.FRAME_HEADER_BYTES):
+                length, number = tasks.parse_header(header)
+                message = tasks.parse_body(self._incoming.read(length), tasks.TO_WORKER)
+                if isinstance(message, tasks.Cancel):
+                    self._cancelled = number
+                else:
+                    self._requests.put((number, message))
+        finally:
+            self._ended()
+
+    def next(self) -> Any:
+        self._current, message = self._requests.get()
+        self._beaten = time.monotonic()
+        return message
+
+    def send(self, message: Any) -> None:
+        self._outgoing.write(tasks.frame(self._current, message))
+        self._outgoing.flush()
+
+    def beat(self) -> None:
+        """Called between steps: shows the daemon progress, and stops the work if nobody waits for it."""
+        if self._current <= self._cancelled:
+            raise Cancelled
+        if time.monotonic() - self._beaten >= BEAT_SECONDS:
+            self._beaten = time.monotonic()
+            self.send(tasks.Beat())
+
+
+class Jobs:
+    """The open jobs, and what is done for each kind of request."""
+
+    def __init__(self, beat: Callable[[], None], micro_batch_max: int) -> None:
+        self._beat = beat
+        self._micro_batch_max = micro_batch_max
+        self._engines: OrderedDict[bytes, Engine] = OrderedDict()
+
+    def answer(self, request: Any) -> tasks.Reply:
+        match request:
+            case tasks.OpenJob():
+                return self._open(request)
+            case tasks.Propose():
+                return proposals.propose(request, self._update(request.job))
+            case tasks.Reexecute():
+                return proposals.reexecute(request, self._update(request.job))
+            case tasks.Audit():
+                return proposals.audit(request, self._update(request.job))
+            case tasks.Replay():
+                return proposals.replay(request, self._inner_step(request.job))
+            case tasks.Evaluate():
+                return self._evaluate(request)
+            case tasks.Generate():
+                return self._generate(request)
+            case _:
+                return tasks.Pong()
+
+    def _open(self, request: tasks.OpenJob) -> tasks.Opened:
+        spec = JobSpec.decode(request.spec)
+        tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None)
+        tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
+        engine = Engine(spec, tokens, tokenizer)
+        engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
+        self._engines[request.job] = engine
+        while len(self._engines) > JOBS_MAX:
+            self._engines.popitem(last=False)
+        return tasks.Opened(engine.parameters, len(tokens.train), len(tokens.held_out))
+
+    def _engine(self, job: bytes) -> Engine:
+        if job not in self._engines:
+            raise FolkmootError(f"job {job.hex()[:8]} is not open")
+        self._engines.move_to_end(job)
+        return self._engines[job]
+
+    def _update(self, job: bytes) -> proposals.Update:
+        engine = self._engine(job)
+
+        def update(
+            parameters: Float32Array,
+            job: bytes,
+            round: int,
+            trainer: bytes,
+            inner: InnerState | None,
+            on_state: OnState,
+        ) -> tuple[Float32Array, float]:
+            delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state)
+            return delta, metrics.loss
+
+        return update
+
+    def _inner_step(self, job: bytes) -> proposals.InnerStep:
+        engine = self._engine(job)
+
+        def inner_step(
+            parameters: Float32Array, inner: InnerState, job: bytes, round: int, trainer: bytes, step: int
+        ) -> tuple[Float32Array, InnerState]:
+            return engine.inner_step(parameters, inner, job, round, trainer, step, self._beat)
+
+        return inner_step
+
+    def _evaluate(self, request: tasks.Evaluate) -> tasks.Evaluated:
+        started = time.perf_counter()
+        bits = self._engine(request.job).evaluate(_parameters(request.model_directory), self._beat)
+        return tasks.Evaluated(bits, time.perf_counter() - started)
+
+    def _generate(self, request: tasks.Generate) -> tasks.Generated:
+        parameters = _parameters(request.model_directory)
+        prompt = request.prompt.encode()
+        engine = self._engine(request.job)
+        return tasks.Generated(engine.generate(parameters, prompt, request.tokens, request.temperature, request.seed, self._beat))
+
+
+def _parameters(model_directory: str) -> Float32Array:
+    return ReplicatedModel.open(Path(model_directory)).parameters
+
+
+def serve(pipes: Pipes, jobs: Jobs) -> None:
+    """Answers requests for ever."""
+    while True:
+        request = pipes.next()
+        try:
+            pipes.send(jobs.answer(request))  # an answer that is no number has no encoding: that fails here too
+        except Cancelled:
+            pipes.send(tasks.Failed("cancelled"))
+        except FolkmootError as error:
+            pipes.send(tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX]))
+        except Exception as error:  # the boundary of the process: the daemon is told, and the next request may well succeed
+            what = "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+            pipes.send(tasks.Failed(what[: tasks.ERROR_CHARACTERS_MAX]))
+
+
+def _be_modest() -> None:
+    """The daemon's votes come first when cores are short, and it outlives us when memory is."""
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+
+
+def _own_pipes() -> Pipes:
+    """Takes stdin and stdout for the conversation; whatever prints from now on lands on stderr and cannot break the framing."""
+    incoming, outgoing = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return Pipes(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), ended=_end)
+
+
+def _end() -> None:
+    """The daemon closed the pipe or is gone. Every file is written whole or not at all, so nothing is lost by ending at once.
+
+    (Linux's PR_SET_PDEATHSIG would not do: it follows the daemon's *thread* that started us, and Trio's threads come and go.)
+    """
+    os._exit(0)
+
+
+def main(make_jobs: Callable[[Callable[[], None], int], Jobs] = Jobs) -> None:
+    parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
+    parser.add_argument("--threads", type=int, help="of torch; default: what torch chooses")
+    parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")
+    arguments = parser.parse_args()
+    _be_modest()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the daemon stops us in its own order
+    pipes = _own_pipes()
+    start_threads(arguments.threads)
+    pipes.send(tasks.Ready(f"torch {torch.__version__}", torch.get_num_threads()))
+    pipes.start()
+    serve(pipes, make_jobs(pipes.beat, arguments.micro_batch_max))
+
+
+if __name__ == "__main__":
+    main()

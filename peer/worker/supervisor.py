@@ -1,0 +1,330 @@
+"""Supervises the worker process: starts it, asks it one thing at a time, and starts it again when it dies.
+
+The daemon computes no gradients and never imports torch. What it asks is queued by priority: its own proposal goes before the
+audits that ballots wait for, these before sampled ones, and sampled ones before what nothing waits for, as it comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import trio
+
+from protocol.errors import FolkmootError, LocalProtocolError, RemoteProtocolError, UserError
+from training import tasks
+from training.spec import JobSpec
+
+R = TypeVar("R")
+log = logging.getLogger(__name__)
+
+START_SECONDS_MAX = 120.0  # importing torch from a cold disk on a slow machine
+SILENCE_SECONDS_MAX = 120.0  # without a beat while working: one step of a large model on a busy machine is far below
+PING_SECONDS = 30.0  # between pings of an idle worker
+REQUEST_SECONDS_MAX = 3_600.0  # one request; rounds have their own, shorter timers
+STOP_SECONDS = 2.0  # granted to end by itself, and again after SIGTERM
+BACKOFF_SECONDS_MAX = 60.0
+STARTS_MAX = 3  # failures in a row before the first success: then it will never start
+QUEUE_MAX = 1_024  # a round asks for one proposal and at most TRAINERS_MAX audits
+JOBS_MAX = 8  # reopened after a restart; the worker keeps as many
+STDERR_LINES = 20  # kept to say why it died
+STDERR_LINE_BYTES_MAX = 4_096
+
+
+class WorkerDied(FolkmootError):
+    """The worker process ended, or was ended, while it had this request. Asking again is safe."""
+
+
+class WorkerFailed(FolkmootError):
+    """The worker is well but could not do what was asked; the text says why."""
+
+
+@dataclass(order=True)
+class _Pending:
+    priority: int
+    order: int
+    request: Any = field(compare=False)
+    deadline_seconds: float = field(compare=False)
+    reply: Any = field(compare=False, default=None)
+    error: str | None = field(compare=False, default=None)
+    done: trio.Event = field(compare=False, default_factory=trio.Event)
+    abandoned: trio.Event = field(compare=False, default_factory=trio.Event)
+
+
+class Worker:
+    """`run` in a nursery keeps a worker process alive; `ask` may be called from any number of tasks meanwhile."""
+
+    def __init__(self, threads: int = 1, command: Sequence[str] | None = None, backoff_seconds: float = 1.0) -> None:
+        """`threads` of 0 leaves their number to torch.
+
+        `command` stands for `python -m peer.worker.main`; the worker's own arguments are appended to it.
+        """
+        self.ready: tasks.Ready | None = None  # what the present process said when it was ready; None while there is none
+        self.pid: int | None = None
+        self.restarts = 0
+        self._threads = threads
+        self.command = list(command or (sys.executable, "-m", "peer.worker.main"))
+        self._backoff_seconds = backoff_seconds
+        self._micro_batch_max: int | None = None
+        self._queue: list[_Pending] = []
+        self._numbers = itertools.count(1)
+        self._wake = trio.Event()
+        self._jobs: dict[bytes, tasks.OpenJob] = {}
+        self._stopped = False
+
+    async def ask(self, request: tasks.Request[R], deadline_seconds: float = REQUEST_SECONDS_MAX) -> R:
+        """The worker's reply. `deadline_seconds` counts from the moment the worker gets the request.
+
+        Raises `WorkerDied` if the process ended meanwhile (asking again is safe) and `WorkerFailed` if it could not do it. When
+        cancelled, a waiting request is withdrawn and a running one is dropped at its next step.
+        """
+        if self._stopped:
+            raise WorkerDied("the worker has been stopped")
+        if len(self._queue) >= QUEUE_MAX:
+            raise LocalProtocolError(f"{QUEUE_MAX} requests are waiting for the worker")
+        pending = _Pending(request.PRIORITY, next(self._numbers), request, deadline_seconds)
+        heapq.heappush(self._queue, pending)
+        self._wake.set()
+        try:
+            await pending.done.wait()
+        finally:
+            pending.abandoned.set()
+        if pending.error is not None:
+            raise WorkerDied(pending.error)
+        if isinstance(pending.reply, tasks.Failed):
+            raise WorkerFailed(pending.reply.text)
+        if isinstance(request, tasks.OpenJob):
+            self._remember(request)
+        return cast(R, pending.reply)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Runs until cancelled; started when the first process is ready. `UserError` if none ever gets ready."""
+        failures = 0
+        try:
+            while True:
+                session = _Session(self)
+                try:
+                    await session.run(task_status if self.restarts == 0 else trio.TASK_STATUS_IGNORED)
+                finally:
+                    self.ready = self.pid = None
+                failures = 0 if session.was_useful else failures + 1
+                if self.restarts == 0 and not session.was_ready:
+                    if failures >= STARTS_MAX:
+                        raise UserError(f"the worker process does not start: {session.reason} (try: {' '.join(self.command)})")
+                else:
+                    self.restarts += 1
+                self._halve_if_killed(session)
+                log.warning("worker ended: %s; starting it again", session.reason)
+                await trio.sleep(min(BACKOFF_SECONDS_MAX, self._backoff_seconds * 2**failures))
+        finally:
+            self._stopped = True
+            for pending in self._queue:
+                pending.error = "the worker has been stopped"
+                pending.done.set()
+
+    def jobs(self) -> list[tasks.OpenJob]:
+        """What a new process must be told before anything else."""
+        return list(self._jobs.values())
+
+    def _remember(self, request: tasks.OpenJob) -> None:
+        self._jobs.pop(request.job, None)
+        self._jobs[request.job] = request
+        while len(self._jobs) > JOBS_MAX:
+            del self._jobs[next(iter(self._jobs))]
+
+    def _halve_if_killed(self, session: _Session) -> None:
+        """A SIGKILL that we did not send is most likely the kernel's, out of memory."""
+        if session.returncode == -signal.SIGKILL and not session.killed and self._jobs:
+            most = max(JobSpec.decode(job.spec).micro_batch for job in self._jobs.values())
+            self._micro_batch_max = max(1, min(most, self._micro_batch_max or most) // 2)
+
+    async def next(self) -> _Pending | None:
+        """The most urgent request that somebody still waits for; None if there is none for PING_SECONDS."""
+        with trio.move_on_after(PING_SECONDS):
+            while True:
+                while self._queue:
+                    pending = heapq.heappop(self._queue)
+                    if not pending.abandoned.is_set():
+                        return pending
+                self._wake = trio.Event()
+                await self._wake.wait()
+        return None
+
+    def arguments(self) -> list[str]:
+        threads = ["--threads", str(self._threads)] if self._threads else []
+        limit = [] if self._micro_batch_max is None else ["--micro-batch-max", str(self._micro_batch_max)]
+        return [*self.command, *threads, *limit]
+
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)
+        threads = {"OMP_NUM_THREADS": str(self._threads)} if self._threads else {}
+        return {**os.environ, **threads, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+
+
+class _Session:
+    """The life of one worker process."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.reason = "it was stopped"
+        self.returncode: int | None = None
+        self.was_ready = self.was_useful = self.killed = False
+        self._worker = worker
+        self._scope = trio.CancelScope()
+        self._number = 0  # of the request the process has
+        self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
+        self._send_frames, self._frames = trio.open_memory_channel[Any](0)
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Returns when the process has ended, with `reason` set; nothing of it is left behind, also when cancelled."""
+        try:
+            self._process = await self._start()
+        except OSError as error:
+            self.reason = f"{error.strerror or error}: {self._worker.command[0]}"
+            return
+        async with trio.open_nursery() as around:
+            around.start_soon(self._read_stderr)
+            try:
+                with self._scope:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._read_frames)
+                        await self._serve(task_status)
+            finally:
+                await self._stop()
+
+    async def _start(self) -> trio.Process:
+        pipe = subprocess.PIPE
+        return await trio.lowlevel.open_process(
+            self._worker.arguments(), stdin=pipe, stdout=pipe, stderr=pipe, env=self._worker.environment()
+        )
+
+    def _end(self, reason: str) -> None:
+        """Every task of this session is cancelled at its next checkpoint."""
+        self.reason = reason
+        self._scope.cancel()
+
+    # Asking ----------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
+        self._worker.pid = self._process.pid
+        self._worker.ready = await self._receive(START_SECONDS_MAX, "did not get ready")
+        self.was_ready = True
+        task_status.started()
+        for job in self._worker.jobs():
+            await self._answer(self._inner(job))
+        while True:
+            await self._answer(await self._worker.next() or self._inner(tasks.Ping()))
+            self.was_useful = True
+
+    @staticmethod
+    def _inner(request: Any) -> _Pending:
+        return _Pending(request.PRIORITY, 0, request, REQUEST_SECONDS_MAX)
+
+    async def _answer(self, pending: _Pending) -> None:
+        """Gives `pending` its reply, or the reason why this session ended."""
+        try:
+            self._number += 1
+            await self._send(pending.request)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_when_abandoned, pending)
+                with trio.move_on_after(pending.deadline_seconds) as deadline:
+                    pending.reply = await self._reply()
+                nursery.cancel_scope.cancel()
+            if deadline.cancelled_caught:
+                self._end(f"{pending.request.TAG} took longer than {pending.deadline_seconds:g} s")
+                await trio.lowlevel.checkpoint()
+        finally:
+            if pending.reply is None:
+                pending.error = f"the worker process ended during {pending.request.TAG}: {self.reason}"
+            pending.done.set()
+
+    async def _reply(self) -> Any:
+        while isinstance(message := await self._receive(SILENCE_SECONDS_MAX, "was silent"), tasks.Beat):
+            pass
+        return message
+
+    async def _cancel_when_abandoned(self, pending: _Pending) -> None:
+        await pending.abandoned.wait()
+        await self._send(tasks.Cancel())
+
+    async def _send(self, message: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.send_all(tasks.frame(self._number, message))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await trio.sleep_forever()  # it is ending: the reader of its stdout sees that and says why
+
+    async def _receive(self, seconds: float, complaint: str) -> Any:
+        with trio.move_on_after(seconds) as patience:
+            message = await self._frames.receive()
+        if patience.cancelled_caught:
+            self._end(f"it {complaint} for {seconds:g} s")
+            await trio.sleep_forever()
+        return message
+
+    # The process -----------------------------------------------------------------------------------------------------
+
+    async def _read_frames(self) -> None:
+        try:
+            while True:
+                length, number = tasks.parse_header(await self._read_exactly(tasks.FRAME_HEADER_BYTES))
+                message = tasks.parse_body(await self._read_exactly(length), tasks.FROM_WORKER)
+                if number == self._number:  # anything else belongs to a request that is over
+                    await self._send_frames.send(message)
+        except EOFError:
+            with trio.move_on_after(STOP_SECONDS):
+                await self._process.wait()
+            self._end(self._epitaph())
+        except RemoteProtocolError as error:
+            self._end(f"it broke the framing: {error}")
+
+    async def _read_exactly(self, count: int) -> bytes:
+        assert self._process.stdout is not None
+        data = bytearray()
+        while len(data) < count:
+            piece = await self._process.stdout.receive_some(count - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return bytes(data)
+
+    def _epitaph(self) -> str:
+        code = self._process.returncode
+        how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
+        return f"{how}: {self._stderr[-1]}" if self._stderr else how
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        rest = b""
+        async for piece in self._process.stderr:
+            *lines, rest = (rest + piece).split(b"\n")
+            rest = rest[-STDERR_LINE_BYTES_MAX:]
+            for line in filter(None, lines):
+                self._stderr.append(line[:STDERR_LINE_BYTES_MAX].decode(errors="replace"))
+                log.info("worker: %s", self._stderr[-1])
+
+    async def _stop(self) -> None:
+        """Closing its stdin asks it to end; then SIGTERM, then SIGKILL."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with trio.CancelScope(shield=True):
+            await self._process.stdin.aclose()
+            for harder in (self._process.terminate, self._kill):
+                with trio.move_on_after(STOP_SECONDS):
+                    await self._process.wait()
+                if self._process.returncode is None:
+                    harder()
+            self.returncode = await self._process.wait()
+            await self._process.stdout.aclose()
+
+    def _kill(self) -> None:
+        self.killed = True
+        self._process.kill()

@@ -1,0 +1,268 @@
+"""Content-addressed files: payloads and data are kept, error-feedback buffers pass when nobody re-executes with them any more.
+
+What the audits of a round may ask for is kept together, and deleted together when they are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
+from storage.crash_points import crash_points
+from storage.durable import make_directory, sync_directory
+
+UNFINISHED = ".made"  # of the name of a folder of links that is not whole yet
+JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
+SYNCS_AT_ONCE = 16  # of the small files of a round: a journal commits them together, one by one each waits for the disk
+
+log = logging.getLogger(__name__)
+
+
+class Blobs:
+    """Implements `transport.exchange.BlobStore`. A file is durable before it is visible under its name."""
+
+    def __init__(self, kept: Path, passing: Path) -> None:
+        self._kept, self._passing = kept, passing
+        self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
+        self._together: dict[bytes, Path] = {}  # digest -> a folder that holds it
+        self._whole: set[Path] = set()  # the folders that were written by this process, or verified by it
+        self._together_lock = threading.Lock()  # training keeps, audits delete, each in a thread of its own
+        self._numbers = itertools.count()
+        for folder in (kept, passing):
+            with _explained(folder):
+                make_directory(folder)
+                for leftover in folder.glob("*.part"):
+                    leftover.unlink()
+
+    def path(self, digest: bytes) -> Path:
+        """Where this blob is, or would be."""
+        name = digest.hex()
+        if os.path.exists(os.path.join(self._passing, name)):
+            return self._passing / name
+        if digest in self._together:
+            return self._together[digest] / name
+        is_kept = digest not in self._expected_to_pass or os.path.exists(os.path.join(self._kept, name))
+        return (self._kept if is_kept else self._passing) / name
+
+    def size(self, digest: bytes) -> int | None:
+        try:
+            return self.path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def is_reveal(self, digest: bytes) -> bool:
+        """Whether this blob is, or would be, here only for those who re-execute."""
+        return self.path(digest).parent != self._kept
+
+    def read(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
+        """`MissingBlobError` if it is not here, or is deleted now."""
+        path = self.path(digest)
+        with _explained(path, "read"), path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def begin(self, digest: bytes, total: int) -> Writer:
+        """Several writers may work on one blob: each has a file of its own, and whoever finishes gives the same bytes."""
+        return Writer(self.path(digest), digest, total, next(self._numbers))
+
+    def add(self, data: bytes) -> bytes:
+        digest = hashlib.sha256(data).digest()
+        if self.size(digest) is None:
+            writer = self.begin(digest, len(data))
+            writer.write(data)
+            writer.finish()
+        return digest
+
+    def adopt(self, file: Path, digest: bytes) -> None:
+        """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest."""
+        path = self.path(digest)
+        with _explained(path), crash_points("blob"):
+            _sync(file)
+            os.replace(file, path)
+            sync_directory(path.parent)
+
+    def adopt_link(self, file: Path, digest: bytes) -> None:
+        """As `adopt`, and `file` stays where it is."""
+        link = file.with_name(f"{file.name}.link")
+        with _explained(link):
+            link.unlink(missing_ok=True)
+            os.link(file, link)
+        self.adopt(link, digest)
+
+    # Passing blobs
+
+    def expect_to_pass(self, digest: bytes, owner: object) -> None:
+        """This blob, here or when it comes, stays only until all its owners are released and `delete_passed` may delete it."""
+        if self.size(digest) is None or (self._passing / digest.hex()).exists():
+            self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
+
+    def keep(self, digest: bytes) -> None:
+        """This blob stays, whoever said that it would pass."""
+        self._expected_to_pass.pop(digest, None)
+        passing, kept = self._passing / digest.hex(), self._kept / digest.hex()
+        with _explained(kept):
+            if passing.exists():
+                with crash_points("blob-keep"):
+                    os.replace(passing, kept)
+                    sync_directory(self._kept)
+
+    def release(self, owner: object) -> None:
+        left = {digest: owners - {owner} for digest, owners in self._expected_to_pass.items()}
+        self._expected_to_pass = {digest: owners for digest, owners in left.items() if owners}
+
+    def delete_passed(self, keep: set[bytes]) -> None:
+        keep = keep | self._expected_to_pass.keys()
+        for file in self._passing.iterdir():
+            if file.suffix == ".part" or "-" in file.name or (digest := bytes.fromhex(file.name)) in keep:
+                continue
+            if digest not in self._expected_to_pass:  # nor one that came after this began: it was expected before it was there
+                file.unlink(missing_ok=True)
+
+    # Blobs of a round that are deleted together
+
+    def keep_together(self, job: bytes, round: int, made: Path | None, digests: Iterable[bytes]) -> None:
+        """Keeps the files of the folder `made`, each named by its digest, and those of `digests` that are here, until
+        `delete_rounds`. All of it is durable when this returns; the caller vouches for the digests, and `made` is gone.
+        """
+        folder = self._passing / _folder_name(job, round)
+        with self._together_lock, _explained(folder), crash_points("blob"):
+            made = made or folder.with_name(f"{folder.name}{UNFINISHED}")
+            made.mkdir(exist_ok=True)
+            with ThreadPoolExecutor(SYNCS_AT_ONCE) as threads:
+                list(threads.map(_sync, made.iterdir()))  # the errors, if any
+            for digest in digests:
+                with contextlib.suppress(FileNotFoundError, FileExistsError):
+                    os.link(self.path(digest), made / digest.hex())
+            sync_directory(made)
+            shutil.rmtree(folder, ignore_errors=True)  # of the same round before a crash; some of it may just have been linked
+            made.rename(folder)
+            sync_directory(self._passing)
+            self._list(folder)
+
+    def verify_together(self) -> None:
+        """What an earlier process kept together is held again from here on, but for what the disk has damaged, which is deleted:
+        whoever sends bytes that are not what their digest says loses the link. It reads all of it; it may run in a thread.
+        """
+        with self._together_lock:
+            for left in self._passing.glob(f"*{UNFINISHED}"):
+                shutil.rmtree(left, ignore_errors=True)
+        for folder in sorted(set(self._folders()) - self._whole):
+            with _explained(folder, "read"), contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                for file in list(folder.iterdir()):
+                    if not _is_whole(file):
+                        log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
+                        with contextlib.suppress(FileNotFoundError):
+                            if (passing := self._passing / file.name).samefile(file):  # another may have come since then
+                                passing.unlink()
+                        file.unlink(missing_ok=True)
+                with self._together_lock:
+                    self._list(folder)
+
+    def kept_together(self) -> list[tuple[bytes, int]]:
+        """(the first bytes of a job's id, round) of everything that is kept together."""
+        names = [folder.name.partition("-") for folder in self._folders()]
+        return [(bytes.fromhex(job), int(number)) for job, _, number in names]
+
+    def delete_rounds(self, rounds: Iterable[tuple[bytes, int]]) -> None:
+        """What was kept of these rounds, as `kept_together` names them."""
+        with self._together_lock:
+            for job, number in rounds:
+                folder = self._passing / _folder_name(job, number)
+                shutil.rmtree(folder, ignore_errors=True)
+                self._whole.discard(folder)
+            listed: dict[bytes, Path] = {}
+            for folder in self._whole:  # some of it may be in a later folder too
+                listed |= _listed(folder)
+            self._together = listed
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self._passing.iterdir() if path.is_dir() and path.suffix != UNFINISHED]
+
+    def _list(self, folder: Path) -> None:
+        self._together |= _listed(folder)
+        self._whole.add(folder)
+
+
+def _listed(folder: Path) -> dict[bytes, Path]:
+    return {bytes.fromhex(file.name): folder for file in folder.iterdir()}
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _is_whole(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest() == file.name
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False  # a part of the disk that cannot be read
+
+
+def _folder_name(job: bytes, round: int) -> str:
+    return f"{job[:JOB_BYTES].hex()}-{round}"
+
+
+class Writer:
+    """Exactly one of `finish` and `abort` ends it."""
+
+    def __init__(self, path: Path, digest: bytes, total: int, number: int) -> None:
+        self._path, self._digest, self._total = path, digest, total
+        self._part = path.with_name(f"{path.name}.{number}.part")
+        self._hash, self._written = hashlib.sha256(), 0
+        with _explained(self._part):
+            self._file = self._part.open("wb")
+
+    def write(self, chunk: bytes) -> None:
+        self._written += len(chunk)
+        if self._written > self._total:
+            raise RemoteProtocolError("bad-blob", f"more than the {self._total} bytes announced")
+        self._hash.update(chunk)
+        with _explained(self._part):
+            self._file.write(chunk)
+
+    def finish(self) -> None:
+        """Makes the blob durable and visible; `RemoteProtocolError` if it is not what its digest says."""
+        if self._hash.digest() != self._digest:
+            self.abort()
+            raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
+        try:
+            with _explained(self._path), crash_points("blob"):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                os.replace(self._part, self._path)
+                sync_directory(self._path.parent)
+        except StorageError:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):  # what a full disk does not take is not wanted any more
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _explained(path: Path, verb: str = "write") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        way_out = "free some space and start again" if error.errno == errno.ENOSPC else "check the disk and its permissions"
+        is_missing = verb == "read" and isinstance(error, FileNotFoundError)
+        kind = MissingBlobError if is_missing else StorageError
+        raise kind(f"cannot {verb} {path}: {error.strerror}; {way_out}") from error

@@ -1,0 +1,57 @@
+"""Files that are there whole or not at all, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from protocol.errors import StorageError
+from storage.crash_points import crash_points
+
+
+def sync_directory(path: Path) -> None:
+    """A name is durable once its directory is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Makes `path` and what is missing above it, durably. Raises `OSError`."""
+    if not path.exists():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def lock(descriptor: int, operation: int, path: Path) -> None:
+    """`flock` of an open file. `BlockingIOError` where it would wait; `StorageError` on a file system that has no locks."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        told = f"{path} cannot be locked ({error.strerror})"
+        raise StorageError(f"{told}: move the folder to a file system with file locks, such as a local disk") from None
+
+
+@contextmanager
+def writing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A stream whose bytes stand durably at `path` once the block ends well; otherwise what was there stays. Raises `OSError`."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        with crash_points(f"file-{path.suffix.lstrip('.') or path.name}"):
+            os.replace(part, path)
+            sync_directory(path.parent)
+    finally:
+        part.unlink(missing_ok=True)

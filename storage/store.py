@@ -1,0 +1,468 @@
+"""One SQLite file with everything that must survive: decided blocks, own votes, the state, evidence, what was measured.
+
+Write-ahead log with `synchronous=FULL`: a commit that returned is on disk. One connection, used by one thread at a time.
+
+What was committed comes back whole, or `StorageError` does:
+- `storage.wal` looks at the log before SQLite does, since SQLite forgets everything behind a damaged frame;
+- the number of committed transactions stands in the database and in a file beside it, which may lag behind, but not be ahead;
+- every row carries a digest of its table and values, since SQLite does not notice other bytes inside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from consensus.block import decode_header, encode_header, header_of
+from consensus.evidence import Evidence
+from consensus.turn import Decided, Record, Restart, RoundVoted, Silence, StoredBlock, StoredCertificate, Voted
+from protocol import codec
+from protocol.codec import Count, Digest, Key
+from protocol.errors import LocalProtocolError, LostVotesError, RemoteProtocolError, StorageError
+from protocol.identity import Signed
+from protocol.messages import Certificate, Link
+from storage import wal
+from storage.crash_points import crash_points, reach
+from storage.highwater import HighWater
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+SCHEMA_VERSION = 4
+EXPLANATION_CHARACTERS_MAX = 120  # of what SQLite says, which may quote the damaged bytes
+EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE blocks (
+    height INTEGER PRIMARY KEY, digest BLOB NOT NULL, block BLOB NOT NULL, certificate BLOB NOT NULL, seal BLOB NOT NULL
+);
+CREATE TABLE votes (
+    tag TEXT, height INTEGER, view INTEGER, signed BLOB NOT NULL, seal BLOB NOT NULL, PRIMARY KEY (height, view, tag)
+) WITHOUT ROWID;
+CREATE TABLE undecided (digest BLOB PRIMARY KEY, height INTEGER NOT NULL, block BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE prepared (
+    id INTEGER PRIMARY KEY CHECK (id = 0), height INTEGER NOT NULL, certificate BLOB NOT NULL, seal BLOB NOT NULL
+);
+CREATE TABLE round_votes (
+    tag TEXT, job BLOB, round INTEGER, signer BLOB, signed BLOB NOT NULL, seal BLOB NOT NULL,
+    PRIMARY KEY (job, round, tag, signer)
+) WITHOUT ROWID;
+CREATE TABLE evidence (id BLOB PRIMARY KEY, pair BLOB NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE roots (height INTEGER PRIMARY KEY, state_root BLOB NOT NULL, seal BLOB NOT NULL);
+CREATE TABLE rounds (
+    job BLOB, round INTEGER, height INTEGER NOT NULL, closed BLOB NOT NULL, seal BLOB NOT NULL, PRIMARY KEY (job, round)
+) WITHOUT ROWID;
+CREATE TABLE links (height INTEGER PRIMARY KEY, link BLOB NOT NULL, seal BLOB NOT NULL);
+CREATE TABLE headers (height INTEGER PRIMARY KEY, header BLOB NOT NULL, seal BLOB NOT NULL);
+CREATE TABLE measured (
+    job BLOB, round INTEGER, name TEXT, value REAL, seal BLOB NOT NULL, PRIMARY KEY (job, round, name)
+) WITHOUT ROWID;
+"""
+_TABLES = tuple(statement.strip() for statement in _SCHEMA.split(";") if statement.strip())
+# What is looked up by key: a row whose key has other bytes would not be found, and so not be missed. They stay small.
+_SEALS_CHECKED_AT_START = ("meta", "votes", "undecided", "prepared", "round_votes", "evidence")
+_TRANSACTIONS = "SELECT * FROM meta WHERE key = 'transactions'"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRound:
+    """A closed round as people want to see it."""
+
+    job: Digest
+    round: Count
+    height: Count
+    verdicts: dict[Key, str]  # trainer -> "accept", a reason, or "absent"
+    ballots: tuple[Key, ...]
+    stepped: bool
+    model_root: Digest
+
+
+class Store:
+    """Implements `consensus.turn.Journal`. Raises `StorageError` for whatever the disk does wrong: the peer then stops."""
+
+    def __init__(self, path: Path, chain_id: bytes) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._failure: StorageError | None = None
+        # Says that votes may have been cast: a database that is gone afterwards must not be begun anew.
+        self._committed = HighWater(path.with_name(path.name + ".committed"))
+        if self._committed.exists() and not (path.exists() and path.stat().st_size):
+            raise LostVotesError(f"{path} is gone or empty: {_WAY_OUT}")
+        self._require_whole_log()
+        with self._explained():
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                self._open(chain_id)
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _require_whole_log(self) -> None:
+        log = self.path.with_name(self.path.name + "-wal")
+        try:
+            damage = wal.damage(log.read_bytes()) if log.exists() else None
+        except OSError as error:
+            raise StorageError(f"cannot read {log}: {error.strerror}; check the disk, then start again") from error
+        if damage:
+            raise LostVotesError(f"{log} is damaged ({damage}): {_WAY_OUT}")
+
+    def _open(self, chain_id: bytes) -> None:
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.execute("PRAGMA cache_size=-2048")  # KiB; the default for 2 MB pages of blocks is plenty
+        broken = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if broken != "ok":
+            raise sqlite3.DatabaseError(broken)
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._create(chain_id)
+        elif version != SCHEMA_VERSION:
+            raise StorageError(f"{self.path} has format {version}, this program reads format {SCHEMA_VERSION}")
+        self._check_content()
+        if self._get("chain") != chain_id:
+            raise StorageError(f"{self.path} belongs to another network: use the data directory made for this one")
+        self._committed.open(self._get("transactions"))
+
+    def _create(self, chain_id: bytes) -> None:
+        if self._rows("SELECT name FROM sqlite_schema"):
+            raise StorageError(f"{self.path} is the database of another program: use another data directory")
+        with crash_points("store-create"), self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            for statement in _TABLES:
+                self._database.execute(statement)
+            _insert(self._database, "INSERT", "meta", "chain", chain_id)
+            _insert(self._database, "INSERT", "meta", "transactions", 0)
+            self._database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._database.execute("COMMIT")
+
+    def _check_content(self) -> None:
+        """That every row which must be here is here as it was written."""
+        if not {(table,) for table in _TABLES} <= set(self._rows("SELECT sql FROM sqlite_schema")):
+            raise self._damaged("its schema has other bytes")
+        for table in _SEALS_CHECKED_AT_START:
+            self._sealed(table)
+        count, first, last = self._rows("SELECT count(*), min(height), max(height) FROM blocks")[0]
+        if count and count != last - first + 1:
+            raise self._damaged("decided blocks are missing")
+        if self._get("transactions") < self._committed.read():
+            raise self._damaged(f"{self._get('transactions')} of {self._committed.read()} or more transactions are there")
+
+    def close(self) -> None:
+        self._committed.close()
+        self._database.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes damaged bytes
+            raise _storage_error(self.path, error) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                with self._explained(), self._committing():
+                    yield self._database
+            except StorageError as error:
+                # After a failed fsync the kernel may take the lost pages for written: a second attempt would succeed, and lie.
+                self._failure = error
+                raise
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            count = self._unsealed("meta", self._database.execute(_TRANSACTIONS).fetchall())[0][1] + 1
+            _insert(self._database, "INSERT OR REPLACE", "meta", "transactions", count)
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        self._committed.write(count)
+
+    def _rows(self, query: str, *arguments: object) -> list[Row]:
+        with self._lock, self._explained():
+            return self._database.execute(query, arguments).fetchall()
+
+    def _sealed(self, table: str, rest: str = "", *arguments: object) -> list[Row]:
+        """The rows of a table without their seals, which are checked."""
+        return self._unsealed(table, self._rows(f"SELECT * FROM {table} {rest}", *arguments))
+
+    def _unsealed(self, table: str, rows: Sequence[Row]) -> list[Row]:
+        for *values, seal in rows:
+            if _seal(table, values) != seal:
+                raise self._damaged(f"a row of {table} has other bytes")
+        return [row[:-1] for row in rows]
+
+    def _decoded(self, kind: type[T], data: bytes) -> T:
+        try:
+            return codec.decode(kind, data, len(data))
+        except RemoteProtocolError:
+            raise self._damaged(f"a {kind.__name__} in it has no valid form") from None
+
+    def _damaged(self, what: str) -> LostVotesError:
+        return LostVotesError(f"{self.path} is damaged ({what}): {_WAY_OUT}")
+
+    # Journal
+
+    def append(self, records: Sequence[Record]) -> None:
+        for record in records:
+            reach("before", f"append-{_kind(record)}")
+        with self._transaction() as database:
+            for record in records:
+                self._write(database, record)
+        for record in records:
+            reach("after", f"append-{_kind(record)}")
+
+    def _write(self, database: sqlite3.Connection, record: Record) -> None:
+        match record:
+            case Voted(slot=(tag, height, view), signed=signed):
+                self._write_once(database, "votes", {"tag": tag, "height": height, "view": view}, signed)
+            case RoundVoted(tag=tag, job=job, round=number, signed=signed):
+                slot = {"tag": tag, "job": job, "round": number, "signer": signed.signer}
+                self._write_once(database, "round_votes", slot, signed)
+            case StoredBlock(height=height, digest=digest, block=block):
+                _insert(database, "INSERT OR IGNORE", "undecided", digest, height, block)
+            case StoredCertificate(height=height, certificate=certificate):
+                _insert(database, "INSERT OR REPLACE", "prepared", 0, height, codec.encode(certificate))
+            case Decided():
+                self._write_decided(database, record)
+            case Evidence():
+                if database.execute("SELECT count(*) FROM evidence").fetchone()[0] < EVIDENCE_MAX:
+                    key = record.first.signature + record.second.signature
+                    _insert(database, "INSERT OR IGNORE", "evidence", key, codec.encode(record))
+            case Silence(below=below):
+                _insert(database, "INSERT OR REPLACE", "meta", "silent", below)
+
+    def _write_decided(self, database: sqlite3.Connection, decided: Decided) -> None:
+        height, digest = decided.height, decided.digest
+        found = database.execute("SELECT digest FROM blocks WHERE height = ?", (height,)).fetchone()
+        if found and found[0] != digest:
+            raise LocalProtocolError(f"height {height} is decided already, with another block")
+        certificate = codec.encode(decided.certificate)
+        _insert(database, "INSERT OR IGNORE", "blocks", height, digest, decided.block, certificate)
+        for table in ("votes", "undecided", "prepared"):
+            database.execute(f"DELETE FROM {table} WHERE height <= ?", (height,))
+
+    def _write_once(self, database: sqlite3.Connection, table: str, slot: dict[str, object], signed: Signed) -> None:
+        """The last line of defence: a slot that holds other bytes is never overwritten, and nothing is sent."""
+        where = " AND ".join(f"{column} = ?" for column in slot)
+        found = database.execute(f"SELECT * FROM {table} WHERE {where}", tuple(slot.values())).fetchall()
+        for *_, written in self._unsealed(table, found):
+            if self._decoded(Signed, written).body != signed.body:
+                raise LocalProtocolError(f"a second, different vote for {slot}")
+        _insert(database, "INSERT OR IGNORE", table, *slot.values(), codec.encode(signed))
+
+    def load(self) -> Restart:
+        last = self.decided_height
+        decided = [self.decision(height) for height in range(max(1, last - 1), last + 1)]
+        votes = self._sealed("votes", "WHERE height > ? ORDER BY height, view, tag", last)
+        blocks = self._sealed("undecided", "WHERE height > ? ORDER BY height", last)
+        prepared = self._sealed("prepared", "WHERE height > ?", last)
+        return Restart(
+            decided=tuple(item for item in decided if item),
+            votes=tuple(Voted((tag, height, view), self._decoded(Signed, signed)) for tag, height, view, signed in votes),
+            blocks=tuple(StoredBlock(height, digest, block) for digest, height, block in blocks),
+            prepared=self._decoded(Certificate, prepared[0][2]) if prepared else None,
+            evidence=tuple(Evidence(first, second) for first, second in self.evidence()),
+            silent_below=self._get("silent") or 0,
+        )
+
+    @property
+    def decided_height(self) -> int:
+        height: int | None = self._rows("SELECT max(height) FROM blocks")[0][0]
+        return height or 0
+
+    def decision(self, height: int) -> Decided | None:
+        """None also for heights below the first one, where a snapshot was restored."""
+        rows = self._rows("SELECT * FROM blocks WHERE height = ?", height)
+        for *values, seal in rows:
+            if _seal("blocks", values) != seal and height < self.decided_height - 1:  # the newest are needed to start at all
+                raise self._block_damaged(height)
+        for _, digest, block, certificate in self._unsealed("blocks", rows):
+            return Decided(height, digest, block, self._decoded(Certificate, certificate))
+        return None
+
+    def _block_damaged(self, height: int) -> StorageError:
+        """Votes stand elsewhere, so a lost old block costs nobody a key."""
+        return StorageError(
+            f"{self.path} is damaged (the decided block of height {height} has other bytes): what this peer signed is not lost, "
+            "and other peers hold that block; check the disk, and take exports from one of them"
+        )
+
+    def block(self, digest: bytes) -> bytes | None:
+        rows = self._sealed("undecided", "WHERE digest = ?", digest)
+        return rows[0][2] if rows else None
+
+    def restore(
+        self,
+        decided: Sequence[Decided],
+        height: int,
+        root: bytes,
+        encoded: bytes,
+        headers: Sequence[bytes] = (),
+        links: Sequence[Link] = (),
+        disproved: int | None = None,
+    ) -> None:
+        """Takes over the certified state after `height`, with the consecutive decisions that prove it, one of them of `height`.
+
+        Older blocks stay where no height between is missing. What this peer signed above the last decision stays. `headers`, of
+        the heights before the decisions, descending, and `links`, all of them, take the place of what was kept for those who
+        restore from this peer. What this peer itself computed from height `disproved` on goes.
+        """
+        with crash_points("restore"), self._transaction() as database:
+            last = database.execute("SELECT max(height) FROM blocks").fetchone()[0] or 0
+            if last < decided[0].height - 1:
+                database.execute("DELETE FROM blocks")
+            for item in decided:
+                self._write_decided(database, item)
+            for table in ("roots", "rounds"):
+                database.execute(f"DELETE FROM {table} WHERE height >= ?", (height if disproved is None else disproved,))
+            self._write_state(database, height, root, encoded)
+            for below, header in enumerate(headers, 1):
+                _insert(database, "INSERT OR REPLACE", "headers", decided[0].height - below, header)
+            database.execute("DELETE FROM links")
+            for link in links:
+                self._write_link(database, link)
+
+    def _write_link(self, database: sqlite3.Connection, link: Link) -> None:
+        _insert(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
+
+    def links(self, after: int, until: int) -> Iterator[Link]:
+        """Implements `ledger.snapshots.snapshot.Archive` with `decision` and `header`."""
+        query = "WHERE height > ? AND height <= ? ORDER BY height LIMIT 64"
+        while rows := self._sealed("links", query, after, until):
+            yield from (self._decoded(Link, link) for _, link in rows)
+            after = rows[-1][0]
+
+    def header(self, height: int) -> bytes | None:
+        decided = self.decision(height)
+        if decided is not None:
+            return encode_header(header_of(decided.decode()))
+        rows = self._sealed("headers", "WHERE height = ?", height)
+        return rows[0][1] if rows else None
+
+    # Rounds
+
+    def round_votes(self, signer: bytes, job: bytes, number: int) -> dict[str, Signed]:
+        """What we signed in this round with this key, by message tag; `peer rekey` may have given us another one since."""
+        rows = self._sealed("round_votes", "WHERE job = ? AND round = ? AND signer = ?", job, number, signer)
+        return {tag: self._decoded(Signed, signed) for tag, *_, signed in rows}
+
+    def forget_round_votes(self, job: bytes, before: int) -> None:
+        with crash_points("forget"), self._transaction() as database:
+            database.execute("DELETE FROM round_votes WHERE job = ? AND round < ?", (job, before))
+
+    def evidence(self) -> list[tuple[Signed, Signed]]:
+        pairs = [self._decoded(Evidence, pair) for _, pair in self._sealed("evidence", "ORDER BY id")]
+        return [(pair.first, pair.second) for pair in pairs]
+
+    # State
+
+    def save_state(
+        self, height: int, root: bytes, encoded: bytes, rounds: Sequence[StoredRound] = (), link: Link | None = None
+    ) -> None:
+        """Replaces the applied state; the block of `height` must be decided. `rounds` are those that it closed.
+
+        `link` is of this height, if its block names another next voter set than its own.
+        """
+        assert height <= self.decided_height
+        with crash_points("save-state"), self._transaction() as database:
+            self._write_state(database, height, root, encoded)
+            for item in rounds:
+                _insert(database, "INSERT OR REPLACE", "rounds", item.job, item.round, height, codec.encode(item))
+            if link is not None:
+                self._write_link(database, link)
+
+    def _write_state(self, database: sqlite3.Connection, height: int, root: bytes, encoded: bytes) -> None:
+        _insert(database, "INSERT OR REPLACE", "meta", "state", encoded)
+        _insert(database, "INSERT OR REPLACE", "roots", height, root)
+
+    def roots(self) -> dict[int, bytes]:
+        """The state root that this peer itself computed after each height."""
+        return dict(self._sealed("roots", "ORDER BY height"))
+
+    def rounds(self, last: int) -> list[StoredRound]:
+        """The rounds closed last, oldest first."""
+        rows = self._sealed("rounds", "ORDER BY height DESC, job DESC LIMIT ?", last)
+        return [self._decoded(StoredRound, closed) for *_, closed in reversed(rows)]
+
+    def round(self, job: bytes, number: int) -> StoredRound | None:
+        rows = self._sealed("rounds", "WHERE job = ? AND round = ?", job, number)
+        return self._decoded(StoredRound, rows[0][3]) if rows else None
+
+    def state(self) -> bytes | None:
+        encoded: bytes | None = self._get("state")
+        return encoded
+
+    def _get(self, key: str) -> Any:
+        rows = self._sealed("meta", "WHERE key = ?", key)
+        return rows[0][1] if rows else None
+
+    # Measurements: nobody votes on them
+
+    def measure(self, job: bytes, number: int, figures: dict[str, float]) -> None:
+        with crash_points("measure"), self._transaction() as database:
+            for name, value in figures.items():
+                _insert(database, "INSERT OR REPLACE", "measured", job, number, name, float(value))
+
+    def measured(self, job: bytes) -> dict[int, dict[str, float]]:
+        result: dict[int, dict[str, float]] = {}
+        for _, number, name, value in self._sealed("measured", "WHERE job = ? ORDER BY round", job):
+            result.setdefault(number, {})[name] = value
+        return result
+
+
+def _insert(database: sqlite3.Connection, verb: str, table: str, *values: object) -> None:
+    marks = ", ".join("?" * (len(values) + 1))
+    database.execute(f"{verb} INTO {table} VALUES ({marks})", (*values, _seal(table, values)))
+
+
+def _seal(table: str, values: Sequence[object]) -> bytes:
+    """Says that this row, whole, was put into this table."""
+    return hashlib.sha256(codec.encode((table, *values))).digest()
+
+
+def _kind(record: Record) -> str:
+    match record:
+        case Voted(slot=(tag, _, _)) | RoundVoted(tag=tag):
+            return tag
+        case StoredBlock():
+            return "block"
+        case StoredCertificate():
+            return "certificate"
+        case Decided():
+            return "decided"
+        case Evidence():
+            return "evidence"
+        case Silence():
+            return "silence"
+
+
+_WAY_OUT = "this peer may have forgotten what it signed, so give it a new key with `peer rekey`, and do not restore an older copy"
+
+
+def _storage_error(path: Path, error: Exception) -> StorageError:
+    """One line: what the disk did wrong, which file, and the way out."""
+    text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
+    if "full" in text:
+        return StorageError(f"the disk that holds {path} is full: nothing was lost, free some space and start again")
+    if "readonly" in text or "unable to open" in text or "permission" in text:
+        return StorageError(f"cannot write {path}: {text}; check the owner and permissions of its folder")
+    if "locked" in text or "busy" in text:
+        return StorageError(f"{path} is in use by another program: stop it first")
+    if "I/O" in text:
+        return StorageError(f"the disk does not read or write {path} ({text}): check the disk, then start again")
+    return LostVotesError(f"{path} is damaged ({text}): {_WAY_OUT}")

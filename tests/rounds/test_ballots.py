@@ -1,0 +1,653 @@
+"""One round: what its ballots decide, when a voter speaks, and what may close it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consensus.quorum import faults_tolerated, quorum
+from protocol.codec import decode_message, encode
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, sign
+from protocol.messages import Ballot, CutOff, Judgement, Proposal
+from protocol.reasons import Verdict
+from rounds import ballots
+from rounds.ballots import Closing, RoundBook, RoundTerms, RoundTimers, check_closing, outcome, settled, signed_digest
+from tests.sim.keys import FastSigner
+
+CHAIN, JOB, ROOT = bytes(range(32)), b"j" * 32, b"r" * 32
+SIGNERS = sorted((FastSigner(f"peer {i}") for i in range(13)), key=lambda signer: signer.public)
+KEYS = tuple(signer.public for signer in SIGNERS)
+BY_KEY = {signer.public: signer for signer in SIGNERS}
+TIMERS = RoundTimers(proposals_max=60.0, replays=30.0)
+OPENED = 1_700_000_000.1
+ACCEPT, UNJUDGED, REPLAY, NORM = Verdict.ACCEPT, Verdict.UNJUDGED, Verdict.REPLAY, Verdict.NORM
+
+
+def terms(n: int = 4, auditors: int | None = None, trainers: int = 3, awaited: int | None = None) -> RoundTerms:
+    """Voters are the first n keys, auditors and trainers the first of them."""
+    workers = n if auditors is None else auditors
+    waited = trainers if awaited is None else awaited
+    return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in (n, workers, trainers, waited)), workers > 0)
+
+
+def proposal(trainer: int, variant: int = 0, round: int = 0) -> tuple[Signed, Proposal]:
+    message = Proposal(JOB, round, ROOT, bytes([trainer]) * 32, 10, bytes([variant]) * 32, None)
+    return sign(SIGNERS[trainer], CHAIN, message), message
+
+
+def digest(trainer: int, variant: int = 0) -> bytes:
+    return signed_digest(proposal(trainer, variant)[0])
+
+
+def ballot(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Ballot:
+    judged = [Judgement(KEYS[t], digest(t, variants.get(t, 0)), verdict) for t, verdict in sorted(verdicts.items())]
+    return Ballot(JOB, 0, ROOT, tuple(judged))
+
+
+def book(me: int | None, of: RoundTerms, timers: RoundTimers = TIMERS) -> RoundBook:
+    return RoundBook(of, None if me is None else KEYS[me], OPENED, timers)
+
+
+def hear_proposal(into: RoundBook, trainer: int, variant: int = 0, now: float = OPENED) -> tuple[Signed, Signed] | None:
+    pair = into.add_proposal(*proposal(trainer, variant))
+    into.deliver(KEYS[trainer], now)
+    return pair
+
+
+def hear_ballot(into: RoundBook, voter: int, message: Ballot, now: float = OPENED) -> tuple[Signed, Signed] | None:
+    return into.add_ballot(sign(SIGNERS[voter], CHAIN, message), message, now)
+
+
+def hear_cut_off(into: RoundBook, voter: int, of: tuple[bytes, ...] = ()) -> None:
+    message = CutOff(JOB, 0, of)
+    into.add_cut_off(sign(SIGNERS[voter], CHAIN, message), message)
+
+
+def opened(closing: Closing) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal]]:
+    def of(parts: tuple[Signed, ...], kind: type) -> dict[bytes, object]:
+        return {part.signer: decode_message(part.body, (kind,)) for part in parts}
+
+    return of(closing.ballots, Ballot), of(closing.cut_offs, CutOff), of(closing.proposals, Proposal)  # type: ignore[return-value]
+
+
+def problem(of: RoundTerms, closing: Closing) -> str | None:
+    return check_closing(of, closing, *opened(closing))
+
+
+def ascending(signed: list[Signed]) -> tuple[Signed, ...]:
+    return tuple(sorted(signed, key=lambda item: item.signer))
+
+
+# What ballots decide --------------------------------------------------------------------------------------------------
+
+judgements = st.dictionaries(st.integers(0, 2), st.tuples(st.sampled_from(Verdict), st.integers(0, 1)), max_size=3)
+
+
+@st.composite
+def full_votes(draw: st.DrawFn) -> tuple[RoundTerms, dict[bytes, Ballot]]:
+    """A ballot of every voter; a trainer may have signed two proposals."""
+    of = terms(draw(st.integers(1, 10)))
+    votes = {}
+    for voter in sorted(of.voters):
+        said = draw(judgements)
+        votes[voter] = ballot({t: v for t, (v, _) in said.items()}, {t: variant for t, (_, variant) in said.items()})
+    return of, votes
+
+
+def some(draw: st.DataObject, of: RoundTerms, votes: dict[bytes, Ballot]) -> dict[bytes, Ballot]:
+    chosen = draw.draw(st.lists(st.sampled_from(sorted(votes)), unique=True, min_size=of.quorum))
+    return {voter: votes[voter] for voter in chosen}
+
+
+@given(full_votes(), st.data())
+def test_no_further_ballot_changes_what_a_settled_round_accepts(
+    case: tuple[RoundTerms, dict[bytes, Ballot]], data: st.DataObject
+) -> None:
+    of, votes = case
+    chosen = some(data, of, votes)
+    if settled(of, chosen):
+        accepted = outcome(of, chosen).accepted
+        assert outcome(of, votes).accepted == accepted
+        assert settled(of, chosen | {voter: votes[voter] for voter in votes if voter not in chosen})
+
+
+@given(full_votes(), st.data())
+def test_two_valid_closings_without_cut_offs_accept_the_same(
+    case: tuple[RoundTerms, dict[bytes, Ballot]], data: st.DataObject
+) -> None:
+    of, votes = case
+    left, right = some(data, of, votes), some(data, of, votes)
+    if settled(of, left) and settled(of, right):
+        assert outcome(of, left).accepted == outcome(of, right).accepted
+
+
+@given(full_votes(), st.data())
+def test_whatever_is_accepted_has_a_quorum_of_accepts_and_no_trainer_is_in_two_groups(
+    case: tuple[RoundTerms, dict[bytes, Ballot]], data: st.DataObject
+) -> None:
+    of, votes = case
+    chosen = some(data, of, votes)
+    result = outcome(of, chosen)
+    for trainer, accepted in result.accepted.items():
+        says = [j for b in chosen.values() for j in b.judgements if (j.trainer, j.proposal) == (trainer, accepted)]
+        assert sum(j.verdict is ACCEPT for j in says) >= of.quorum
+    groups = [set(result.accepted), set(result.rejected), set(result.absent)]
+    assert set().union(*groups) == of.trainers and sum(map(len, groups)) == len(of.trainers)
+    assert result.unjudged <= set(result.rejected)
+
+
+@given(st.integers(4, 13), st.data())
+def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int, data: st.DataObject) -> None:
+    """Also when the liars name proposals that nobody else has seen: the round must not wait for cut-offs because of them."""
+    of, f = terms(n), faults_tolerated(n)
+    truth = ballot({0: ACCEPT, 1: REPLAY})
+    votes = dict.fromkeys(KEYS[: n - f], truth)
+    for liar in KEYS[n - f : n]:
+        said = data.draw(judgements)
+        votes[liar] = ballot({t: v for t, (v, _) in said.items()}, {t: variant for t, (_, variant) in said.items()})
+    assert settled(of, votes)
+    assert outcome(of, votes).accepted == {KEYS[0]: digest(0)}
+
+
+@pytest.mark.parametrize("n", range(1, 14))
+def test_one_accept_less_than_a_quorum_accepts_nothing(n: int) -> None:
+    of = terms(n, trainers=1)
+    for accepts in (quorum(n) - 1, quorum(n)):
+        votes = {key: ballot({0: ACCEPT if i < accepts else REPLAY}) for i, key in enumerate(KEYS[:n])}
+        assert bool(outcome(of, votes).accepted) == (accepts == quorum(n))
+
+
+@pytest.mark.parametrize("n", range(4, 14))
+def test_a_proposal_is_settled_by_the_very_ballot_that_leaves_too_few_for_a_quorum(n: int) -> None:
+    of, enough = terms(n, trainers=1), n - quorum(n) + 1
+    for without in (enough - 1, enough):
+        votes = {key: ballot({0: REPLAY if i < without else ACCEPT}) for i, key in enumerate(KEYS[: quorum(n)])}
+        assert settled(of, votes) == (without == enough)
+
+
+def test_what_no_more_than_f_ballots_name_counts_as_absent() -> None:
+    votes = {key: ballot({0: ACCEPT}) for key in KEYS[:3]} | {KEYS[3]: ballot({1: REPLAY})}
+    assert outcome(terms(), votes).absent == {KEYS[1], KEYS[2]}
+    votes[KEYS[2]] = ballot({0: ACCEPT, 1: REPLAY})
+    assert outcome(terms(), votes).rejected == {KEYS[1]: REPLAY}
+
+
+def test_the_reason_is_the_one_given_most_often_by_more_than_liars_and_else_unjudged() -> None:
+    def reason(*verdicts: Verdict) -> Verdict:
+        votes = {key: ballot({0: verdict}) for key, verdict in zip(KEYS, verdicts, strict=False)}
+        return outcome(terms(7), votes).rejected[KEYS[0]]
+
+    assert reason(REPLAY, REPLAY, REPLAY, NORM, NORM) is REPLAY
+    assert reason(NORM, NORM, NORM, UNJUDGED, UNJUDGED, UNJUDGED, UNJUDGED) is NORM
+    assert reason(REPLAY, REPLAY, NORM, ACCEPT, ACCEPT) is UNJUDGED
+    assert reason(NORM, NORM, UNJUDGED, UNJUDGED, UNJUDGED) is UNJUDGED
+    assert reason(UNJUDGED, UNJUDGED, UNJUDGED, ACCEPT, ACCEPT) is UNJUDGED
+
+
+def test_more_than_f_ballots_that_could_not_judge_are_told() -> None:
+    votes = {KEYS[0]: ballot({0: UNJUDGED}), KEYS[1]: ballot({0: ACCEPT}), KEYS[2]: ballot({0: ACCEPT})}
+    assert outcome(terms(), votes).unjudged == frozenset()
+    votes[KEYS[1]] = ballot({0: UNJUDGED})
+    assert outcome(terms(), votes).unjudged == {KEYS[0]}
+
+
+# What comes in --------------------------------------------------------------------------------------------------------
+
+
+def test_two_different_proposals_are_evidence_once_and_judged_as_equivocation_for_good() -> None:
+    mine = book(3, terms())
+    assert hear_proposal(mine, 0) is None and hear_proposal(mine, 0) is None
+    pair = hear_proposal(mine, 0, variant=1)
+    assert pair == (proposal(0)[0], proposal(0, 1)[0])
+    assert hear_proposal(mine, 0, variant=2) is None
+    mine.judge(KEYS[0], ACCEPT, OPENED)
+    assert mine.verdict(KEYS[0]) is Verdict.EQUIVOCATION
+
+
+def test_the_first_ballot_of_a_voter_counts_and_a_second_one_is_evidence_once() -> None:
+    mine, first, second = book(0, terms()), ballot({0: ACCEPT}), ballot({0: REPLAY})
+    assert hear_ballot(mine, 1, first) is None and hear_ballot(mine, 1, first) is None
+    pair = hear_ballot(mine, 1, second)
+    assert pair is not None and [p.body for p in pair] == [encode(first), encode(second)]
+    assert hear_ballot(mine, 1, second) is None and mine.ballots[KEYS[1]] == first
+
+
+@pytest.mark.parametrize(
+    "reason, change",
+    [
+        ("wrong-round", {"round": 1}),
+        ("wrong-round", {"job": b"k" * 32}),
+        ("wrong-round", {"model_root": b"s" * 32}),
+        ("not-a-trainer", {"judgements": (Judgement(KEYS[5], bytes(32), ACCEPT),)}),
+        ("non-canonical", {"judgements": (Judgement(KEYS[1], bytes(32), ACCEPT), Judgement(KEYS[0], bytes(32), ACCEPT))}),
+        ("non-canonical", {"judgements": (Judgement(KEYS[0], bytes(32), ACCEPT), Judgement(KEYS[0], bytes(31) + b"1", ACCEPT))}),
+    ],
+)
+def test_a_ballot_that_does_not_belong_is_refused(reason: str, change: dict[str, object]) -> None:
+    mine, fields = book(0, terms()), {"job": JOB, "round": 0, "model_root": ROOT, "judgements": ()}
+    with pytest.raises(RemoteProtocolError) as refused:
+        hear_ballot(mine, 1, Ballot(**(fields | change)))  # type: ignore[arg-type]
+    assert refused.value.reason == reason and not mine.ballots
+
+
+def test_only_voters_vote_and_only_trainers_propose() -> None:
+    mine = book(0, terms(n=4, trainers=2))
+    with pytest.raises(RemoteProtocolError, match="not-a-voter"):
+        hear_ballot(mine, 4, ballot({}))
+    with pytest.raises(RemoteProtocolError, match="not-a-voter"):
+        hear_cut_off(mine, 4)
+    with pytest.raises(RemoteProtocolError, match="not-a-trainer"):
+        hear_proposal(mine, 2)
+    with pytest.raises(RemoteProtocolError, match="wrong-round"):
+        mine.add_proposal(*proposal(0, round=1))
+
+
+# When a voter speaks --------------------------------------------------------------------------------------------------
+
+
+def test_a_voter_speaks_once_all_awaited_trainers_are_judged_and_not_before() -> None:
+    mine = book(3, terms(awaited=2))
+    for trainer in (0, 1):
+        assert mine.ballot_due(OPENED) is None
+        hear_proposal(mine, trainer)
+        mine.judge(KEYS[trainer], ACCEPT, OPENED)
+    due = mine.ballot_due(OPENED)
+    assert due == ballot({0: ACCEPT, 1: ACCEPT})
+    assert due is not None
+    hear_ballot(mine, 3, due)
+    assert mine.ballot_due(OPENED + 1_000) is None
+
+
+def test_a_proposal_that_nobody_awaits_is_judged_too_if_it_came() -> None:
+    mine = book(3, terms(awaited=1))
+    hear_proposal(mine, 0)
+    hear_proposal(mine, 2)
+    mine.judge(KEYS[0], ACCEPT, OPENED)
+    assert mine.ballot_due(OPENED) is None
+    mine.judge(KEYS[2], NORM, OPENED)
+    assert mine.ballot_due(OPENED) == ballot({0: ACCEPT, 2: NORM})
+
+
+def test_a_trainer_that_returns_is_waited_for_until_t1_and_no_longer() -> None:
+    timers = dataclasses.replace(TIMERS, returning=frozenset({KEYS[2], KEYS[9]}))  # the latter does not train here
+    for comes in (True, False):
+        mine = book(3, terms(awaited=2), timers)
+        for trainer in (0, 1):
+            hear_proposal(mine, trainer, now=OPENED + 1.0)
+            mine.judge(KEYS[trainer], ACCEPT, OPENED + 1.0)
+        assert mine.ballot_due(OPENED + 2.9) is None and mine.proposals_due == OPENED + 3.0, "its time does not count as theirs"
+        if comes:
+            hear_proposal(mine, 2, now=OPENED + 2.9)
+            mine.judge(KEYS[2], ACCEPT, OPENED + 2.9)
+            assert mine.ballot_due(OPENED + 2.9) == ballot({0: ACCEPT, 1: ACCEPT, 2: ACCEPT})
+        else:
+            assert mine.ballot_due(OPENED + 3.0) == ballot({0: ACCEPT, 1: ACCEPT})
+
+
+def test_without_a_proposal_there_is_no_ballot_ever() -> None:
+    assert book(3, terms()).ballot_due(OPENED + 1e6) is None
+
+
+def test_whoever_does_not_vote_says_nothing() -> None:
+    for me in (None, 9):
+        mine = book(me, terms())
+        hear_proposal(mine, 0)
+        assert mine.ballot_due(OPENED + 1e6) is None and mine.cut_off_due(OPENED + 1e6) is None
+
+
+def walk(mine: RoundBook) -> list[tuple[str, float]]:
+    """Follows the deadlines, and nothing else, until there are none; says when what was sent, in seconds after opening."""
+    sent, now = [], OPENED
+    for _ in itertools.repeat(None, 20):
+        if (due := mine.ballot_due(now)) is not None:
+            sent.append(("ballot", now - OPENED))
+            assert mine.me is not None
+            mine.add_ballot(sign(BY_KEY[mine.me], CHAIN, due), due, now)
+        if (cut := mine.cut_off_due(now)) is not None:
+            sent.append(("cut-off", now - OPENED))
+            assert mine.me is not None
+            mine.add_cut_off(sign(BY_KEY[mine.me], CHAIN, cut), cut)
+        later = mine.deadline(now)
+        if later is None:
+            return sent
+        assert later > now, "a deadline that has passed would be a busy loop"
+        now = later
+    raise AssertionError("deadlines never end")
+
+
+@given(st.floats(0.001, 100), st.floats(0.001, 100), st.floats(0, 2e9))
+def test_the_four_timers_are_reached_in_order_by_deadlines_alone(maximum: float, replays: float, at: float) -> None:
+    """Whatever the rounding of the moments: no timer expires unseen."""
+    of, timers = terms(auditors=3), RoundTimers(maximum, replays)
+    for me, speaks_at in ((0, maximum + replays), (3, maximum + replays + ballots.LIGHT_SECONDS)):
+        mine = RoundBook(of, KEYS[me], OPENED, timers)
+        mine.opened = OPENED + at
+        hear_proposal(mine, 1)
+        for voter in (1, 2):
+            hear_ballot(mine, voter, ballot({1: (ACCEPT, REPLAY)[voter - 1]}))
+        said = walk(mine)
+        assert [what for what, _ in said][:1] == ["ballot"]
+        assert said[0][1] == pytest.approx(at + speaks_at, abs=1e-5)
+
+
+def test_a_round_that_the_ballots_do_not_settle_is_cut_off_at_the_fourth_timer() -> None:
+    mine = book(0, terms())
+    hear_proposal(mine, 0)
+    for voter, verdict in ((1, ACCEPT), (2, ACCEPT)):
+        hear_ballot(mine, voter, ballot({0: verdict}))
+    end = 60.0 + 30.0 + ballots.LIGHT_SECONDS + ballots.CUT_OFF_SECONDS
+    assert walk(mine) == [("ballot", pytest.approx(90.0, abs=1e-5)), ("cut-off", pytest.approx(end, abs=1e-5))]
+    assert mine.cut_offs[KEYS[0]].ballots == tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values()))
+
+
+def test_a_settled_round_and_one_without_a_quorum_are_not_cut_off() -> None:
+    settled_book, thin = book(0, terms()), book(0, terms())
+    for voter in range(3):
+        hear_ballot(settled_book, voter, ballot({0: ACCEPT}))
+    for voter in range(2):
+        hear_ballot(thin, voter, ballot({0: (ACCEPT, REPLAY)[voter]}))
+    assert settled_book.cut_off_due(OPENED + 1e6) is None and thin.cut_off_due(OPENED + 1e6) is None
+
+
+def test_the_majority_of_the_awaited_trainers_sets_the_pace_for_the_others() -> None:
+    mine = book(3, terms(trainers=3))
+    assert mine.proposals_seconds == 60.0
+    hear_proposal(mine, 0, now=OPENED + 5)
+    assert mine.proposals_seconds == 60.0
+    hear_proposal(mine, 1, now=OPENED + 8)
+    assert mine.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR * 8, abs=1e-3)
+    hear_proposal(mine, 2, now=OPENED + 50)
+    assert mine.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR * 8, abs=1e-3)
+
+
+USUAL = RoundTimers(proposals_max=60.0, replays=30.0, proposals_usual=3.0)  # as in the rounds before
+
+
+def test_where_a_majority_is_missing_the_rounds_before_say_how_long_it_is_worth_waiting() -> None:
+    """One trainer is frozen, the worker of another is stopped: the round must not take all the time that the job allows."""
+    mine = book(3, terms(trainers=4), USUAL)
+    hear_proposal(mine, 0, now=OPENED + 1)
+    hear_proposal(mine, 1, now=OPENED + 2)
+    assert mine.proposals_seconds == ballots.MINORITY_FACTOR * 3.0 < 60.0
+    for trainer in (0, 1):
+        mine.judge(KEYS[trainer], ACCEPT, OPENED + 2)
+    assert mine.ballot_due(OPENED + ballots.MINORITY_FACTOR * 3.0 - 1) is None
+    assert mine.ballot_due(OPENED + ballots.MINORITY_FACTOR * 3.0 + 1) == ballot({0: ACCEPT, 1: ACCEPT})
+
+
+def test_while_no_awaited_trainer_is_here_nothing_tells_that_this_round_is_as_the_others_were() -> None:
+    mine = book(3, terms(trainers=4, awaited=3), USUAL)
+    hear_proposal(mine, 3, now=OPENED + 1)
+    assert mine.proposals_seconds == 60.0
+
+
+def test_who_was_awaited_in_the_rounds_before_is_a_minority_too() -> None:
+    """The last round could accept nobody but one, who is gone now: the others must not wait a minute for it."""
+    timers = dataclasses.replace(USUAL, usual_trainers=frozenset({KEYS[2]}))
+    mine, late, strange = (book(3, terms(trainers=4, awaited=1), timers) for _ in range(3))
+    hear_proposal(mine, 2, now=OPENED + 1)
+    assert mine.proposals_seconds == ballots.MINORITY_FACTOR * 3.0
+    hear_proposal(late, 2, now=OPENED + 15)
+    assert late.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR * 15, abs=1e-3)
+    hear_proposal(strange, 3, now=OPENED + 1)
+    assert strange.proposals_seconds == 60.0
+
+
+def test_a_round_in_which_even_the_first_is_late_gives_the_others_three_times_as_long() -> None:
+    """Everybody became slower: whoever comes first must not be the only one that is accepted."""
+    mine = book(3, terms(trainers=4), USUAL)
+    hear_proposal(mine, 0, now=OPENED + 19)
+    assert mine.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR * 19, abs=1e-3)
+    hear_proposal(mine, 1, now=OPENED + 50)
+    assert mine.proposals_seconds == 60.0
+
+
+def test_a_majority_says_more_than_the_rounds_before() -> None:
+    mine = book(3, terms(trainers=3), USUAL)
+    for trainer in (0, 1):
+        hear_proposal(mine, trainer, now=OPENED + 1)
+    assert mine.proposals_seconds == pytest.approx(ballots.PROPOSALS_FACTOR, abs=1e-3)
+
+
+def test_quick_rounds_do_not_make_a_minority_hasty_and_the_job_has_the_last_word() -> None:
+    for maximum, expected in ((60.0, ballots.MINORITY_SECONDS_MIN), (4.0, 4.0)):
+        mine = book(3, terms(trainers=3), RoundTimers(maximum, 30.0, proposals_usual=0.01))
+        hear_proposal(mine, 0, now=OPENED + 0.01)
+        assert mine.proposals_seconds == expected
+
+
+def test_who_measured_nothing_and_has_no_update_of_its_own_yet_waits_for_its_worker() -> None:
+    """After a restart of all, workers start: whoever needs none, and lies, must not be accepted alone."""
+    back = RoundTimers(60.0, 30.0, proposals_usual=0.0)
+    trains, votes = book(1, terms(trainers=3), back), book(3, terms(trainers=3), back)
+    for mine in (trains, votes):
+        hear_proposal(mine, 0, now=OPENED + 1)
+    assert (trains.proposals_seconds, votes.proposals_seconds) == (60.0, ballots.MINORITY_SECONDS_MIN)
+    late = book(1, terms(trainers=4), back)
+    for trainer in (0, 1):
+        hear_proposal(late, trainer, now=OPENED + 8)
+    assert late.proposals_seconds == ballots.PROPOSALS_FACTOR * 8
+
+
+def test_the_pace_has_a_floor_a_ceiling_and_does_not_hear_trainers_that_nobody_awaits() -> None:
+    fast, slow, strange = (book(3, terms(trainers=3, awaited=1)) for _ in range(3))
+    hear_proposal(fast, 0, now=OPENED + 0.01)
+    hear_proposal(slow, 0, now=OPENED + 55)
+    hear_proposal(strange, 1, now=OPENED + 0.01)
+    assert fast.proposals_seconds == ballots.PROPOSALS_SECONDS_MIN
+    assert slow.proposals_seconds == strange.proposals_seconds == 60.0
+
+
+def test_after_the_first_timer_only_those_that_came_are_waited_for() -> None:
+    mine = book(3, terms())
+    hear_proposal(mine, 0)
+    mine.judge(KEYS[0], ACCEPT, OPENED)
+    assert mine.ballot_due(OPENED + 59) is None
+    assert mine.ballot_due(OPENED + 61) == ballot({0: ACCEPT})
+
+
+def test_what_could_not_be_judged_in_time_is_said_to_be_unjudged() -> None:
+    mine = book(3, terms())
+    hear_proposal(mine, 0)
+    assert mine.ballot_due(OPENED + 89) is None
+    assert mine.ballot_due(OPENED + 91) == ballot({0: UNJUDGED})
+
+
+# Light voters ---------------------------------------------------------------------------------------------------------
+
+
+def light(verdicts: list[Mapping[int, Verdict]], n: int = 4, auditors: int = 3) -> RoundBook:
+    """A light voter whose own checks of proposal 0 passed and that has heard these re-executors."""
+    mine = book(n - 1, terms(n, auditors, trainers=1))
+    hear_proposal(mine, 0)
+    mine.judge(KEYS[0], ACCEPT, OPENED)
+    for voter, verdict in enumerate(verdicts):
+        hear_ballot(mine, voter, ballot(verdict))
+    return mine
+
+
+def test_a_light_voter_accepts_only_what_more_than_half_of_all_re_executors_accept() -> None:
+    accept, reject, unnamed = {0: ACCEPT}, {0: REPLAY}, {}
+    assert light([accept]).verdict(KEYS[0]) is None
+    assert light([accept, accept]).verdict(KEYS[0]) is ACCEPT
+    assert light([accept, reject]).verdict(KEYS[0]) is None
+    assert light([reject, reject]).verdict(KEYS[0]) is REPLAY
+    assert light([unnamed, reject]).verdict(KEYS[0]) is REPLAY
+    assert light([{0: NORM}, reject]).verdict(KEYS[0]) is NORM, "one of them may be a liar's, but it was judged"
+    assert light([{0: NORM}, {0: UNJUDGED}]).verdict(KEYS[0]) is UNJUDGED
+    assert light([unnamed, unnamed]).verdict(KEYS[0]) is UNJUDGED
+
+
+def test_a_light_voter_does_not_count_other_light_voters() -> None:
+    mine = light([{0: ACCEPT}], n=7, auditors=5)
+    for voter in (5,):
+        hear_ballot(mine, voter, ballot({0: ACCEPT}))
+    hear_ballot(mine, 1, ballot({0: ACCEPT}))
+    assert mine.verdict(KEYS[0]) is None
+    hear_ballot(mine, 2, ballot({0: ACCEPT}))
+    assert mine.verdict(KEYS[0]) is ACCEPT
+
+
+def test_a_light_voter_rejects_by_its_own_checks_whatever_the_re_executors_say() -> None:
+    mine = light([{0: ACCEPT}] * 3)
+    mine.judge(KEYS[0], NORM, OPENED)
+    assert mine.verdict(KEYS[0]) is NORM
+
+
+def test_an_audited_round_without_any_re_executor_left_accepts_nothing() -> None:
+    held = book(3, dataclasses.replace(terms(auditors=0), audited=True))
+    hear_proposal(held, 0)
+    held.judge(KEYS[0], ACCEPT, OPENED)
+    assert held.verdict(KEYS[0]) is not ACCEPT
+    unaudited = book(3, terms(auditors=0))
+    hear_proposal(unaudited, 0)
+    unaudited.judge(KEYS[0], ACCEPT, OPENED)
+    assert unaudited.verdict(KEYS[0]) is ACCEPT
+
+
+def test_a_light_voter_does_not_follow_re_executors_that_may_be_mostly_liars() -> None:
+    """Five light voters joined the three that started the job: two of seven voters may lie, and they are most of three."""
+    assert light([{0: ACCEPT}] * 3, n=8, auditors=3).verdict(KEYS[0]) is UNJUDGED
+
+
+def test_accepts_of_another_proposal_of_the_same_trainer_do_not_count() -> None:
+    mine = light([])
+    for voter in range(3):
+        hear_ballot(mine, voter, ballot({0: ACCEPT}, {0: 1}))
+    assert mine.verdict(KEYS[0]) is UNJUDGED
+
+
+# Closing --------------------------------------------------------------------------------------------------------------
+
+
+def voted(
+    said: Mapping[int, Mapping[int, Verdict]], me: int = 0, n: int = 4, proposals: tuple[int, ...] = (0, 1, 2)
+) -> RoundBook:
+    mine = book(me, terms(n))
+    for trainer in proposals:
+        hear_proposal(mine, trainer)
+    for voter, verdicts in said.items():
+        hear_ballot(mine, voter, ballot(verdicts))
+    return mine
+
+
+def test_a_settled_round_closes_with_a_quorum_of_ballots_and_exactly_the_accepted_proposals() -> None:
+    said = {0: ACCEPT, 1: REPLAY, 2: ACCEPT}
+    assert voted({0: said, 1: said}).closing() is None
+    closing = voted({0: said, 1: said, 2: said}).closing()
+    assert closing is not None and problem(terms(), closing) is None
+    assert [signed.signer for signed in closing.proposals] == [KEYS[0], KEYS[2]]
+
+
+def test_a_round_does_not_close_here_without_an_accepted_proposal_or_with_the_trainers_other_one() -> None:
+    said = {voter: {0: ACCEPT} for voter in (0, 1, 2)}
+    assert voted(said, proposals=()).closing() is None
+    mine = book(0, terms())
+    hear_proposal(mine, 0, variant=1)
+    for voter, verdicts in said.items():
+        hear_ballot(mine, voter, ballot(verdicts))
+    assert mine.closing() is None
+
+
+def test_an_unsettled_round_closes_with_f_plus_one_cut_offs_and_not_with_f() -> None:
+    mine = voted({0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}})
+    assert not settled(mine.terms, mine.ballots)
+    hear_cut_off(mine, 0)
+    assert mine.closing() is None
+    hear_cut_off(mine, 1)
+    closing = mine.closing()
+    assert closing is not None and problem(terms(), closing) is None and outcome(terms(), opened(closing)[0]).accepted == {}
+    hear_cut_off(mine, 2)
+    third = mine.closing()
+    assert third is not None and len(third.cut_offs) == 2, "no more than needed: blocks are bounded"
+
+
+def test_a_leader_that_leaves_out_a_ballot_of_our_cut_off_is_refused() -> None:
+    said = {0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}, 3: {0: ACCEPT, 1: REPLAY}}
+    short, mine = voted({voter: said[voter] for voter in (0, 1, 2)}), voted(said, me=1)
+    for voter in (2, 3):
+        hear_cut_off(short, voter)
+    closing = short.closing()
+    assert closing is not None and mine.refuses(closing) is None
+    hear_cut_off(mine, 1, tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values())))
+    assert "leaves out 1 ballots" in (mine.refuses(closing) or "")
+
+
+def test_a_ballot_that_came_after_our_cut_off_may_be_left_out() -> None:
+    """Otherwise one ballot that trickles in would make each of us refuse whatever the leader has sent already."""
+    mine = voted({0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}})
+    hear_cut_off(mine, 0, tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values())))
+    hear_cut_off(mine, 1)
+    closing = mine.closing()
+    hear_ballot(mine, 3, ballot({0: ACCEPT, 1: REPLAY}))
+    assert closing is not None and mine.refuses(closing) is None
+
+
+def test_a_liar_that_gives_each_voter_another_ballot_does_not_keep_the_round_open() -> None:
+    honest = {0: {0: ACCEPT}, 1: {0: ACCEPT}}
+    left, right = voted(honest | {2: {0: REPLAY}}, me=0), voted(honest | {2: {0: NORM}}, me=1)
+    for mine, me in ((left, 0), (right, 1)):
+        hear_cut_off(mine, me, tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values())))
+        hear_cut_off(mine, 2)
+    closing = left.closing()
+    assert closing is not None and right.refuses(closing) is None
+
+
+@given(full_votes(), st.data())
+def test_every_closing_that_a_book_makes_is_valid(case: tuple[RoundTerms, dict[bytes, Ballot]], data: st.DataObject) -> None:
+    of, votes = case
+    mine = RoundBook(of, KEYS[0], OPENED, TIMERS)
+    for trainer, variant in data.draw(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 1)))):
+        mine.add_proposal(*proposal(trainer, variant))
+    for voter, message in some(data, of, votes).items():
+        mine.add_ballot(sign(BY_KEY[voter], CHAIN, message), message, OPENED)
+    for voter in data.draw(st.sets(st.sampled_from(sorted(of.voters)))):
+        message = CutOff(JOB, 0, ())
+        mine.add_cut_off(sign(BY_KEY[voter], CHAIN, message), message)
+    closing = mine.closing()
+    if closing is not None:
+        assert problem(of, closing) is None
+
+
+def test_a_closing_is_valid_only_as_it_is() -> None:
+    accepted = voted({voter: {0: ACCEPT, 1: ACCEPT} for voter in range(3)}).closing()
+    unsettled = voted({0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}})
+    for voter in (0, 1):
+        hear_cut_off(unsettled, voter)
+    cut = unsettled.closing()
+    assert accepted is not None and cut is not None
+    foreign_cut = sign(SIGNERS[5], CHAIN, CutOff(JOB, 0, ()))
+    other_round = sign(SIGNERS[1], CHAIN, CutOff(JOB, 1, ()))
+
+    def parts(of: Closing, **changed: tuple[Signed, ...]) -> Closing:
+        fields = {"ballots": of.ballots, "cut_offs": of.cut_offs, "proposals": of.proposals} | changed
+        return Closing(JOB, 0, **fields)
+
+    wrong = {
+        "2 ballots, 3 are needed": parts(accepted, ballots=accepted.ballots[:2]),
+        "signers must ascend": parts(accepted, ballots=accepted.ballots[::-1]),
+        "each once": parts(accepted, proposals=(*accepted.proposals[:1], *accepted.proposals)),
+        "not exactly the accepted": parts(accepted, proposals=accepted.proposals[:1]),
+        "exactly the accepted": parts(accepted, proposals=ascending([*accepted.proposals[:1], proposal(1, 1)[0]])),
+        "on a settled round": parts(accepted, cut_offs=cut.cut_offs),
+        "not f+1 cut-offs": parts(cut, cut_offs=cut.cut_offs[:1]),
+        "does not vote": parts(cut, cut_offs=ascending([cut.cut_offs[0], foreign_cut])),
+        "another round": parts(cut, cut_offs=ascending([cut.cut_offs[0], other_round])),
+    }
+    assert problem(terms(), accepted) is None and problem(terms(), cut) is None
+    for text, closing in wrong.items():
+        assert text in (problem(terms(), closing) or "nothing"), text
+
+
+def test_a_closing_with_a_ballot_of_a_stranger_or_of_another_round_is_refused() -> None:
+    accepted = voted({voter: {0: ACCEPT} for voter in range(3)}).closing()
+    assert accepted is not None
+    for signed in (sign(SIGNERS[5], CHAIN, ballot({0: ACCEPT})), sign(SIGNERS[3], CHAIN, Ballot(JOB, 1, ROOT, ()))):
+        with pytest.raises(RemoteProtocolError):
+            problem(terms(), Closing(JOB, 0, ascending([*accepted.ballots, signed]), (), accepted.proposals))

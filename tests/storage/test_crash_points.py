@@ -1,0 +1,66 @@
+"""A process kills itself exactly where it was told to, and only there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout
+from storage import crash_points
+from storage.crash_points import POINTS, VARIABLE, WRITES
+from storage.store import Store
+from tests.rooms import ROOMS, ROOT
+from tests.storage.test_store import CHAIN
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from storage.store import Store
+from tests.rooms import ROOMS, ROOT
+from tests.storage.test_store import CHAIN, decided, vote
+store = Store(Path(sys.argv[1]), CHAIN)
+for height in (1, 2, 3):
+    store.append([vote(height), decided(height)])
+"""
+
+
+def crashed(folder: Path, point: str) -> tuple[int, str]:
+    environment = {**os.environ, VARIABLE: point, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SCRIPT, str(folder / "ledger.db")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(("point", "height"), [("before-append-prepare:2", 1), ("after-append-decided:2", 2)])
+def test_a_process_dies_at_the_point_and_what_was_written_by_then_is_there(tmp_path: Path, point: str, height: int) -> None:
+    status, said = crashed(tmp_path, point)
+    assert status == -signal.SIGKILL and said == f"crash point {point.partition(':')[0]}\n"
+    store = Store(tmp_path / "ledger.db", CHAIN)
+    assert store.decided_height == height
+    store.close()
+
+
+def test_a_point_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    status, said = crashed(tmp_path, "before-lunch")
+    assert status == 1 and "no such crash point" in said and not list(tmp_path.iterdir())
+
+
+def test_without_the_variable_nothing_is_armed() -> None:
+    assert crash_points._trap is None
+
+
+def test_every_write_that_the_code_names_is_listed_and_every_listed_one_is_named() -> None:
+    text = "".join(file.read_text() for room in ROOMS for file in (ROOT / room).rglob("*.py"))
+    named = set(re.findall(r'crash_points\("([\w.-]+)"\)', text))
+    made = {write for write in WRITES if write.startswith(("append-", "file-", "identity.")) or write == "genesis"}
+    assert named | made == WRITES.keys() and len(POINTS) == 2 * len(WRITES)
+    voted = {kind.TAG for kind in (Propose, Prepare, Commit, Timeout, Proposal, Ballot, CutOff)}
+    assert {f"append-{kind}" for kind in (*voted, "block", "certificate", "decided", "evidence", "silence")} == {
+        write for write in WRITES if write.startswith("append-")
+    }

@@ -1,0 +1,213 @@
+"""A byte changes somewhere on the disk, or the end of the log is missing: all that was durable comes back, or the peer stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from consensus.evidence import Evidence
+from consensus.turn import Record, StoredCertificate
+from protocol.errors import StorageError
+from protocol.messages import Ballot
+from storage import wal
+from storage.store import Store
+from tests.storage.test_store import CHAIN, JOB, ME, certificate, decided, fill, round_vote, stored_block, vote
+
+FRAME_BYTES = wal.FRAME_HEADER_BYTES + 4_096
+LOG, COUNT = "-wal", ".committed"
+FLIPS = 150  # of each file; `python -m tests.storage.test_damage` flips every byte
+Change = Callable[[bytes], bytes]
+
+TURNS: tuple[tuple[Record, ...], ...] = (
+    (decided(3), vote(4)),
+    (stored_block(4, b"long" * 2_000), vote(4, view=1)),
+    (StoredCertificate(4, certificate(4)),),
+    (round_vote("ballot", 2, Ballot(JOB, 2, b"r" * 32, ())),),
+    (Evidence(vote(4).signed, vote(4, block=bytes(32)).signed), vote(5)),
+    (vote(5, view=1),),
+)
+
+
+@dataclass(frozen=True)
+class Disk:
+    files: dict[str, bytes]  # by suffix
+    ends: tuple[int, ...]  # of the log after each turn
+
+    def put(self, folder: Path, changed: dict[str, Change]) -> Path:
+        path = folder / "ledger.db"
+        for suffix in ("", LOG, "-shm", COUNT):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        for suffix, content in self.files.items():
+            path.with_name(path.name + suffix).write_bytes(changed.get(suffix, bytes)(content))
+        return path
+
+
+def content(store: Store) -> object:
+    """Everything that a peer relies on."""
+    votes = [store.round_votes(ME.public, JOB, number) for number in (1, 2)]
+    blocks = [store.decision(height) for height in range(1, store.decided_height + 2)]
+    return store.load(), blocks, votes, store.evidence(), store.state(), store.roots(), store.rounds(9)
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Disk:
+    return killed(tmp_path_factory.mktemp("killed"))
+
+
+@pytest.fixture(scope="module")
+def stopped(disk: Disk, tmp_path_factory: pytest.TempPathFactory) -> Disk:
+    return closed(disk, tmp_path_factory.mktemp("closed"))
+
+
+def killed(folder: Path) -> Disk:
+    """What a peer that was killed leaves: half of it in the database, half in the log."""
+    path = folder / "ledger.db"
+    log = path.with_name(path.name + LOG)
+    store = Store(path, CHAIN)
+    fill(store)
+    store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    ends = []
+    for turn in TURNS:
+        store.append(turn)
+        ends.append(log.stat().st_size)
+    files = {suffix: path.with_name(path.name + suffix).read_bytes() for suffix in ("", LOG, COUNT)}
+    store.close()
+    return Disk(files, tuple(ends))
+
+
+def closed(disk: Disk, folder: Path) -> Disk:
+    """The same after a stop in good order: all of it in the database."""
+    path = disk.put(folder, {})
+    Store(path, CHAIN).close()
+    return Disk({suffix: path.with_name(path.name + suffix).read_bytes() for suffix in ("", COUNT)}, ())
+
+
+def loaded(path: Path) -> object:
+    """`content`, or None if the store refuses."""
+    try:
+        store = Store(path, CHAIN)
+    except StorageError:
+        return None
+    try:
+        return content(store)
+    except StorageError:
+        return None
+    finally:
+        store.close()
+
+
+def flip(position: int, mask: int) -> Change:
+    def change(data: bytes) -> bytes:
+        return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
+
+    return change
+
+
+def flips(data: bytes, random: Random) -> Iterator[tuple[int, int]]:
+    for _ in range(FLIPS):
+        yield random.randrange(len(data)), random.choice((0xFF, 1 << random.randrange(8)))
+
+
+def test_a_flipped_byte_in_the_log_never_makes_less_come_back(disk: Disk, tmp_path: Path) -> None:
+    assert refusals(disk, LOG, tmp_path) > FLIPS // 2
+
+
+def test_a_flipped_byte_in_the_database_never_makes_less_come_back(disk: Disk, stopped: Disk, tmp_path: Path) -> None:
+    refusals(disk, "", tmp_path)
+    assert refusals(stopped, "", tmp_path) > FLIPS // 10
+
+
+def test_a_flipped_byte_in_the_count_costs_nothing(disk: Disk, tmp_path: Path) -> None:
+    assert refusals(disk, COUNT, tmp_path) == 0
+
+
+def refusals(disk: Disk, suffix: str, folder: Path) -> int:
+    whole = loaded(disk.put(folder, {}))
+    assert whole is not None
+    found = []
+    for position, mask in flips(disk.files[suffix], Random(suffix)):
+        found.append(loaded(disk.put(folder, {suffix: flip(position, mask)})))
+        assert found[-1] in (None, whole), f"byte {position} of ledger.db{suffix} ^ {mask:#x}"
+    return found.count(None)
+
+
+def test_a_flipped_byte_before_the_last_transaction_of_the_log_is_found_without_the_count(disk: Disk, tmp_path: Path) -> None:
+    """After a power failure the count may be old. The last transaction may then be taken for torn, the others never."""
+    random = Random(1)
+    for position, mask in flips(disk.files[LOG][: disk.ends[-2]], random):
+        change = {LOG: flip(position, mask), COUNT: lambda _: b""}
+        assert loaded(disk.put(tmp_path, change)) is None, f"byte {position} ^ {mask:#x}"
+
+
+def test_every_byte_of_the_frame_that_commits_the_last_transaction_but_one_counts(disk: Disk, tmp_path: Path) -> None:
+    """Its own header is all that says that it commits, and that it is of this log."""
+    start = disk.ends[-2] - FRAME_BYTES
+    for position in (*range(start, start + wal.FRAME_HEADER_BYTES), start + FRAME_BYTES - 1):
+        change = {LOG: flip(position, 0xFF), COUNT: lambda _: b""}
+        assert loaded(disk.put(tmp_path, change)) is None, f"byte {position - start} of the frame"
+
+
+def test_a_log_torn_anywhere_in_its_last_transaction_keeps_all_before_it(disk: Disk, tmp_path: Path) -> None:
+    before = loaded(disk.put(tmp_path, {LOG: lambda log: log[: disk.ends[-2]], COUNT: lambda _: b""}))
+    lengths = [*range(disk.ends[-2], disk.ends[-1], 97), disk.ends[-1] - 1]
+    for length in lengths:
+        torn = {LOG: lambda log, length=length: log[:length], COUNT: lambda _: b""}
+        assert loaded(disk.put(tmp_path, torn)) == before != loaded(disk.put(tmp_path, {}))
+
+
+def test_a_last_transaction_of_which_only_the_end_reached_the_disk_keeps_all_before_it(disk: Disk, tmp_path: Path) -> None:
+    """Until a transaction is synced the disk writes its pages in any order."""
+    start, end = disk.ends[-2:]
+    assert end - start >= 2 * FRAME_BYTES
+    before = loaded(disk.put(tmp_path, {LOG: lambda log: log[:start], COUNT: lambda _: b""}))
+    holes = {LOG: lambda log: log[:start] + bytes(FRAME_BYTES) + log[start + FRAME_BYTES :], COUNT: lambda _: b""}
+    assert loaded(disk.put(tmp_path, holes)) == before is not None
+
+
+def test_a_log_that_began_anew_hides_nothing_behind_its_old_frames(tmp_path: Path) -> None:
+    store = Store(tmp_path / "ledger.db", CHAIN)
+    store.append([vote(view, view=view) for view in range(1, 200)])
+    log = tmp_path / "ledger.db-wal"
+    long = log.stat().st_size
+    store._database.execute("PRAGMA wal_checkpoint(RESTART)")
+    store.append([vote(300)])
+    data = log.read_bytes()
+    assert log.stat().st_size == long and wal.damage(data) is None, "old frames stand behind the new ones"
+    store.append([vote(301)])
+    data = log.read_bytes()
+    assert wal.damage(flip(40, 1)(data)) is not None and wal.damage(flip(long - 1, 1)(data)) is None
+    store.close()
+
+
+def test_a_log_without_any_transaction_is_not_damaged(disk: Disk) -> None:
+    log = disk.files[LOG]
+    assert [wal.damage(log[:length]) for length in (0, 7, 32, 33, 32 + FRAME_BYTES - 1)] == [None] * 5
+    assert wal.damage(flip(20, 1)(log)) == "its header has other bytes"
+
+
+def every_flip(disk: Disk, folder: Path) -> int:
+    """How many flips made something else come back than what was durable."""
+    whole, wrong = loaded(disk.put(folder, {})), 0
+    for suffix, data in disk.files.items():
+        for position in range(len(data)):
+            for mask in (0xFF, 1 << position % 8):
+                if loaded(disk.put(folder, {suffix: flip(position, mask)})) not in (None, whole):
+                    print(f"byte {position} of ledger.db{suffix} ^ {mask:#x}", flush=True)
+                    wrong += 1
+    return wrong
+
+
+if __name__ == "__main__":
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        first = killed(place)
+        found = every_flip(closed(first, place), place) + every_flip(first, place)
+        print(f"{found} flips were not noticed")
+        sys.exit(1 if found else 0)

@@ -1,0 +1,524 @@
+"""What survives: all of a turn or nothing, one vote per slot, and one clear line when the disk is not to be trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from consensus.evidence import Evidence
+from consensus.turn import (
+    NEVER_VOTED,
+    Decided,
+    Restart,
+    RoundVoted,
+    Send,
+    Silence,
+    StoredBlock,
+    StoredCertificate,
+    Turn,
+    Voted,
+    execute,
+)
+from protocol import codec
+from protocol.errors import LocalProtocolError, LostVotesError, StorageError
+from protocol.identity import Signed, sign
+from protocol.messages import Ballot, Certificate, CutOff, GetRound, Prepare
+from storage.highwater import HighWater
+from storage.store import Store, StoredRound
+from tests.sim.keys import FastSigner
+
+CHAIN, ME = b"c" * 32, FastSigner("me")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "ledger.db", CHAIN)
+    yield opened
+    opened.close()
+
+
+def reopened(store: Store) -> Store:
+    """As after a kill: nothing was closed properly."""
+    return Store(store.path, CHAIN)
+
+
+@contextmanager
+def opened_again(store: Store) -> Iterator[Store]:
+    again = reopened(store)
+    try:
+        yield again
+    finally:
+        again.close()
+
+
+def digest_of(block: bytes) -> bytes:
+    """The store takes the digest as given."""
+    return hashlib.sha256(block).digest()
+
+
+def vote(height: int, view: int = 0, block: bytes = b"b" * 32) -> Voted:
+    return Voted(("prepare", height, view), sign(ME, CHAIN, Prepare(b"v" * 32, height, view, block)))
+
+
+def certificate(height: int) -> Certificate:
+    return Certificate(codec.encode(Prepare(b"v" * 32, height, 0, b"b" * 32)), {bytes([i]) * 32: bytes(64) for i in range(3)})
+
+
+def stored_block(height: int, block: bytes = b"block") -> StoredBlock:
+    return StoredBlock(height, digest_of(block), block)
+
+
+def decided(height: int, block: bytes | None = None) -> Decided:
+    content = b"block %d" % height if block is None else block
+    return Decided(height, digest_of(content), content, certificate(height))
+
+
+# Journal --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_journal_has_never_voted(store: Store) -> None:
+    assert store.load() == NEVER_VOTED and store.decided_height == 0 and store.decision(1) is None
+
+
+def test_after_a_kill_everything_is_there_that_a_replica_needs_and_nothing_else(store: Store) -> None:
+    store.append([vote(1), stored_block(1), StoredCertificate(1, certificate(1))])
+    store.append([decided(1)])
+    store.append([vote(2), decided(2)])
+    store.append([decided(3), vote(4), stored_block(4, b"x")])
+    store.append([vote(4, view=1), StoredCertificate(4, certificate(4))])
+    store.append([stored_block(5, b"y"), vote(5), Silence(7)])
+    with opened_again(store) as again:
+        assert again.load() == Restart(
+            decided=(decided(2), decided(3)),
+            votes=(vote(4), vote(4, view=1), vote(5)),
+            blocks=(stored_block(4, b"x"), stored_block(5, b"y")),
+            prepared=certificate(4),
+            silent_below=7,
+        )
+        assert [again.decision(height) for height in (1, 4)] == [decided(1), None]
+        assert again.block(digest_of(b"x")) == b"x" and again.block(digest_of(b"block")) is None
+
+
+def test_votes_for_a_height_that_is_decided_do_not_come_back_even_if_they_were_written_after_it(store: Store) -> None:
+    store.append([decided(1)])
+    store.append([vote(1), stored_block(1), StoredCertificate(1, certificate(1))])
+    assert store.load() == Restart(decided=(decided(1),))
+
+
+def test_the_highest_certificate_replaces_the_one_before(store: Store) -> None:
+    for height in (1, 2):
+        store.append([StoredCertificate(height, certificate(height))])
+    assert store.load().prepared == certificate(2)
+
+
+def test_the_same_vote_is_kept_once_and_another_one_in_its_slot_is_never_written(store: Store) -> None:
+    store.append([vote(1)])
+    store.append([vote(1)])
+    with pytest.raises(LocalProtocolError, match="a second, different vote"):
+        store.append([stored_block(1), vote(1, block=b"other".ljust(32))])
+    assert store.load() == Restart(votes=(vote(1),)), "all or none: nothing of the bad turn is there"
+    store.append([vote(1, view=1, block=b"other".ljust(32))])
+
+
+def test_another_block_for_a_decided_height_is_never_written(store: Store) -> None:
+    store.append([decided(1)])
+    store.append([decided(1)])
+    with pytest.raises(LocalProtocolError, match="height 1 is decided already"):
+        store.append([decided(1, b"fork"), vote(2)])
+    assert store.decision(1) == decided(1) and store.load().votes == ()
+
+
+def test_a_turn_that_fails_in_the_middle_leaves_nothing(store: Store) -> None:
+    store.append([vote(1)])
+    with pytest.raises(LocalProtocolError):
+        store.append([decided(1), vote(5), vote(5, block=b"other".ljust(32))])
+    with opened_again(store) as again:
+        assert again.load() == Restart(votes=(vote(1),)) and again.decided_height == 0
+
+
+def round_vote(tag: str, number: int, message: Ballot | CutOff) -> RoundVoted:
+    return RoundVoted(tag, b"j" * 32, number, sign(ME, CHAIN, message))
+
+
+def test_one_ballot_and_one_cut_off_per_round_are_kept_until_the_round_is_over(store: Store) -> None:
+    job = b"j" * 32
+    first, second = (round_vote("ballot", n, Ballot(job, n, b"r" * 32, ())) for n in (0, 1))
+    cut = round_vote("cut-off", 1, CutOff(job, 1, ()))
+    store.append([first, second, cut, first])
+    with pytest.raises(LocalProtocolError, match="a second, different vote"):
+        store.append([round_vote("ballot", 1, Ballot(job, 1, b"s" * 32, ()))])
+    store.forget_round_votes(job, 1)
+    with opened_again(store) as again:
+        assert again.round_votes(ME.public, job, 0) == {} == again.round_votes(ME.public, b"k" * 32, 1)
+        assert again.round_votes(ME.public, job, 1) == {"ballot": second.signed, "cut-off": cut.signed}
+
+
+def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted(store: Store) -> None:
+    job, successor = b"j" * 32, FastSigner("my new key")
+    old, new = (
+        RoundVoted("ballot", job, 1, sign(signer, CHAIN, Ballot(job, 1, root * 32, ())))
+        for signer, root in ((ME, b"r"), (successor, b"s"))
+    )
+    store.append([old])
+    store.append([new])
+    with opened_again(store) as again:
+        assert again.round_votes(ME.public, job, 1) == {"ballot": old.signed}
+        assert again.round_votes(successor.public, job, 1) == {"ballot": new.signed}
+        with pytest.raises(LocalProtocolError, match="a second, different vote"):
+            again.append([RoundVoted("ballot", job, 1, sign(successor, CHAIN, Ballot(job, 1, b"t" * 32, ())))])
+
+
+def test_evidence_is_kept_once_and_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.store.EVIDENCE_MAX", 2)
+    pairs = [Evidence(vote(i).signed, vote(i, block=bytes(32)).signed) for i in range(3)]
+    store.append([pairs[0], pairs[0], *pairs])
+    assert sorted(p[0].body for p in store.evidence()) == sorted(p.first.body for p in pairs[:2])
+    assert all(isinstance(part, Signed) for pair in store.evidence() for part in pair)
+
+
+# State ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(store: Store) -> None:
+    rounds = [StoredRound(b"j" * 32, n, n + 1, {b"t" * 32: "accept"}, (b"v" * 32,), True, bytes([n]) * 32) for n in range(3)]
+    assert store.state() is None
+    for n in range(3):
+        store.append([decided(n + 1)])
+        store.save_state(n + 1, bytes([n]) * 32, b"state %d" % n, rounds[n : n + 1])
+    store.measure(b"j" * 32, 1, {"nats": 2.5})
+    store.measure(b"j" * 32, 1, {"nats": 2.0, "bits": 1.0})
+    with opened_again(store) as again:
+        assert again.state() == b"state 2" and again.rounds(2) == rounds[1:] and again.rounds(9) == rounds
+        assert again.roots() == {n + 1: bytes([n]) * 32 for n in range(3)}
+        assert again.measured(b"j" * 32) == {1: {"nats": 2.0, "bits": 1.0}}
+
+
+# Disks that fail ------------------------------------------------------------------------------------------------------
+
+
+def one_line(error: pytest.ExceptionInfo[StorageError], path: Path, *words: str) -> None:
+    text = str(error.value)
+    assert "\n" not in text and str(path) in text
+    assert ("peer rekey" in text) == isinstance(error.value, LostVotesError), "only lost votes ask for a new key"
+    for word in words:
+        assert word in text, text
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """A closed database of some hundred pages."""
+    store = Store(tmp_path / "ledger.db", CHAIN)
+    for height in range(1, 60):
+        store.append([decided(height, os.urandom(3_000) + bytes([height])), vote(height + 1)])
+    store.save_state(59, bytes(32), os.urandom(9_000))
+    store.close()
+    return tmp_path / "ledger.db"
+
+
+def open_store(path: Path) -> Store:
+    store = Store(path, CHAIN)
+    store.close()
+    return store
+
+
+def test_another_chains_database_and_another_format_are_refused(filled: Path) -> None:
+    with pytest.raises(StorageError) as error:
+        Store(filled, b"d" * 32)
+    one_line(error, filled, "another network")
+    with sqlite3.connect(filled) as database:
+        database.execute("PRAGMA user_version=9")
+    database.close()
+    with pytest.raises(StorageError) as error:
+        Store(filled, CHAIN)
+    one_line(error, filled, "format 9")
+
+
+def test_the_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE theirs (x)")
+    database.close()
+    with pytest.raises(StorageError) as error:
+        Store(path, CHAIN)
+    one_line(error, path, "another program")
+
+
+@pytest.mark.parametrize("content", [b"this is not a database at all", b"SQLite format 3\x00" + b"\xff" * 4_080])
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(content)
+    with pytest.raises(StorageError) as error:
+        Store(path, CHAIN)
+    one_line(error, path, "is damaged", "peer rekey")
+
+
+def test_a_torn_page_anywhere_in_the_tree_is_found_at_the_start(filled: Path) -> None:
+    data = filled.read_bytes()
+    pages = len(data) // 4_096
+    assert pages > 50
+    trees = [page for page in range(1, pages) if data[page * 4_096] in (2, 5, 10, 13)]
+    found = 0
+    for page in trees[:: max(1, len(trees) // 12)]:
+        filled.write_bytes(data[: page * 4_096] + b"\xa5" * 4_096 + data[(page + 1) * 4_096 :])
+        with pytest.raises(StorageError) as error:
+            open_store(filled)
+        one_line(error, filled, "is damaged", "peer rekey")
+        found += 1
+    assert found >= 5
+
+
+def test_a_database_that_was_cut_is_found_at_the_start(filled: Path) -> None:
+    data = filled.read_bytes()
+    for length in (len(data) // 2, len(data) - 4_096, 5_000, 100):
+        filled.write_bytes(data[:length])
+        with pytest.raises(StorageError) as error:
+            open_store(filled)
+        one_line(error, filled, "is damaged")
+
+
+def test_a_database_that_is_gone_or_empty_is_not_begun_anew_for_a_key_that_may_have_voted(filled: Path) -> None:
+    for lose in (lambda: filled.write_bytes(b""), filled.unlink):
+        lose()
+        with pytest.raises(StorageError) as error:
+            Store(filled, CHAIN)
+        one_line(error, filled, "gone or empty", "peer rekey")
+
+
+def change(path: Path, *statements: str) -> None:
+    with sqlite3.connect(path) as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
+
+
+JOB = b"j" * 32
+WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
+    "decided block": ("UPDATE blocks SET block = x'6f74686572' WHERE height = 2", lambda store: store.decision(2)),
+    "its certificate": ("UPDATE blocks SET certificate = x'00' WHERE height = 2", lambda store: store.load()),
+    "its height": ("UPDATE blocks SET height = -height", lambda store: store.decision(-2)),
+    "vote": ("UPDATE votes SET signed = x'00'", None),
+    "height of a vote": ("UPDATE votes SET height = 1", None),
+    "undecided block": ("UPDATE undecided SET block = x'00'", None),
+    "height of an undecided block": ("UPDATE undecided SET height = 2", None),
+    "prepare certificate": ("UPDATE prepared SET certificate = x'00'", None),
+    "round vote": ("UPDATE round_votes SET signed = x'00'", None),
+    "job of a round vote": ("UPDATE round_votes SET job = x'00'", None),
+    "signer of a round vote": ("UPDATE round_votes SET signer = x'00'", None),
+    "evidence": ("UPDATE evidence SET pair = x'00'", None),
+    "state": ("UPDATE meta SET value = CAST(value || x'78' AS BLOB) WHERE key = 'state'", None),
+    "number of transactions": ("UPDATE meta SET value = value + 1 WHERE key = 'transactions'", None),
+    "root": ("UPDATE roots SET state_root = x'00'", lambda store: store.roots()),
+    "round": ("UPDATE rounds SET closed = x'00'", lambda store: store.rounds(1)),
+    "figure": ("UPDATE measured SET value = 3.0", lambda store: store.measured(JOB)),
+}
+
+
+def fill(store: Store) -> None:
+    """A row in every table."""
+    store.append([decided(1)])
+    store.append([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
+    store.append([round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
+    store.append([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
+    store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32))])
+    store.measure(JOB, 0, {"nats": 2.5})
+
+
+@pytest.mark.parametrize("what", WRITTEN_ANEW)
+def test_other_bytes_in_any_row_are_found_at_the_start_or_when_the_row_is_read(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "ledger.db"
+    store = Store(path, CHAIN)
+    fill(store)
+    store.close()
+    statement, read = WRITTEN_ANEW[what]
+    change(path, statement)
+    with pytest.raises(StorageError) as error:
+        opened = Store(path, CHAIN)
+        try:
+            assert read is not None, "found at the start"
+            read(opened)
+        finally:
+            opened.close()
+    one_line(error, path, "other bytes", "peer rekey", "restore")
+
+
+def test_an_old_decided_block_that_is_damaged_is_named_and_costs_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with closing(Store(path, CHAIN)) as store:
+        for height in range(1, 5):
+            store.append([decided(height)])
+    change(path, "UPDATE blocks SET block = x'6f74686572' WHERE height IN (2, 3)")
+    with closing(Store(path, CHAIN)) as store:
+        with pytest.raises(StorageError) as old:
+            store.decision(2)
+        with pytest.raises(StorageError) as needed_to_start:
+            store.decision(3)
+    one_line(old, path, "block of height 2 has other bytes", "other peers hold that block")
+    assert "rekey" not in str(old.value)
+    one_line(needed_to_start, path, "other bytes", "peer rekey")
+
+
+def test_decided_blocks_that_are_missing_are_found_at_the_start(filled: Path) -> None:
+    change(filled, "DELETE FROM blocks WHERE height = 30")
+    with pytest.raises(StorageError) as error:
+        Store(filled, CHAIN)
+    one_line(error, filled, "decided blocks are missing")
+
+
+def test_a_log_that_is_gone_is_missed(store: Store) -> None:
+    """Nothing in the database itself shows that there was more."""
+    store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = store.path.read_bytes()
+    store.append([vote(1)])
+    store.close()
+    store.path.write_bytes(before)
+    with pytest.raises(StorageError) as error:
+        reopened(store)
+    one_line(error, store.path, "0 of 1 or more transactions", "peer rekey")
+
+
+def test_a_count_that_lags_behind_or_is_damaged_stops_nobody(store: Store, tmp_path: Path) -> None:
+    count = tmp_path / "ledger.db.committed"
+    early = count.read_bytes()
+    store.append([vote(1)])
+    for content in (early, b"", b"9" * len(early), early[:-3]):
+        count.write_bytes(content)
+        with opened_again(store) as again:
+            assert again.load().votes == (vote(1),)
+    count.unlink()
+    with opened_again(store) as again:
+        assert again.load().votes == (vote(1),)
+
+
+def test_a_restored_state_stands_on_its_decisions_and_older_votes_are_gone(store: Store) -> None:
+    store.append([decided(1), vote(2)])
+    taken = [decided(height) for height in (7, 8, 9)]
+    store.append([vote(8), vote(10)])
+    store.restore(taken, 8, b"r" * 32, b"state")
+    with opened_again(store) as again:
+        assert again.decided_height == 9 and again.state() == b"state" and again.roots() == {8: b"r" * 32}
+        assert again.load() == Restart(decided=tuple(taken[1:]), votes=(vote(10),))
+        assert [again.decision(height) for height in (1, 6, 7)] == [None, None, taken[0]]
+        again.append([decided(10)])
+        assert again.decided_height == 10
+    store.restore([decided(10), decided(11)], 10, b"s" * 32, b"newer")
+    assert store.decision(7) == taken[0] and store.decided_height == 11, "nothing is missing between: older blocks stay"
+    with pytest.raises(LocalProtocolError, match="decided already"):
+        store.restore([decided(11, b"fork")], 11, bytes(32), b"")
+
+
+def test_nothing_is_written_after_a_write_that_failed(store: Store) -> None:
+    """A second fsync may succeed although the pages of the first one are lost."""
+    store.append([vote(1)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.path.with_name("ledger.db-wal").stat().st_size, hard))
+    try:
+        with pytest.raises(StorageError) as error:
+            store.append([vote(2)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    one_line(error, store.path, "does not read or write", "check the disk")
+    with pytest.raises(StorageError) as again:
+        store.append([vote(2)])
+    assert str(again.value) == str(error.value)
+    with opened_again(store) as reopened:
+        assert reopened.load().votes == (vote(1),)
+
+
+def test_nothing_is_sent_when_the_disk_fails_to_sync(store: Store) -> None:
+    class FailingSync:
+        """As the connection, but the commit does not reach the disk."""
+
+        def __init__(self, database: sqlite3.Connection) -> None:
+            self._database = database
+
+        def execute(self, statement: str, *arguments: object) -> sqlite3.Cursor:
+            if statement == "COMMIT":
+                raise sqlite3.OperationalError("disk I/O error")
+            return self._database.execute(statement, *arguments)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._database, name)
+
+    class Wire:
+        sent: ClassVar[list[object]] = []
+
+        def send(self, to: object, message: object) -> None:
+            self.sent.append(message)
+
+    whole, store._database = store._database, FailingSync(store._database)  # type: ignore[assignment]
+    turn = Turn((vote(1),), (Send(None, GetRound(JOB, 0)),))
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            execute(turn, store, Wire())
+        store._database = whole
+    assert Wire.sent == [] and store.load().votes == ()
+
+
+def test_a_full_disk_is_said_and_what_was_durable_stays(store: Store) -> None:
+    store.append([decided(1), vote(2)])
+    store._database.execute("PRAGMA max_page_count=1")
+    with pytest.raises(StorageError) as error:
+        for height in range(2, 40):
+            store.append([decided(height, os.urandom(9_000)), vote(height + 1)])
+    one_line(error, store.path, "full", "nothing was lost")
+    reached = store.decided_height
+    with opened_again(store) as again:
+        assert again.decided_height == reached and again.load().votes == (vote(reached + 1),)
+        again.append([decided(reached + 1)])
+
+
+def test_a_database_that_cannot_be_written_is_said(store: Store) -> None:
+    store._database.execute("PRAGMA query_only=1")
+    with pytest.raises(StorageError) as error:
+        store.append([vote(1)])
+    one_line(error, store.path, "cannot write", "permissions")
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "ledger.db"
+    with pytest.raises(StorageError) as error:
+        Store(path, CHAIN)
+    one_line(error, path, "cannot write")
+
+
+def test_a_database_that_another_program_holds_is_said_to_be_in_use(filled: Path) -> None:
+    holder = sqlite3.connect(filled, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    store = Store(filled, CHAIN)
+    store._database.execute("PRAGMA busy_timeout=1")
+    with pytest.raises(StorageError) as error:
+        store.append([vote(90)])
+    one_line(error, filled, "in use")
+    store.close()
+    holder.close()
+
+
+def test_a_crash_while_the_database_is_made_leaves_nothing_that_stops_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    path = tmp_path / "ledger.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(HighWater, "open", kill)
+        with pytest.raises(Killed):
+            Store(path, CHAIN)
+        patch.undo()
+    open_store(path)
+
+
+def test_a_commit_waits_for_the_disk(store: Store) -> None:
+    """FULL is 2: in the write-ahead log, anything less loses the last votes with the power."""
+    assert store._rows("PRAGMA synchronous") == [(2,)] and store._rows("PRAGMA journal_mode") == [("wal",)]

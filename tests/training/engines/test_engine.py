@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from training.data.corpus import open_tokens
+from training.data.default_text import default_text
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch import engine as engines
+from training.engines.pytorch.baseline import rate_at, train_baseline
+from training.engines.pytorch.engine import Engine, evaluation_windows, is_out_of_memory
+from training.replay.inner_state import InnerState
+from training.replicated.init import initial_parameters
+from training.replicated.layout import Float32Array
+from training.spec import PRESETS, TOLERANCE_MIN, Inner, JobSpec, ModelSpec
+
+MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
+SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=4, batch=4, micro_batch=4, rounds=10)
+PER_STEP = replace(SPEC, **PRESETS["per-step"])
+JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_bytes(default_text()[:50_000])
+    return path
+
+
+def engine_of(text: Path, spec: JobSpec = SPEC) -> Engine:
+    return Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer())
+
+
+def delta_of(engine: Engine, round: int = 3, trainer: bytes = TRAINER) -> Float32Array:
+    return engine.local_steps(initial_parameters(engine.spec), JOB, round, trainer)[0]
+
+
+def difference(a: Float32Array, b: Float32Array) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+# Local steps
+
+
+def test_local_steps_lower_the_held_out_loss(text: Path) -> None:
+    engine, start = engine_of(text, replace(SPEC, local_steps=30)), initial_parameters(SPEC)
+    delta, metrics = engine.local_steps(start, JOB, 3, TRAINER)
+    before, after = engine.evaluate(start), engine.evaluate(start - delta)
+    assert before is not None and after is not None
+    assert after < 6.0 < 8.0 < before  # at the start it knows nothing: 256 bytes are 8 bits
+    assert 2.0 < metrics.loss < math.log(256) and metrics.gradient_norm > 0
+
+
+def test_the_same_round_gives_the_same_bits_and_leaves_no_state_behind(text: Path) -> None:
+    engine = engine_of(text)
+    first = delta_of(engine)
+    delta_of(engine, round=4)
+    assert np.array_equal(delta_of(engine), first)
+
+
+@pytest.mark.parametrize("other", [{"round": 4}, {"trainer": b"u" * 32}])
+def test_another_round_or_trainer_gives_an_update_far_beyond_tolerance(text: Path, other: dict[str, object]) -> None:
+    engine = engine_of(text)
+    assert difference(delta_of(engine, **other), delta_of(engine)) > 100 * TOLERANCE_MIN  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 8])
+def test_the_gradient_of_several_micro_batches_is_that_of_one_batch(text: Path, micro_batch: int) -> None:
+    spec = replace(PER_STEP, batch=8, micro_batch=8)
+    whole = delta_of(engine_of(text, spec))
+    assert difference(delta_of(engine_of(text, replace(spec, micro_batch=micro_batch))), whole) < 1e-6
+
+
+def test_a_job_that_sends_gradients_gives_the_clipped_gradient_at_the_models_parameters(text: Path) -> None:
+    parameters = initial_parameters(PER_STEP)
+    engine = engine_of(text, PER_STEP)
+    sent, metrics = engine.local_steps(parameters, JOB, 3, TRAINER)
+    assert np.array_equal(engine.read(), parameters), "no step is taken"
+    assert metrics.gradient_norm > PER_STEP.clip and np.linalg.norm(sent) == pytest.approx(PER_STEP.clip, rel=1e-5)
+    unclipped = delta_of(engine_of(text, replace(PER_STEP, clip=1e6)))
+    assert difference(sent * np.float32(metrics.gradient_norm), unclipped) < 1e-6
+    delta_of(engine, round=4)
+    assert np.linalg.norm(sent) == pytest.approx(PER_STEP.clip, rel=1e-5), "what was given is not written to again"
+
+
+@pytest.mark.parametrize("inner", Inner)
+def test_kept_moments_continue_as_if_the_rounds_were_one(text: Path, inner: Inner) -> None:
+    spec = replace(SPEC, inner=inner, warmup_rounds=0, decay_rounds=0, local_steps=2)
+    engine, states = engine_of(text, spec), []
+    start = initial_parameters(spec)
+
+    def take(parameters: Float32Array, state: InnerState) -> None:
+        states.append((parameters.copy(), InnerState(state.steps, state.moments.copy())))
+
+    engine.local_steps(start, JOB, 0, TRAINER, on_state=take)
+    engine.local_steps(*states[-1][:1], JOB, 1, TRAINER, inner=states[-1][1], on_state=take)
+    assert [state.steps for _, state in states] == [1, 2, 3, 4]
+    by_steps: tuple[Float32Array, InnerState] = (start, InnerState.fresh(spec))
+    for number, (parameters, state) in enumerate(states):
+        made = engine.inner_step(*by_steps, JOB, number // 2, TRAINER, number % 2)
+        by_steps = made[0].copy(), InnerState(made[1].steps, made[1].moments.copy())
+        assert np.array_equal(by_steps[0], parameters) and np.array_equal(by_steps[1].moments, state.moments)
+
+
+def test_the_micro_batch_changes_the_update_by_rounding_only(text: Path) -> None:
+    whole = delta_of(engine_of(text))
+    for micro_batch in (1, 3):
+        assert 0 < difference(delta_of(engine_of(text, replace(SPEC, micro_batch=micro_batch))), whole) < 1e-4
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+from tests.training.engines.test_engine import SPEC, delta_of, engine_of
+torch.set_num_threads(int(sys.argv[1]))
+np.save(sys.argv[3], delta_of(engine_of(Path(sys.argv[2]), SPEC)))
+"""
+
+
+@pytest.mark.parametrize("threads, capability", [("1", None), ("2", None), ("1", "default")])
+def test_a_replay_elsewhere_is_ten_times_closer_than_the_tolerance(
+    tmp_path: Path, text: Path, threads: str, capability: str | None
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": "."} | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
+    subprocess.run([sys.executable, "-c", SCRIPT, threads, str(text), str(tmp_path / "d.npy")], check=True, env=environment)
+    assert difference(np.load(tmp_path / "d.npy"), delta_of(engine_of(text))) < 1e-4 < TOLERANCE_MIN
+
+
+def test_running_out_of_memory_halves_the_micro_batch_and_goes_on(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, expected = engine_of(text), delta_of(engine_of(text, replace(SPEC, micro_batch=1)))
+    loss = engine._model.loss
+
+    def scarce(x_BT: torch.Tensor, y_BT: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        if len(x_BT) > 1:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 1 bytes")
+        return loss(x_BT, y_BT, reduction)
+
+    monkeypatch.setattr(engine._model, "loss", scarce)
+    assert np.array_equal(delta_of(engine), expected)
+    assert engine.micro_batch == 1
+
+
+def test_what_torch_says_when_memory_runs_out_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+def test_other_errors_are_not_swallowed(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(text)
+    monkeypatch.setattr(engine._model, "loss", lambda *_: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
+    with pytest.raises(RuntimeError, match="shape"):
+        delta_of(engine)
+    assert engine.micro_batch == 4
+
+
+def test_work_can_be_stopped_between_micro_batches(text: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        engine_of(text).local_steps(initial_parameters(SPEC), JOB, 0, TRAINER, stop)
+
+
+# Evaluation and text
+
+
+def test_a_uniform_model_needs_eight_bits_a_byte(text: Path) -> None:
+    assert engine_of(text).evaluate(np.zeros_like(initial_parameters(SPEC))) == pytest.approx(8.0, abs=1e-5)
+
+
+def test_evaluation_covers_a_small_held_out_part_whole_and_a_large_one_evenly() -> None:
+    small = evaluation_windows(1_000, 128)
+    assert len(small) == 7 and small[0] == 0 and small[-1] == 1_000 - 129
+    large = evaluation_windows(10**8, 128)
+    assert len(large) == engines.EVALUATION_TOKENS_MAX // 128 and large[-1] == 10**8 - 129
+    assert evaluation_windows(129, 128).tolist() == [0]
+
+
+def test_without_a_held_out_part_there_is_no_held_out_loss(text: Path) -> None:
+    spec = replace(SPEC, held_out_permille=0)
+    assert engine_of(text, spec).evaluate(initial_parameters(spec)) is None
+
+
+def test_text_follows_a_prompt_and_an_empty_prompt_too(text: Path) -> None:
+    engine, parameters = engine_of(text), initial_parameters(SPEC)
+    assert len(engine.generate(parameters, b"The", 10, 1.0, 0)) == 10
+    assert engine.generate(parameters, b"", 10, 1.0, 0) == engine.generate(parameters, b"\n", 10, 1.0, 0)
+
+
+def test_a_read_only_map_can_be_loaded(text: Path) -> None:
+    parameters = initial_parameters(SPEC)
+    parameters.flags.writeable = False
+    engine_of(text).load(parameters)
+
+
+# Baseline
+
+
+def test_the_baseline_learns_and_measures_as_often_as_asked(text: Path) -> None:
+    measured = train_baseline(SPEC, text, steps=40, batch=8, rate=3e-3, evaluations=4)
+    assert len(measured) == 5 and measured[-1] < 6.0 < measured[0]
+
+
+def test_the_baseline_rate_warms_up_and_falls() -> None:
+    rates = [rate_at(step, 100, 1.0) for step in range(100)]
+    assert [rates[0], rates[4], max(rates), rates[-1]] == pytest.approx([0.2, 1.0, 1.0, 0.1])

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.engines.pytorch.adamw import AdamW, Settings
+from training.engines.pytorch.muon import ADAMW_RMS, Muon, orthogonal
+from training.replay.inner_state import hidden_matrices, inner_size, others, slots
+from training.replicated.layout import layout_of
+from training.spec import Inner, JobSpec, ModelSpec
+
+SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(width=32, layers=1, heads=4, kv_heads=2, hidden=48), inner=Inner.MUON)
+LAYOUT = layout_of(SPEC)
+SETTINGS = Settings(0.9, 0.99, 0.1, 1e9)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 40), (40, 16), (1, 8)])
+def test_five_steps_bring_every_singular_value_near_one_and_turn_nothing(shape: tuple[int, int]) -> None:
+    matrix = noise(*shape)
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    turned_back = u.T @ orthogonal(matrix) @ vh.T
+    torch.testing.assert_close(turned_back, torch.diag(turned_back.diagonal()), rtol=0, atol=1e-3)
+    assert (turned_back.diagonal() > 0.6).all() and (turned_back.diagonal() < 1.3).all()
+
+
+def test_a_gradient_of_nothing_moves_nothing() -> None:
+    assert orthogonal(torch.zeros(4, 6)).count_nonzero() == 0
+
+
+def test_matrices_between_embedding_and_loss_are_its_own_and_adamw_has_the_rest() -> None:
+    names = [tensor.name for tensor in hidden_matrices(LAYOUT)]
+    assert names == [f"layers.0.{part}.weight" for part in ("query", "key", "value", "output", "gate", "up", "down")]
+    assert {tensor.name for tensor in others(LAYOUT)} | set(names) == {tensor.name for tensor in LAYOUT.tensors}
+    rest = sum(tensor.size for tensor in others(LAYOUT))
+    assert slots(SPEC) == {"momentum": slice(0, LAYOUT.size), "second": slice(LAYOUT.size, LAYOUT.size + rest)}
+    assert inner_size(SPEC) == LAYOUT.size + rest
+
+
+def test_it_walks_as_written_down_for_each_tensor_alone() -> None:
+    """The reference: momentum, Nesterov, orthogonalisation, scale and decay of each matrix; an AdamW for each of the others."""
+    parameters = noise(LAYOUT.size) * 0.1
+    expected, gradients = parameters.clone(), torch.zeros(LAYOUT.size)
+    optimizer = Muon(parameters, gradients, SETTINGS, LAYOUT)
+    momentum = torch.zeros(LAYOUT.size)
+    walkers = {}
+    for tensor in others(LAYOUT):
+        part = tensor.elements
+        decayed = torch.full((tensor.size,), float(len(tensor.shape) > 1))
+        walkers[tensor.name] = (AdamW(expected[part], slot := torch.zeros(tensor.size), decayed, SETTINGS), slot)
+    for step in range(3):
+        gradients.copy_(noise(LAYOUT.size, seed=step + 1))
+        for tensor in LAYOUT.tensors:
+            part, gradient = tensor.elements, gradients[tensor.elements].clone()
+            if tensor.name in walkers:
+                walker, slot = walkers[tensor.name]
+                slot.copy_(gradient)
+                walker.step(0.01)
+                continue
+            momentum[part] = 0.9 * momentum[part] + 0.1 * gradient
+            direction = orthogonal((0.1 * gradient + 0.9 * momentum[part]).view(tensor.shape))
+            scale = ADAMW_RMS * max(tensor.shape) ** 0.5
+            expected[part] = expected[part] * (1 - 0.01 * 0.1) - 0.01 * scale * direction.flatten()
+        optimizer.step(0.01)
+    torch.testing.assert_close(parameters, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_matrix_step_is_as_large_as_adamw_makes_it() -> None:
+    parameters, gradients = torch.zeros(LAYOUT.size), noise(LAYOUT.size)
+    Muon(parameters, gradients, Settings(0.9, 0.99, 0, 1e9), LAYOUT).step(1.0)
+    for tensor in hidden_matrices(LAYOUT):
+        rms = float(parameters[tensor.elements].square().mean().sqrt())
+        assert rms == pytest.approx(ADAMW_RMS, rel=0.35), tensor.name
+
+
+def test_gradients_are_clipped_before_anything_else() -> None:
+    parameters, gradients = torch.zeros(LAYOUT.size), noise(LAYOUT.size)
+    norm = float(gradients.norm())
+    optimizer = Muon(parameters, gradients, Settings(0.0, 0.99, 0, 1.0), LAYOUT)
+    assert optimizer.step(0.1) == pytest.approx(norm)
+    assert float(optimizer.moments[: LAYOUT.size].norm()) == pytest.approx(1.0, rel=1e-5), "without momentum: the gradient itself"

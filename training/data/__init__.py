@@ -1,0 +1,1 @@
+"""What a job trains on: text, shards, tokens."""

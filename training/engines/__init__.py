@@ -1,0 +1,1 @@
+"""What computes gradients, in the worker process alone."""

@@ -1,0 +1,237 @@
+"""What a worker computes for one job: an update by inner steps or one gradient, held-out loss, text. numpy at the border.
+
+Replays on one machine with one thread count are bit-equal; another thread count or vector unit moves Δ by about 1e-5 of its norm,
+far below what an audit tolerates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from training.data.corpus import Tokens, batch_offsets
+from training.data.tokenizer import Tokenizer
+from training.engines.pytorch.adamw import AdamW, Settings, clip
+from training.engines.pytorch.model import GPT
+from training.engines.pytorch.muon import Muon
+from training.replay.inner_state import InnerState, OnState
+from training.replicated.layout import Float32Array, layout_of
+from training.replicated.schedule import inner_rate
+from training.spec import Inner, JobSpec
+
+EVALUATION_TOKENS_MAX = 16_384  # of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
+EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its logits, is then 4 MB for bytes
+GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
+
+PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
+
+Step = Callable[[], None]  # called after every micro-batch; raises to stop the work
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    loss: float  # mean training loss over the round's tokens, nats per token
+    gradient_norm: float  # mean over the round's steps, before clipping
+
+
+@contextmanager
+def no_subnormal_numbers() -> Iterator[None]:
+    """What is below 2^-126 counts as zero, in this thread and in those that torch starts in here (`start_threads`).
+
+    A processor takes twenty times as long with such numbers, and a liar chooses the state that a replay begins with. Not around
+    exact arithmetic, which has them.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def start_threads(count: int | None) -> None:
+    """Has torch start so many threads (None: what it chooses), once in a process and before anything else needs them: each goes
+    on treating subnormal numbers as when it was started, whatever `no_subnormal_numbers` says in the thread that uses it.
+    """
+    if count is not None:
+        torch.set_num_threads(count)
+    with no_subnormal_numbers():
+        torch.ones(PARALLEL_ELEMENTS).mul_(2)
+
+
+class Engine:
+    def __init__(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer) -> None:
+        self.spec = spec
+        self.tokens = tokens
+        self.tokenizer = tokenizer
+        self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
+        self._model = GPT(spec)
+        self._decayed = _decayed(spec)
+
+    @property
+    def parameters(self) -> int:
+        return layout_of(self.spec).size
+
+    def load(self, parameters: Float32Array) -> None:
+        assert parameters.shape == (self.parameters,) and parameters.dtype == np.float32
+        np.copyto(self.read(), parameters)
+
+    def read(self) -> Float32Array:
+        """The parameters as they are now; a view."""
+        parameters: Float32Array = self._model.parameters.numpy()
+        return parameters
+
+    def local_steps(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        on_step: Step = lambda: None,
+        inner: InnerState | None = None,
+        on_state: OnState = lambda parameters, inner: None,
+    ) -> tuple[Float32Array, Metrics]:
+        """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
+
+        It is θ_before − θ_after of the inner steps, or the clipped gradient where the job sends gradients.
+        """
+        self.load(parameters)
+        if self.spec.sends_gradients:
+            return self._clipped_gradient(job, round, trainer, on_step)
+        optimizer, metrics = self._inner_optimizer(inner), []
+        for step in range(self.spec.local_steps):
+            metrics.append(self._inner_step(optimizer, job, round, trainer, step, on_step))
+            on_state(self.read(), _state_of(optimizer))
+        return parameters - self.read(), Metrics(_mean([m.loss for m in metrics]), _mean([m.gradient_norm for m in metrics]))
+
+    def inner_step(
+        self,
+        parameters: Float32Array,
+        inner: InnerState,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        step: int,
+        on_step: Step = lambda: None,
+    ) -> tuple[Float32Array, InnerState]:
+        """The state after inner step `step` alone, from the state before it; the parameters are a view."""
+        self.load(parameters)
+        optimizer = self._inner_optimizer(inner)
+        self._inner_step(optimizer, job, round, trainer, step, on_step)
+        return self.read(), _state_of(optimizer)
+
+    def _clipped_gradient(self, job: bytes, round: int, trainer: bytes, on_step: Step) -> tuple[Float32Array, Metrics]:
+        with no_subnormal_numbers():
+            loss = self.gradient(self.batch(job, round, trainer, 0, self.spec.batch), on_step)
+            norm = clip(self._model.gradients, self.spec.clip)
+        gradient: Float32Array = self._model.gradients.numpy()
+        return gradient.copy(), Metrics(loss, norm)
+
+    def _inner_step(self, optimizer: AdamW | Muon, job: bytes, round: int, trainer: bytes, step: int, on_step: Step) -> Metrics:
+        with no_subnormal_numbers():
+            loss = self.gradient(self.batch(job, round, trainer, step, self.spec.batch), on_step)
+            return Metrics(loss, optimizer.step(inner_rate(self.spec, round)))
+
+    def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
+        """The job's, with moments of its own that begin as those given, or at zero."""
+        spec = self.spec
+        settings = Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
+        state = (torch.from_numpy(inner.moments.copy()), inner.steps) if inner else (None, 0)
+        if spec.inner is Inner.MUON:
+            return Muon(self._model.parameters, self._model.gradients, settings, layout_of(spec), *state)
+        return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings, *state)
+
+    def optimizer(self, settings: Settings) -> AdamW:
+        """A fresh AdamW for the loaded parameters; its `step` takes what `gradient` gathered."""
+        return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
+
+    def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int) -> npt.NDArray[np.int64]:
+        """Where the sequences of one inner step begin in the training text."""
+        context, tokens = self.spec.model.context, len(self.tokens.train)
+        return batch_offsets(job, round, trainer, step, batch=size, tokens=tokens, context=context, seed=self.spec.seed)
+
+    def gradient(self, offsets: npt.NDArray[np.int64], on_step: Step = lambda: None) -> float:
+        """Gathers the mean gradient over the sequences at `offsets`, and returns their mean loss in nats per token."""
+        while True:
+            try:
+                return self._accumulate(offsets, on_step)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or self.micro_batch == 1:
+                    raise
+                self.micro_batch //= 2
+
+    def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Step) -> float:
+        self._model.gradients.zero_()
+        total = 0.0
+        for start in range(0, len(offsets), self.micro_batch):
+            part = offsets[start : start + self.micro_batch]
+            x_BT, y_BT = windows(self.tokens.train, part, self.spec.model.context)
+            loss = self._model.loss(x_BT, y_BT) * (len(part) / len(offsets))
+            loss.backward()
+            total += float(loss.detach())
+            on_step()
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, parameters: Float32Array, on_step: Step = lambda: None) -> float | None:
+        """Held-out bits per byte over fixed windows; None if the job holds nothing out."""
+        self.load(parameters)
+        held_out, context = self.tokens.held_out, self.spec.model.context
+        if len(held_out) <= context:
+            return None
+        starts = evaluation_windows(len(held_out), context)
+        nats, bytes_seen = 0.0, 0
+        for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
+            x_BT, y_BT = windows(held_out, batch, context)
+            nats += float(self._model.loss(x_BT, y_BT, reduction="sum"))
+            bytes_seen += int(self.tokens.token_bytes[y_BT.numpy()].sum())
+            on_step()
+        return nats / math.log(2) / bytes_seen
+
+    def generate(
+        self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Step = lambda: None
+    ) -> bytes:
+        """The text of `count` more tokens after `prompt` (a newline if it is empty)."""
+        self.load(parameters)
+        ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
+        return self.tokenizer.decode(self._model.generate(ids, min(count, GENERATE_TOKENS_MAX), temperature, seed, on_step))
+
+
+def evaluation_windows(held_out: int, context: int) -> npt.NDArray[np.int64]:
+    """Where the windows begin: side by side over the whole part if it is small, otherwise spread evenly over it."""
+    count = min((held_out - 1) // context, max(1, EVALUATION_TOKENS_MAX // context))
+    return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
+
+
+def windows(tokens: npt.NDArray[np.unsignedinteger], starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:
+    """Inputs and next-token targets of shape (B, T)."""
+    taken_BT = torch.from_numpy(np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64))
+    return taken_BT[:, :-1], taken_BT[:, 1:]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
+
+
+def _decayed(spec: JobSpec) -> Tensor:
+    """1 where weight decay applies, 0 elsewhere."""
+    layout = layout_of(spec)
+    decayed = np.zeros(layout.size, dtype=np.float32)
+    for tensor in layout.tensors:
+        decayed[tensor.elements] = float(tensor.decayed)
+    return torch.from_numpy(decayed)
+
+
+def _state_of(optimizer: AdamW | Muon) -> InnerState:
+    """A view of its moments."""
+    return InnerState(optimizer.steps, optimizer.moments.numpy())
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

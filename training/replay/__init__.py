@@ -1,0 +1,1 @@
+"""What a trainer commits to, and how somebody else computes it again."""

@@ -1,0 +1,140 @@
+"""The state of an inner optimizer between two steps: how many it has taken, and its moments as one float32 vector. numpy only.
+
+On disk and under a digest it is the number of steps (unsigned, 8 bytes) and then the moments, all little-endian.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protocol.errors import RemoteProtocolError
+from training.replicated.layout import Float32Array, Layout, Tensor, float32_bytes, layout_of
+from training.spec import Inner, JobSpec
+
+# Beside the root of AdamW's second moments. Not 1e-8: rounding would then turn the step of a parameter whose gradient is that
+# small, and honest replays on other processors would differ by more than a job tolerates (decision 42).
+ADAMW_EPSILON = 1e-6
+# Muon's polynomial, of its blog post: singular values of 0.7..1.2 after five steps, from 0.002 up.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+# Beside the norm of a matrix's direction. Not 1e-7: where text has no variety a gradient is nothing but rounding, and would be
+# made as long as any other (decision 42).
+MUON_EPSILON = 1e-3
+# Of a matrix whose norm is about 1 at most: products of two are no subnormal numbers, which take twenty times as long.
+MUON_LEAST = 2.0**-60
+_STEPS = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InnerState:
+    steps: int
+    moments: Float32Array  # the slots one after another, see `slots`
+
+    @classmethod
+    def fresh(cls, spec: JobSpec) -> InnerState:
+        return cls(0, np.zeros(inner_size(spec), dtype=np.float32))
+
+    @classmethod
+    def load(cls, path: Path, spec: JobSpec) -> InnerState:
+        """What `pieces` were written to `path`; `RemoteProtocolError` if length or count are not possible in the job."""
+        size = path.stat().st_size
+        if size != inner_bytes(spec):
+            raise RemoteProtocolError("malformed", f"an inner state of {size} bytes, this job's has {inner_bytes(spec)}")
+        with path.open("rb") as stream:
+            (steps,) = _STEPS.unpack(stream.read(_STEPS.size))
+            moments = np.fromfile(stream, dtype="<f4").astype(np.float32, copy=False)
+        if steps > spec.rounds * spec.local_steps:
+            raise RemoteProtocolError("malformed", f"an inner state after {steps} steps, this job has fewer")
+        return cls(steps, moments)
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """Its bytes, without a copy of the moments."""
+        yield _STEPS.pack(self.steps)
+        yield float32_bytes(self.moments)
+
+
+def inner_bytes(spec: JobSpec) -> int:
+    return _STEPS.size + 4 * inner_size(spec)
+
+
+def inner_size(spec: JobSpec) -> int:
+    """float32 numbers of moments."""
+    return max(part.stop for part in slots(spec).values())
+
+
+OnState = Callable[[Float32Array, InnerState], None]  # told each state of parameters and optimizer; the next step may change them
+
+
+@functools.lru_cache(maxsize=8)
+def slots(spec: JobSpec) -> dict[str, slice]:
+    """Where each moment lies, by name.
+
+    AdamW has two for every parameter. Muon has one for every parameter (for what it leaves to AdamW, the first moment of that),
+    and the second moments of that part alone, in layout order.
+    """
+    layout = layout_of(spec)
+    if spec.inner is Inner.MUON:
+        rest = sum(tensor.size for tensor in others(layout))
+        return {"momentum": slice(0, layout.size), "second": slice(layout.size, layout.size + rest)}
+    return {"first": slice(0, layout.size), "second": slice(layout.size, 2 * layout.size)}
+
+
+def directions(inner: InnerState, spec: JobSpec) -> Float32Array:
+    """Where the moments alone would move each parameter, at rate 1 and without decay: shape (parameters,).
+
+    AdamW divides the first moments by the roots of the second ones, Muon makes momentum orthogonal: what is small in a moment can
+    be large here, and this is what moves the parameters. The number of steps is 1 or more.
+    """
+    layout = layout_of(spec)
+    if spec.inner is not Inner.MUON:
+        first, second = (inner.moments[part] for part in slots(spec).values())
+        return _adamw_direction(first, second, inner.steps, spec)
+    momentum, second = (inner.moments[part] for part in slots(spec).values())
+    found, start = np.empty_like(momentum), 0
+    for tensor in others(layout):
+        rest = second[start : start + tensor.size]
+        found[tensor.elements] = _adamw_direction(momentum[tensor.elements], rest, inner.steps, spec)
+        start += tensor.size
+    for tensor in hidden_matrices(layout):
+        found[tensor.elements] = _orthogonal(momentum[tensor.elements].reshape(tensor.shape)).ravel()
+    return found
+
+
+def _adamw_direction(first: Float32Array, second: Float32Array, steps: int, spec: JobSpec) -> Float32Array:
+    corrections = np.float32(1 - spec.beta1**steps), np.float32(1 - spec.beta2**steps)
+    root = np.sqrt(second / corrections[1]) + np.float32(ADAMW_EPSILON)
+    return np.asarray(first / corrections[0] / root, dtype=np.float32)
+
+
+def _orthogonal(matrix: Float32Array) -> Float32Array:
+    """As `training.engines.pytorch.muon.orthogonal`, in numpy."""
+    a, b, c = map(np.float32, NEWTON_SCHULZ)
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = _flushed(wide / (np.linalg.norm(wide) + np.float32(MUON_EPSILON)))
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = _flushed(x @ x.T)
+        x = _flushed(a * x + _flushed(b * square + c * (square @ square)) @ x)
+    return np.asarray(x.T if matrix.shape[0] > matrix.shape[1] else x, dtype=np.float32)
+
+
+def _flushed(matrix: Float32Array) -> Float32Array:
+    return matrix * (np.abs(matrix) >= np.float32(MUON_LEAST))
+
+
+def hidden_matrices(layout: Layout) -> list[Tensor]:
+    """What Muon is for: the matrices between the embedding, which is the output layer too, and the loss."""
+    return [tensor for tensor in layout.tensors if _is_hidden_matrix(tensor)]
+
+
+def others(layout: Layout) -> list[Tensor]:
+    return [tensor for tensor in layout.tensors if not _is_hidden_matrix(tensor)]
+
+
+def _is_hidden_matrix(tensor: Tensor) -> bool:
+    return len(tensor.shape) == 2 and tensor.name != "embedding.weight"

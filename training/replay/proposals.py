@@ -1,0 +1,231 @@
+"""From an update to a proposal, and from a proposal to a verdict: numpy only.
+
+The worker computes updates with torch; for scratch jobs the daemon does it all itself, with `scratch_update`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.reasons import Finding, Verdict
+from training.replay import trace
+from training.replay.inner_state import InnerState, OnState
+from training.replay.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
+from training.replicated import codec, feedback
+from training.replicated.layout import Float32Array, float32_bytes, layout_of
+from training.replicated.model import ReplicatedModel
+from training.replicated.scratch import known_update
+from training.spec import JobSpec
+from training.tasks import Audit, Audited, Propose, Proposed, Reexecute, Reexecuted, Replay, Replayed
+
+log = logging.getLogger("peer")
+Update = Callable[[Float32Array, bytes, int, bytes, InnerState | None, OnState], tuple[Float32Array, float]]
+"""(parameters, job, round, trainer, inner state or None for a fresh one, what to tell each state) → (Δ, mean training loss)"""
+InnerStep = Callable[[Float32Array, InnerState, bytes, int, bytes, int], tuple[Float32Array, InnerState]]
+"""(parameters, inner state, job, round, trainer, step) → the state after it"""
+
+
+def propose(request: Propose, update: Update) -> Proposed:
+    """Computes the update, adds what earlier payloads left unsaid, writes m and the states of the job, and encodes it.
+
+    What of the trainer's own is not whole any more is not gone on from: beginning anew is always allowed.
+    """
+    started = time.perf_counter()
+    model = _open(request)
+    (e, feedback_from), (inner, inner_from) = _own_feedback(request, model), _own_inner(request, model)
+    states = _states_out(request, model, inner_from)
+    take = states.take if states else _forget
+    delta, loss = update(model.parameters, request.job, request.round, request.trainer, inner, take)
+    m = feedback.accumulate(e, delta, model.spec.feedback_decay)
+    payload = codec.encode(model.header(request.trainer), m, model.layout)
+    buffer = float32_bytes(m)
+    Path(request.buffer_out).write_bytes(buffer)
+    digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
+    committed = states.finish() if states else (None, None)
+    return Proposed(payload, *digests, loss, time.perf_counter() - started, *committed, feedback_from, inner_from)
+
+
+def reexecute(request: Reexecute, update: Update) -> Reexecuted:
+    """Somebody else's update, of which only the states are kept."""
+    model = _open(request)
+    try:
+        inner = _previous_inner(request, model.spec)
+    except RemoteProtocolError:
+        return Reexecuted(None)
+    record = model.records.get(request.trainer)
+    begun = record.inner if record and request.previous_inner else None
+    states = StateWriter(Path(request.states_out), model.spec, model.parameters, begun)
+    update(model.parameters, request.job, request.round, request.trainer, inner, states.take)
+    return Reexecuted(states.finish()[0])
+
+
+def audit(request: Audit, update: Update) -> Audited:
+    """Re-executes the update and judges the proposal's payload, buffer and inner state by it."""
+    started = time.perf_counter()
+    verdict, error = _judge(request, _open(request), update)
+    return Audited(verdict, error, time.perf_counter() - started)
+
+
+def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verdict, float]:
+    spec, trainer, last = model.spec, request.trainer, _Last()
+    try:
+        m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
+        inner = InnerState.load(Path(request.inner), spec) if request.inner else None
+        previous = _previous_inner(request, spec)
+    except RemoteProtocolError:  # what it commits to, or goes on from, is none
+        return Verdict.REPLAY, RELATIVE_ERROR_MAX
+    payload = Path(request.payload).read_bytes()
+    take = last.take if inner else _forget
+    delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take)
+    decay, tolerance = spec.feedback_decay, spec.replay_tolerance
+    verdict = feedback.judge_replay(m, e, delta, payload, model.header(trainer), model.layout, decay, tolerance)
+    error = trace.ratio(*feedback.replay_distances(m, e, delta, decay))
+    if verdict is not Verdict.ACCEPT and not feedback.encodes(m, payload, model.header(trainer), model.layout):
+        error = RELATIVE_ERROR_MAX  # however near m is, the payload says something else
+    if inner and last.inner and verdict is Verdict.ACCEPT:
+        error = max(error, trace.inner_error(inner, last.inner, spec))
+        verdict = Verdict.ACCEPT if error <= tolerance else Verdict.REPLAY
+    return verdict, error
+
+
+def scratch_update(spec: JobSpec) -> Update:
+    layout = layout_of(spec)
+    return lambda parameters, job, round, trainer, inner, on_state: (known_update(job, round, trainer, layout), 0.0)
+
+
+# One step of a trace -------------------------------------------------------------------------------------------------
+
+
+def replay(request: Replay, inner_step: InnerStep) -> Replayed:
+    """Replays the step, after the cheap checks that tie the trace to model, buffer and payload.
+
+    All of that together costs one inner step and a few passes over the vectors, wherever in the round the step is, and whatever
+    numbers the states are of: see `training.engines.pytorch.engine.no_subnormal_numbers`.
+    """
+    started = time.perf_counter()
+    model = _open(request)
+    try:
+        finding, error = _find(request, model, inner_step)
+    except RemoteProtocolError:
+        finding, error = Finding.MALFORMED, 0.0
+    return Replayed(finding, error, time.perf_counter() - started)
+
+
+def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep) -> tuple[Finding, float]:
+    spec, step = model.spec, request.step
+    listed = Trace.decode(Path(request.trace).read_bytes(), spec)
+    states = States(listed, spec, lambda digest: Path(request.states[digest]), model.parameters)
+    if not _starts(request, model, listed.states[0]):
+        return Finding.START, 0.0
+    if request.inner is not None and listed.states[-1].inner != request.inner:
+        return Finding.MALFORMED, 0.0
+    if not _ends(request, model, states):
+        return Finding.PAYLOAD, 0.0
+    before, committed = states[step], states[step + 1]
+    replayed = inner_step(*before, request.job, request.round, request.trainer, step)
+    error = trace.step_error(before, committed, replayed, spec)
+    return Finding.MATCH if error <= spec.replay_tolerance else Finding.MISMATCH, error
+
+
+def _starts(request: Replay, model: ReplicatedModel, first: StateDigests) -> bool:
+    """Whether state 0 is the model, with fresh inner state or the one that was committed to before."""
+    inner = request.inner_from or trace.fresh_digest(model.spec)
+    return first.inner == inner and first.parameters == trace.parameters_digest(model.parameters)
+
+
+def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
+    """Whether m = decay·e + (θ_0 − θ_H), exactly, and the payload encodes m."""
+    m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
+    delta = model.parameters - states.parameters(model.spec.local_steps)
+    if not np.array_equal(m, feedback.accumulate(e, delta, model.spec.feedback_decay)):
+        return False
+    return feedback.encodes(m, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
+
+
+# What requests name --------------------------------------------------------------------------------------------------
+
+
+class _Last:
+    """The inner state after the last step."""
+
+    inner: InnerState | None = None
+
+    def take(self, parameters: Float32Array, inner: InnerState) -> None:
+        self.inner = inner
+
+
+def _forget(parameters: Float32Array, inner: InnerState) -> None:
+    pass
+
+
+def _own_feedback(request: Propose, model: ReplicatedModel) -> tuple[Float32Array, bytes | None]:
+    """e, and the digest of the buffer that it is of."""
+    try:
+        e = _feedback(request, model)
+    except (LocalProtocolError, RemoteProtocolError, OSError) as error:
+        log.warning("%s is not whole (%s): what it left unsaid is lost", request.previous_buffer, error)
+        return feedback.feedback_after(None, None, None, model.layout), None
+    return e, model.records[request.trainer].buffer if request.previous_buffer else None
+
+
+def _own_inner(request: Propose, model: ReplicatedModel) -> tuple[InnerState | None, bytes | None]:
+    """What the steps begin with, and its digest; None where that is a fresh state."""
+    if request.previous_inner is None:
+        return None, None
+    digest = model.records[request.trainer].inner
+    try:
+        inner = _previous_inner(request, model.spec)
+        if inner is not None and trace.inner_digest(inner) == digest:
+            return inner, digest
+        problem = "other bytes than the record says"
+    except (RemoteProtocolError, OSError) as error:
+        problem = str(error)
+    log.warning("%s is not whole (%s): the inner optimizer begins anew", request.previous_inner, problem)
+    return None, None
+
+
+def _open(request: Propose | Reexecute | Audit | Replay) -> ReplicatedModel:
+    model = ReplicatedModel.open(Path(request.model_directory))
+    if (model.job, model.round) != (request.job, request.round):
+        raise LocalProtocolError(f"{request.model_directory} holds round {model.round}, round {request.round} was asked for")
+    return model
+
+
+def _states_out(request: Propose, model: ReplicatedModel, inner_from: bytes | None) -> StateWriter | None:
+    spec = model.spec
+    if not (spec.traces_states or spec.keeps_inner_state):
+        return None
+    if request.states_out is None:
+        raise LocalProtocolError("the job commits to states, but no folder was named for them")
+    return StateWriter(Path(request.states_out), spec, model.parameters, inner_from)
+
+
+def _previous_inner(request: Propose | Reexecute | Audit, spec: JobSpec) -> InnerState | None:
+    return InnerState.load(Path(request.previous_inner), spec) if request.previous_inner else None
+
+
+def _feedback(request: Propose | Audit | Replay, model: ReplicatedModel) -> Float32Array:
+    """The e that the trainer continues from; zero where the request names no previous buffer. `RemoteProtocolError` as `_buffer`:
+    a proposal may be accepted before anybody looks at what it commits to.
+    """
+    if request.previous_buffer is None or request.previous_payload is None:
+        return feedback.feedback_after(None, None, None, model.layout)
+    record = model.records.get(request.trainer)
+    if record is None:
+        raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
+    previous = _buffer(Path(request.previous_buffer), model)
+    return feedback.feedback_after(record, previous, Path(request.previous_payload).read_bytes(), model.layout)
+
+
+def _buffer(path: Path, model: ReplicatedModel) -> Float32Array:
+    """A committed m; `RemoteProtocolError` if its size is not the model's."""
+    if path.stat().st_size != 4 * model.layout.size:
+        raise RemoteProtocolError("bad-buffer", f"{path.stat().st_size} bytes for {model.layout.size} elements")
+    return np.fromfile(path, dtype="<f4").astype(np.float32, copy=False)
