@@ -211,7 +211,7 @@ def unknown_invitation(place: Place, case: Case) -> None:
 
 
 def wrong_own_address(place: Place, case: Case) -> None:
-    place.refuses_to(case, "invite", ["--address", "nowhere"], "nowhere", "host:port")
+    place.refuses_to(case, "invite", ["--address", "nowhere"], "nowhere", "HOST:PORT")
 
 
 def too_many_days(place: Place, case: Case) -> None:
@@ -219,7 +219,7 @@ def too_many_days(place: Place, case: Case) -> None:
 
 
 def wrong_address(place: Place, case: Case) -> None:
-    place.refuses_to(case, "connect", ["nowhere"], "nowhere", "host:port")
+    place.refuses_to(case, "connect", ["nowhere"], "nowhere", "HOST:PORT")
 
 
 def silent_address(place: Place, case: Case) -> None:
