@@ -28,7 +28,7 @@ from consensus.voters import CachingVerifier
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, Start
-from ledger.state import Rules
+from ledger.state import Rules, core_modules
 from peer.node.early import RoundKey
 from peer.node.node import AppliedBlock, Do, Item, Node
 from peer.node.rounds import Outcome
@@ -192,7 +192,7 @@ class Peer:
     def __init__(self, network: Network, keys: CountingKeys, genesis: Genesis) -> None:
         self.network, self.keys = network, keys
         verifier = CachingVerifier(keys)
-        rules = Rules(genesis, verifier, UnauditedJobs())
+        rules = Rules(genesis, verifier, core_modules(UnauditedJobs()))
         state = rules.first_state()
         self.applied = state
         self.journal = Log()

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 from consensus.quorum import quorum
 from consensus.voters import VoterSet
 from ledger.core.genesis import TRAINER, Genesis
-from ledger.core.module import Context, Modules, Refused
+from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
@@ -133,27 +133,85 @@ def job_id(author: bytes, transaction: Transaction) -> bytes:
     return hashlib.sha256(b"folkmoot/job\x00" + author + codec.encode(transaction)).digest()
 
 
-class JobsModule:
+@dataclass(frozen=True, slots=True)
+class ClosedRound:
+    """A fact: the block closes this round. What the model step needs, and what people want to see."""
+
+    job: bytes
+    round: int
+    outcome: Outcome
+    proposals: tuple[Signed, ...]  # the accepted ones
+    ballots: tuple[bytes, ...]  # voters whose ballots were decided
+    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the nonces that those ballots reveal
+    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: what those ballots commit to
+
+
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """A fact: these may not train in this job for now."""
+
+    job: bytes
+    trainers: Suspended
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A fact: this job is not forgotten yet, though it is over."""
+
+    job: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """A fact."""
+
+    job: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A fact."""
+
+    job: bytes
+
+
+class JobsModule(Module[JobsState]):
     name = "jobs"
-    kinds = frozenset({"job/start", "job/stop"})
+    contents: ClassVar[Mapping[str, type]] = {"job/start": Start, "job/stop": Stop}
+    state_type = JobsState
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
 
-    def state_type(self) -> type:
-        return JobsState
-
     def genesis(self, genesis: Genesis) -> JobsState:
         return JobsState()
 
-    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> JobsState:
-        state: JobsState = modules[self.name]
-        members: MembersState = modules["members"]
-        if transaction.kind == "job/start":
-            start = codec.decode(Start, transaction.content)
-            return self._start(state, members, job_id(author, transaction), start.spec, author, context.height)
-        assert transaction.kind == "job/stop", transaction.kind
-        return _stop(state, members, codec.decode(Stop, transaction.content).job, author, context.height)
+    def apply(self, state: JobsState, said: Said, view: View, context: Context) -> Change:
+        members, author = view.of(MembersState), said.author
+        match said.content:
+            case Start(spec):
+                key = job_id(author, said.transaction)
+                return Change(self._start(state, members, key, spec, author, context.height))
+            case Stop(key):
+                return Change(_stop(state, members, key, author, context.height))
+        raise AssertionError(said.content)
+
+    def end_block(self, state: JobsState, view: View, context: Context) -> Change:
+        """Closed rounds are counted and the next ones opened, also those of jobs that begin; open rounds that the members of now
+        might never close are given to them; jobs that nobody trains any more end, and old ones are forgotten.
+        """
+        members, height, jobs = view.of(MembersState), context.height, dict(state.jobs)
+        barred = {fact.job: fact.trainers for fact in context.of(Barred)}
+        for closed in context.of(ClosedRound):
+            key = closed.job
+            jobs[key] = self.close_round(jobs[key], members, height, closed.outcome, barred.get(key, NOBODY))
+        started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
+        for key in started:  # other transactions of this block may have changed who votes and trains
+            jobs[key] = self.open_round(jobs[key], members, height, None)
+        jobs = abandoned(self.renew_rounds(jobs, members, height, barred), members, height)
+        ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
+        jobs = self.bounded(jobs, members, {fact.job for fact in context.of(Needed)})
+        return Change(JobsState(jobs), (*map(JobStarted, started), *map(JobEnded, ended)))
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         terms = self.rules.terms(spec)
@@ -298,16 +356,3 @@ def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:
     """Voters first, then whoever was admitted first: one voter alone can invite many others, and keys can be chosen."""
     voters = set(map(members.current, members.voters))
     return sorted(keys, key=lambda key: (key not in voters, members.members[key].admitted, key))
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedRound:
-    """A round that a block closed: what the model step needs, and what people want to see."""
-
-    job: bytes
-    round: int
-    outcome: Outcome
-    proposals: tuple[Signed, ...]  # the accepted ones
-    ballots: tuple[bytes, ...]  # voters whose ballots were decided
-    reveals: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: the nonces that those ballots reveal
-    commitments: Mapping[bytes, bytes] = field(default_factory=dict)  # by voter: what those ballots commit to

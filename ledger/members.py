@@ -16,8 +16,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from consensus.quorum import faults_tolerated
 from consensus.voters import VoterSet
 from ledger.core.genesis import Founder, Genesis, Roles, check_roles
-from ledger.core.module import Context, Modules, Refused
-from protocol import codec
+from ledger.core.module import Change, Context, Module, Refused, Said, View
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, open_signed, short_id
@@ -188,12 +187,25 @@ KINDS: dict[str, type[Content]] = {
 }
 
 
-class MembersModule:
-    name = "members"
-    kinds = frozenset(KINDS)
+@dataclass(frozen=True, slots=True)
+class Expelled:
+    """A fact: the block's evidence expels the member of this key."""
 
-    def state_type(self) -> type:
-        return MembersState
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rekeyed:
+    """A fact: a member goes on with another key."""
+
+    old: bytes
+    new: bytes
+
+
+class MembersModule(Module[MembersState]):
+    name = "members"
+    contents = KINDS
+    state_type = MembersState
 
     def genesis(self, genesis: Genesis) -> MembersState:
         def member(founder: Founder) -> Member:
@@ -202,12 +214,18 @@ class MembersModule:
         keys = genesis.voters.keys
         return MembersState({key: member(founder) for key, founder in genesis.founders.items()}, keys, keys, keys)
 
-    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> MembersState:
-        state: MembersState = modules[self.name]
-        content: Content = codec.decode(KINDS[transaction.kind], transaction.content)
+    def apply(self, state: MembersState, said: Said, view: View, context: Context) -> Change:
+        content: Content = said.content
+        facts = (Rekeyed(said.author, content.new_key),) if isinstance(content, Rotate) else ()
+        return Change(self._applied(state, content, said.author, said.transaction.nonce, context), facts)
+
+    def settle(self, state: MembersState, view: View, context: Context) -> Change:
+        return Change(end_block(state, context.height, context.time_ms))
+
+    def _applied(self, state: MembersState, content: Content, author: bytes, nonce: int, context: Context) -> MembersState:
         match content:
             case Admit():
-                return _admit(state, content, author, transaction.nonce, context)
+                return _admit(state, content, author, nonce, context)
             case Revoke():
                 return _revoke(state, content.invitation, author, context)
             case Register():
@@ -247,7 +265,7 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
 # Voter sets ----------------------------------------------------------------------------------------------------------
 
 
-class Change(NamedTuple):
+class VoterChange(NamedTuple):
     """Of the voter set."""
 
     goes: bytes | None
@@ -287,17 +305,17 @@ def change_due(state: MembersState) -> bool:
     return bool(_changes(state)) or not state.previous == state.voters == state.upcoming
 
 
-def _changes(state: MembersState) -> list[Change]:
+def _changes(state: MembersState) -> list[VoterChange]:
     """Every change that waits for its turn, in order; the oldest first where time tells them apart."""
     members = state.members
     expelled = sorted((members[key].expelled or 0, key) for key in state.upcoming if state.is_expelled(key))
     rotated = [(members[key].successor, key) for key in state.upcoming if not state.is_expelled(key)]
     in_order = sorted((members[new].admitted, old, new) for new, old in rotated if new is not None)
     return [
-        *(Change(key, None) for _, key in expelled),
-        *(Change(old, new) for _, old, new in in_order),
-        *(Change(key, None) for key in state.leaving),
-        *(Change(None, key) for key in _joins(state)),
+        *(VoterChange(key, None) for _, key in expelled),
+        *(VoterChange(old, new) for _, old, new in in_order),
+        *(VoterChange(key, None) for key in state.leaving),
+        *(VoterChange(None, key) for key in _joins(state)),
     ]
 
 

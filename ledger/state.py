@@ -14,12 +14,12 @@ from typing import Annotated, Any, TypeVar
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
-from ledger.audits.docket import AuditsModule, follow
+from ledger.audits.docket import AuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.genesis import Genesis
-from ledger.core.module import Context, Module, Refused
-from ledger.jobs import RUNNING_MAX, UNBUILT, ClosedRound, Job, JobRules, JobsModule, JobsState, abandoned
-from ledger.members import MembersModule, MembersState
+from ledger.core.module import Change, Context, Module, Refused, Said
+from ledger.jobs import RUNNING_MAX, ClosedRound, JobRules, JobsModule, JobsState, JobStarted
+from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
@@ -78,20 +78,26 @@ class State:
             self._encoded[name] = (value, data)
         return data
 
+    @cached_property
+    def _by_type(self) -> dict[type, Any]:
+        return {type(value): value for value in self.modules.values()}
+
+    def of(self, kind: type[T]) -> T:
+        """The state of the module that has this state type."""
+        value: T = self._by_type[kind]
+        return value
+
     @property
     def members(self) -> MembersState:
-        value: MembersState = self.modules["members"]
-        return value
+        return self.of(MembersState)
 
     @property
     def jobs(self) -> JobsState:
-        value: JobsState = self.modules["jobs"]
-        return value
+        return self.of(JobsState)
 
     @property
     def audits(self) -> AuditsState:
-        value: AuditsState = self.modules["audits"]
-        return value
+        return self.of(AuditsState)
 
     def with_modules(self, **changes: Any) -> State:
         return State(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)
@@ -129,19 +135,37 @@ class StoredState:
     certified_roots: dict[Count, Digest]
 
 
-class Rules:
-    """The transition rules with what they need injected; `modules` lists the features that take part."""
+def core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
+    """Those of every network, in their order inside a block."""
+    return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules)
 
-    def __init__(self, genesis: Genesis, verifier: Verifier, job_rules: JobRules, features: Sequence[Module] = ()) -> None:
+
+class Rules:
+    """The transition rules of one network. `modules` act in their order inside a block."""
+
+    def __init__(self, genesis: Genesis, verifier: Verifier, modules: Sequence[Module[Any]]) -> None:
         self.genesis = genesis
         self.chain_id = genesis.chain_id
         self.verifier = verifier
-        self.jobs, self.audits = JobsModule(job_rules), AuditsModule(job_rules)
-        modules: list[Module] = [MembersModule(), self.jobs, self.audits, *features]
         self.modules = {module.name: module for module in modules}
-        self._by_kind = {kind: module for module in self.modules.values() for kind in module.kinds}
+        self._by_kind = {kind: module for module in modules for kind in module.contents}
+        assert len(self.modules) == len({module.state_type for module in modules}) == len(modules), "one name, one type each"
+        assert len(self._by_kind) == sum(len(module.contents) for module in modules), "a kind belongs to one module"
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
         self._judged: tuple[State, bytes, Transition | str] | None = None
+
+    def module(self, kind: type[M]) -> M:
+        """The module of this class."""
+        (found,) = (module for module in self.modules.values() if isinstance(module, kind))
+        return found
+
+    @property
+    def jobs(self) -> JobsModule:
+        return self.module(JobsModule)
+
+    @property
+    def audits(self) -> AuditsModule:
+        return self.module(AuditsModule)
 
     def first_state(self) -> State:
         modules = {name: in_order(module.genesis(self.genesis), None) for name, module in sorted(self.modules.items())}
@@ -156,7 +180,7 @@ class Rules:
         if stored.modules.keys() != self.modules.keys():
             raise RemoteProtocolError("bad-state", f"modules {sorted(stored.modules)}, expected {sorted(self.modules)}")
         values: dict[str, Any] = {
-            name: codec.decode(self.modules[name].state_type(), value, len(value)) for name, value in stored.modules.items()
+            name: codec.decode(self.modules[name].state_type, value, len(value)) for name, value in stored.modules.items()
         }
         return State(stored.height, stored.time_ms, values, stored.certified_roots)
 
@@ -172,33 +196,49 @@ class Rules:
 
     # Transactions
 
-    def apply_transaction(self, state: State, signed: Signed, height: int) -> State:
+    def apply_transaction(self, state: State, signed: Signed) -> State:
         """Raises `Refused` or `RemoteProtocolError` if this transaction cannot be the next one."""
-        transaction = self.open_transaction(signed)
+        return self._apply_transaction(state, signed, self._context(state))[0]
+
+    def _apply_transaction(self, state: State, signed: Signed, context: Context) -> tuple[State, tuple[Any, ...]]:
+        """And the facts that follow from it."""
+        transaction, height = self.open_transaction(signed), context.height
         module = self._by_kind.get(transaction.kind)
         if module is None:
             raise RemoteProtocolError("unknown-transaction", transaction.kind)
         if not height <= transaction.expires <= height + TRANSACTION_LIFETIME_HEIGHTS:
             raise Refused(f"{transaction.kind} expires at height {transaction.expires}, this is {height}")
         state = state.with_modules(members=membership.use_nonce(state.members, transaction, signed.signer))
-        context = Context(self.chain_id, height, state.time_ms, self.verifier, state.certified_roots)
-        return state.with_modules(**{module.name: module.apply(state.modules, transaction, signed.signer, context)})
+        said = Said(signed.signer, codec.decode(module.contents[transaction.kind], transaction.content), transaction)
+        change = module.apply(state.modules[module.name], said, state, context)
+        return state.with_modules(**{module.name: change.state}), change.facts
 
     def open_transaction(self, signed: Signed) -> Transaction:
         return self.open(signed, (Transaction,))
 
+    def can_wait(self, transaction: Transaction) -> bytes | None:
+        """See `Module.can_wait`."""
+        module = self._by_kind.get(transaction.kind)
+        try:
+            return module.can_wait(codec.decode(module.contents[transaction.kind], transaction.content)) if module else None
+        except RemoteProtocolError:
+            return None  # it will be refused
+
+    def _context(self, state: State) -> Context:
+        return Context(self.chain_id, state.height + 1, state.time_ms, self.verifier, state.certified_roots)
+
     # Evidence
 
-    def expel(self, state: State, evidence: Evidence, height: int) -> State:
+    def expel(self, state: State, evidence: Evidence) -> State:
         """Raises `Refused` or `RemoteProtocolError` if the evidence proves nothing, or nothing that would change anything."""
         culprit = verify_evidence(evidence, self.chain_id, self.verifier)
-        return state.with_modules(members=membership.expel(state.members, culprit, height))
+        return state.with_modules(members=membership.expel(state.members, culprit, state.height + 1))
 
-    def expel_all(self, state: State, evidence: Sequence[Evidence], height: int) -> State:
+    def expel_all(self, state: State, evidence: Sequence[Evidence]) -> State:
         if any(left.culprit >= right.culprit for left, right in pairwise(evidence)):
             raise Refused("evidence must ascend by culprit, each once")
         for item in evidence:
-            state = self.expel(state, item, height)
+            state = self.expel(state, item)
         return state
 
     # Rounds
@@ -263,38 +303,30 @@ class Rules:
     def _effect(self, state: State, body: Body) -> Transition:
         """What a body does, whatever the block around it says.
 
-        In this order: closings are judged by the state before the block; evidence expels; transactions apply one after the other
-        to what evidence left; the voter sets move on; closed rounds are counted, their audits drawn and the next ones opened,
-        also those of started jobs, with the members after all of this; open rounds that these might never close are given to
-        them; jobs that nobody trains any more end, and so do the audits of jobs that ended.
+        Closings are judged by the state before the block; evidence expels; transactions apply one after the other to what
+        evidence left; then every module follows, step by step: the table of `ledger.core.module`.
         """
-        height = state.height + 1
-        closed = [self.close(state, closing) for closing in body.closings]
-        if len({(item.job) for item in closed}) < len(closed):
+        closed = tuple(self.close(state, closing) for closing in body.closings)
+        if len({item.job for item in closed}) < len(closed):
             raise Refused("one round of a job a block")
-        after = self.expel_all(state, body.evidence, height)
+        after = self.expel_all(state, body.evidence)
+        context = replace(self._context(state), facts=(*closed, *(Expelled(item.culprit) for item in body.evidence)))
         for signed in body.transactions:
-            after = self.apply_transaction(after, signed, height)
-        members = membership.end_block(after.members, height, state.time_ms)
-        jobs: dict[bytes, Job] = dict(after.jobs.jobs)
-        audits = follow(after.audits, members)
-        for item in closed:
-            audits = self.audits.close_round(audits, jobs[item.job], members, height, item)
-            suspended = audits.suspended(item.job)
-            jobs[item.job] = self.jobs.close_round(jobs[item.job], members, height, item.outcome, suspended)
-        started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
-        for key in started:  # other transactions of this block may have changed who votes and trains
-            jobs[key] = self.jobs.open_round(jobs[key], members, height, None)
-        jobs = self.jobs.renew_rounds(jobs, members, height, {key: audits.suspended(key) for key in jobs})
-        jobs = self.jobs.bounded(abandoned(jobs, members, height), members, audits.jobs.keys())
-        changed = {
-            **after.modules,
-            "members": _unless_equal(state.members, members),
-            "jobs": _unless_equal(state.jobs, JobsState(jobs)),
-            "audits": _unless_equal(state.audits, self.audits.end_block(audits, jobs, started, members, height)),
-        }
-        modules = {name: in_order(value, state.modules[name]) for name, value in sorted(changed.items())}
-        return Transition(replace(after, height=height, modules=modules), started, tuple(closed))
+            after, facts = self._apply_transaction(after, signed, context)
+            context = replace(context, facts=(*context.facts, *facts))
+        if context.of(Rekeyed):
+            current = after.members.current
+            after = after.with_modules(
+                **{name: module.rekeyed(after.modules[name], current) for name, module in self.modules.items()}
+            )
+        for step in (Module.settle.__name__, Module.end_block.__name__):
+            for name, module in self.modules.items():
+                change: Change = getattr(module, step)(after.modules[name], after, context)
+                after = after.with_modules(**{name: change.state})
+                context = replace(context, facts=(*context.facts, *change.facts))
+        modules = {name: _settled(value, state.modules[name]) for name, value in sorted(after.modules.items())}
+        started = tuple(fact.job for fact in context.of(JobStarted))
+        return Transition(replace(after, height=context.height, modules=modules), started, closed)
 
 
 def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Transition:
@@ -339,6 +371,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
     return tuple(part.name for part in fields(kind)) if is_dataclass(kind) else ()
 
 
-def _unless_equal(old: T, new: T) -> T:
-    """The very same object where nothing changed: it need not be encoded again."""
-    return old if old == new else new
+def _settled(new: T, old: T) -> T:
+    """A module's state after a block. The very same object where nothing changed: it need not be encoded again."""
+    ordered: T = old if new == old else in_order(new, old)
+    return ordered

@@ -6,9 +6,9 @@ Decisions 0028 (draws) and 0033 (disputes and suspension) say why they are these
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from consensus.quorum import faults_tolerated
 from ledger.audits import draws
@@ -35,12 +35,24 @@ from ledger.audits.state import (
     others_audited,
 )
 from ledger.core.genesis import Genesis
-from ledger.core.module import Context, Modules, Refused
-from ledger.jobs import WINDING_UP_MAX, AuditTerms, ClosedRound, Job, JobRules, JobsState, JobTerms, Phase
+from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.jobs import (
+    WINDING_UP_MAX,
+    AuditTerms,
+    Barred,
+    ClosedRound,
+    Job,
+    JobRules,
+    JobsState,
+    JobStarted,
+    JobTerms,
+    Needed,
+    Phase,
+)
 from ledger.members import MembersState
 from protocol import codec
 from protocol.identity import Signed, short_id
-from protocol.messages import Proposal, Transaction
+from protocol.messages import Proposal
 from protocol.reasons import Finding
 
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
@@ -50,35 +62,51 @@ NO_ROUND = 2**53 - 1  # later than any
 T = TypeVar("T")
 
 
-class AuditsModule:
+class AuditsModule(Module[AuditsState]):
     name = "audits"
-    kinds = frozenset(KINDS)
+    contents: ClassVar[Mapping[str, type]] = dict.fromkeys(KINDS, StepFinding)
+    state_type = AuditsState
 
     def __init__(self, rules: JobRules) -> None:
         self.rules = rules
 
-    def state_type(self) -> type:
-        return AuditsState
-
     def genesis(self, genesis: Genesis) -> AuditsState:
         return AuditsState()
 
-    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> AuditsState:
-        state: AuditsState = modules[self.name]
-        jobs: JobsState = modules["jobs"]
-        said = codec.decode(StepFinding, transaction.content)
-        job = jobs.jobs.get(said.job)
-        if job is None or said.job not in state.jobs:
+    def apply(self, state: AuditsState, said: Said, view: View, context: Context) -> Change:
+        found: StepFinding = said.content
+        job = view.of(JobsState).jobs.get(found.job)
+        if job is None or found.job not in state.jobs:
             raise Refused("no audits of such a job are open")
-        docket = self._docket(state, said.job, job, modules["members"], context.height)
-        match transaction.kind:
+        docket = self._docket(state, found.job, job, view.of(MembersState), context.height)
+        match said.transaction.kind:
             case "audit/report":
-                docket.report(author, said)
+                docket.report(said.author, found)
             case "audit/verdict":
-                docket.rule(author, said)
+                docket.rule(said.author, found)
             case "audit/challenge":
-                docket.challenge(author, said)
-        return docket.done()
+                docket.challenge(said.author, found)
+        return Change(docket.done())
+
+    def rekeyed(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
+        return follow(state, current)
+
+    def settle(self, state: AuditsState, view: View, context: Context) -> Change:
+        """The closed rounds' audits lapse, vest and are drawn. Who is suspended may not train in the rounds that follow."""
+        members, jobs = view.of(MembersState), view.of(JobsState).jobs
+        for closed in context.of(ClosedRound):
+            state = self.close_round(state, jobs[closed.job], members, context.height, closed)
+        barred = (Barred(key, audits.suspended) for key, audits in state.jobs.items() if audits.suspended)
+        return Change(state, (*barred, *map(Needed, state.jobs)))
+
+    def end_block(self, state: AuditsState, view: View, context: Context) -> Change:
+        """Begins with the jobs that began, and ends with those that ended."""
+        started = [fact.job for fact in context.of(JobStarted)]
+        return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
+
+    def can_wait(self, content: StepFinding) -> bytes:
+        """Windows are counted in rounds."""
+        return content.job
 
     def challengeable(self, me: bytes, state: Applied) -> list[Due]:
         """The accepted proposals a step of which I may challenge now without being asked, the last rounds last."""
@@ -106,10 +134,9 @@ class AuditsModule:
         docket.draw(closed)
         return docket.done()
 
-    def end_block(
+    def _moved_on(
         self, state: AuditsState, jobs: Mapping[bytes, Job], started: Iterable[bytes], members: MembersState, height: int
     ) -> AuditsState:
-        """Begins with the jobs that began, and ends with those that ended."""
         sampled = {key: JobAudits() for key in started if self.rules.terms(jobs[key].spec).audits is not None}
         state = replace(state, jobs={**state.jobs, **sampled}) if sampled else state
         for key in sorted(state.jobs):
@@ -151,7 +178,7 @@ class AuditsModule:
         return _without_job(docket.done(), key)
 
     def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> Docket:
-        return Docket(follow(state, members), key, job, self.rules.terms(job.spec), members, height)
+        return Docket(follow(state, members.current), key, job, self.rules.terms(job.spec), members, height)
 
 
 def _without_job(state: AuditsState, key: bytes) -> AuditsState:
@@ -510,13 +537,13 @@ def _without(drawn: Drawn, auditor: bytes) -> Drawn:
     return replace(drawn, steps={key: step for key, step in drawn.steps.items() if key != auditor})
 
 
-def follow(state: AuditsState, members: MembersState) -> AuditsState:
+def follow(state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
     """With the tables of persons by the keys that they have now. A new key is nobody's before, so that none of them meet."""
-    if all(members.members[key].successor is None for key in _persons(state)):
+    if all(current(key) == key for key in _persons(state)):
         return state
 
     def rekeyed(table: Mapping[bytes, T]) -> dict[bytes, T]:
-        return {members.current(key): value for key, value in table.items()}
+        return {current(key): value for key, value in table.items()}
 
     jobs = {
         key: replace(

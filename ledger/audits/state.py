@@ -19,11 +19,9 @@ from typing import Annotated, Protocol
 from ledger.audits.draws import Commitment
 from ledger.jobs import FINISHED_KEPT_MAX, NOBODY, RUNNING_MAX, JobsState, Suspended
 from ledger.members import MembersState
-from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
-from protocol.errors import RemoteProtocolError
 from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
-from protocol.messages import Proposal, Transaction
+from protocol.messages import Proposal
 from protocol.reasons import Finding
 
 # Proposals of a job under audit at once: 3 MB of state, 13 MB where 66 liars of 200 voters draw themselves for each. Beyond them
@@ -178,14 +176,6 @@ class StepFinding:
 
 
 KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a StepFinding
-
-
-def awaited_job(transaction: Transaction) -> bytes | None:
-    """The job whose next closing is soon enough for it, since windows are counted in rounds; None: it waits for no closing."""
-    try:
-        return codec.decode(StepFinding, transaction.content).job if transaction.kind in KINDS else None
-    except RemoteProtocolError:
-        return None  # it will be refused
 
 
 # What a peer has to do -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Ledger:
         self.state = state
         self.certified_root = certified_root  # the root that the last decided block names
         self.books: dict[bytes, RoundBook] = {}
-        self.pool = Pool(state.height)
+        self.pool = Pool(state.height, rules.can_wait)
         self.notices = Notices()
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         # What a signer said in rounds that have no book here yet. `peer.node.node` keeps that, and puts its own function here.
@@ -55,7 +55,7 @@ class Ledger:
         known = evidence.culprit in self.accusations or len(self.accusations) >= ACCUSATIONS_MAX
         if known or not self._would_expel(evidence.culprit):
             return False
-        self.rules.expel(self.state, evidence, self.state.height + 1)
+        self.rules.expel(self.state, evidence)
         self.accusations[evidence.culprit] = evidence
         return True
 
@@ -97,7 +97,7 @@ class Ledger:
         state = self.state
         for _, evidence in sorted(self.accusations.items()):
             try:
-                after = self.rules.expel(state, evidence, state.height + 1)
+                after = self.rules.expel(state, evidence)
             except Refused:
                 continue  # of the same member, by another of its keys; or nobody else would be left to vote
             if len(chosen) < EVIDENCE_PER_BLOCK_MAX:
@@ -141,7 +141,7 @@ class Ledger:
         if not missing:
             return None
         room = BODY_BYTES_MAX - BODY_FIXED_BYTES - _size(body.evidence) - _size(body.closings)
-        state = self.rules.expel_all(self.state, body.evidence, self.state.height + 1)
+        state = self.rules.expel_all(self.state, body.evidence)
         selection = Selection(self.rules, state, min(room, TRANSACTIONS_BYTES_MAX), TRANSACTIONS_PER_BLOCK_MAX)
         for signed in body.transactions:
             selection.follow(signed)

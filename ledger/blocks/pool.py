@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
 from consensus.block import BODY_BYTES_MAX
 from consensus.quorum import faults_tolerated
-from ledger.audits.state import awaited_job
 from ledger.core.module import Refused
 from ledger.members import MembersState
 from ledger.state import Rules, State
@@ -50,7 +49,7 @@ class Waiting:
     added: int  # the height that was applied last when it came
     signed: Signed
     number: int  # how many had come before it
-    awaited_job: bytes | None  # see `ledger.audits.state.awaited_job`
+    awaited_job: bytes | None  # see `ledger.core.module.Module.can_wait`
 
     @property
     def size(self) -> int:
@@ -61,7 +60,7 @@ class Selection:
     """The transactions of one block while they are being chosen: each applies to what those before it leave."""
 
     def __init__(self, rules: Rules, state: State, size_max: int, count_max: int) -> None:
-        self._rules, self._state, self._height = rules, state, state.height + 1
+        self._rules, self._state = rules, state
         self._room, self._count_max = size_max, count_max
         self.chosen: list[Signed] = []
 
@@ -71,7 +70,7 @@ class Selection:
 
     def follow(self, signed: Signed) -> None:
         """Puts in what a valid block carries here, whatever the bounds."""
-        self._state = self._rules.apply_transaction(self._state, signed, self._height)
+        self._state = self._rules.apply_transaction(self._state, signed)
         self.chosen.append(signed)
         self._room -= len(signed.body) + SIGNED_BYTES
 
@@ -83,7 +82,7 @@ class Selection:
         if self.is_full or entry.size > self._room:
             return False
         try:
-            self._state = self._rules.apply_transaction(self._state, entry.signed, self._height)
+            self._state = self._rules.apply_transaction(self._state, entry.signed)
         except (Refused, RemoteProtocolError):
             return False
         self.chosen.append(entry.signed)
@@ -94,8 +93,9 @@ class Selection:
 class Pool:
     """Only those that could still be decided stay. `height` is the one applied last."""
 
-    def __init__(self, height: int = 0) -> None:
+    def __init__(self, height: int = 0, can_wait: Callable[[Transaction], bytes | None] = lambda transaction: None) -> None:
         self.height = height
+        self._can_wait = can_wait  # `Rules.can_wait`
         self.version = 0  # changes whenever something comes or goes
         self.count = 0  # of all that ever came
         self._waiting: dict[bytes, Waiting] = {}
@@ -157,7 +157,7 @@ class Pool:
         if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or self._is_full):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
-        job = awaited_job(transaction)
+        job = self._can_wait(transaction)
         entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed, self.count, job)
         self.count += 1
         self._waiting[digest] = entry
@@ -258,7 +258,7 @@ class Pool:
         if may_speak and entry.nonce > (member.nonce if member else 0) + 1 and entry.expires > state.height:
             return None
         try:
-            rules.apply_transaction(state, entry.signed, state.height + 1)
+            rules.apply_transaction(state, entry.signed)
         except (Refused, RemoteProtocolError) as error:
             return str(error)
         return None

@@ -1,17 +1,32 @@
-"""How a feature plugs into the ledger: a module names its transaction kinds and applies them to its part of the state."""
+"""What a module is: one part of the state, the transactions that change it, and what a block does to it beside them.
+
+A block acts on every module in the same order, which is the order of the list that `ledger.state.Rules` is given:
+
+| step | what happens |
+|---|---|
+| `apply` | each transaction changes the module that names its kind |
+| `rekeyed` | where a member has changed its key, tables of persons follow |
+| `settle` | what the block's own content makes due; the rounds that it closes are still open |
+| `end_block` | rounds are counted and opened, what is over ends |
+
+In each step a module sees those before it as the step has left them, and those behind it as they were before the step. It writes
+its own state alone. What it does to another it says as a *fact*, any frozen record: modules that know the record find it in
+`Context.of` at the later steps of the same block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from ledger.core.genesis import Genesis
 from protocol.errors import FolkmootError
 from protocol.identity import Verifier
 from protocol.messages import Transaction
 
-Modules = Mapping[str, Any]  # module name -> its state, a frozen codec dataclass
+S = TypeVar("S")
+F = TypeVar("F")
 
 
 class Refused(FolkmootError):
@@ -19,24 +34,74 @@ class Refused(FolkmootError):
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """A transaction while it is applied: its signature and its nonce are checked, its content is decoded."""
+
+    author: bytes
+    content: Any  # of the type that `Module.contents` has for its kind
+    transaction: Transaction
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
-    """Where a transaction is being applied. Everything in it is the same for every peer."""
+    """Of the block that is being applied. Everything in it is the same for every peer."""
 
     chain_id: bytes
     height: int
     time_ms: int  # of the parent block: the time of the network, which only blocks move on
     verifier: Verifier
     certified_roots: Mapping[int, bytes]  # state roots of recent heights, as blocks named them
+    facts: tuple[Any, ...] = ()  # of this block so far, in order
+
+    def of(self, kind: type[F]) -> tuple[F, ...]:
+        """The facts of one kind."""
+        return tuple(fact for fact in self.facts if isinstance(fact, kind))
 
 
-class Module(Protocol):
-    """`apply` is pure: it gives the new state or raises `Refused`, and may read the other modules' states."""
+class View(Protocol):
+    """The states of all modules, for reading."""
 
-    name: str
-    kinds: frozenset[str]
+    def of(self, kind: type[S]) -> S:
+        """The state that has this type. There is one: a module's state type is its own."""
 
-    def genesis(self, genesis: Genesis) -> Any: ...
 
-    def state_type(self) -> type: ...
+class Change(NamedTuple):
+    """What one step of a block does to a module, and what the module says of it to the others."""
 
-    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> Any: ...
+    state: Any
+    facts: tuple[Any, ...] = ()
+
+
+class Module(Generic[S]):
+    """Every method is pure. The defaults do nothing."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    contents: ClassVar[Mapping[str, type]]  # transaction kind -> record of its content
+    state_type: type[S]  # a frozen codec dataclass
+
+    def genesis(self, genesis: Genesis) -> S:
+        """The state before the first block."""
+        raise NotImplementedError
+
+    def apply(self, state: S, said: Said, view: View, context: Context) -> Change:
+        """Raises `Refused` or `RemoteProtocolError` if this transaction may not be decided now."""
+        raise NotImplementedError
+
+    def rekeyed(self, state: S, current: Callable[[bytes], bytes]) -> S:
+        """With tables of persons by the keys that they have now; `current` gives a person's key of now."""
+        return state
+
+    def settle(self, state: S, view: View, context: Context) -> Change:
+        return Change(state)
+
+    def end_block(self, state: S, view: View, context: Context) -> Change:
+        return Change(state)
+
+    def can_wait(self, content: Any) -> bytes | None:
+        """The job whose next closing is soon enough for a transaction of this content. None: it waits for no closing."""
+        return None
+
+    def blobs(self, state: S) -> Mapping[bytes, int]:
+        """Digest -> most bytes of each blob that every peer keeps as long as this is the state."""
+        return {}

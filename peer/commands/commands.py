@@ -27,7 +27,7 @@ from peer.settings.datadir import DataDirectory, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol import codec
 from protocol.errors import LostVotesError, UserError
-from protocol.identity import Ed25519Verifier, Identity, parse_peer_id, peer_id, short_id
+from protocol.identity import Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
 from protocol.names import name_problem
 from storage import durable
@@ -75,13 +75,13 @@ def rekey(options: argparse.Namespace) -> None:
 
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
     """Those of now, as far as this peer knows."""
-    from ledger.state import Rules
+    from peer.features import rules_of
     from storage.store import Store
     from training.host import ModelHost
 
     with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
         encoded = store.state()
-    rules = Rules(genesis, Ed25519Verifier(), ModelHost(directory.models))
+    rules = rules_of(genesis, ModelHost(directory.models))
     return VoterSet((rules.decode_state(encoded) if encoded else rules.first_state()).members.voters)
 
 

@@ -15,12 +15,13 @@ from consensus.quorum import faults_tolerated, quorum
 from ledger.audits.state import Standing
 from ledger.core.genesis import Genesis
 from ledger.jobs import Job
-from ledger.state import Rules, State
+from ledger.state import State
 from peer.demo.cast import Demo, DemoPeer, sent
+from peer.features import rules_of
 from peer.settings.datadir import DataDirectory
 from protocol.api import RoundView
 from protocol.errors import FolkmootError, UserError
-from protocol.identity import Ed25519Verifier, peer_id
+from protocol.identity import peer_id
 from storage.store import Store
 from training.host import ModelHost
 from training.spec import JobSpec
@@ -34,7 +35,7 @@ class Disk:
     def __init__(self, path: Path) -> None:
         self._directory = DataDirectory(path)
         genesis = Genesis.decode(self._directory.read_genesis())
-        self._rules = Rules(genesis, Ed25519Verifier(), ModelHost(self._directory.models))
+        self._rules = rules_of(genesis, ModelHost(self._directory.models))
         self._store = Store(self._directory.ledger, genesis.chain_id)
 
     def close(self) -> None:

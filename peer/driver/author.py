@@ -130,12 +130,11 @@ class Author:
     def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
         """Why it cannot be decided now behind those of ours that wait, as far as they are acceptable themselves."""
         rules, state = self._driver.rules, self._driver.state
-        height = state.height + 1
         for waiting in before:
             with contextlib.suppress(Refused, RemoteProtocolError):
-                state = rules.apply_transaction(state, waiting, height)
+                state = rules.apply_transaction(state, waiting)
         try:
-            rules.apply_transaction(state, signed, height)
+            rules.apply_transaction(state, signed)
         except (Refused, RemoteProtocolError) as error:
             return str(error)
         return None

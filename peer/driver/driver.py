@@ -23,11 +23,12 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import Genesis
 from ledger.jobs import ClosedRound, Phase
 from ledger.snapshots.assembly import Restored
-from ledger.state import Rules, State, Transition, decode_body
+from ledger.state import State, Transition, decode_body
 from peer.driver.eventlog import EventLog
 from peer.driver.transfer import Snapshots, first_disproved, is_about_snapshots
 from peer.driver.witness import Witness, rotations, why_disputed
 from peer.driver.workshop import Workshop
+from peer.features import rules_of
 from peer.node.node import AppliedBlock, Do, Item, Node, RoundChange, RoundClosed
 from peer.node.rounds import Measured, Rounds
 from peer.node.rounds import Outcome as Said
@@ -85,7 +86,7 @@ class Driver:
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
         self._verifier = CachingVerifier(Ed25519Verifier())
-        self.rules = Rules(genesis, self._verifier, host)
+        self.rules = rules_of(genesis, host, self._verifier)
         self._anchor_height = anchor.height if anchor else 0
         self._started_wall, self._started = time.time(), trio.current_time()
         self._slept_before, self._slept = _seconds_slept(), 0.0

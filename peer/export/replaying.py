@@ -14,7 +14,7 @@ from pathlib import Path
 from consensus.block import Block, block_digest, decode_block
 from consensus.voters import CachingVerifier, VoterSet, verify_certificate
 from ledger.core.genesis import Genesis
-from ledger.state import Rules, Transition, decode_body
+from ledger.state import Transition, decode_body
 from peer.export.writing import (
     GENESIS,
     MANIFEST,
@@ -27,6 +27,7 @@ from peer.export.writing import (
     write_manifest,
     write_models,
 )
+from peer.features import rules_of
 from protocol import codec
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
@@ -89,7 +90,7 @@ class _Replay:
         self._expected = {MANIFEST, GENESIS}
         with self._blaming(GENESIS):
             self._genesis = Genesis.decode(self._read(GENESIS))
-        self._rules = Rules(self._genesis, self._verifier, self._host)
+        self._rules = rules_of(self._genesis, self._host, self._verifier)
         self._state = self._rules.first_state()
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0

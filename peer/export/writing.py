@@ -18,11 +18,12 @@ from pathlib import Path
 
 from consensus.block import FIRST_HEIGHT
 from ledger.core.genesis import Genesis
-from ledger.state import Rules, State, decode_body
+from ledger.state import State, decode_body
+from peer.features import rules_of
 from protocol import codec
 from protocol.api import ExportView
 from protocol.errors import UserError
-from protocol.identity import Ed25519Verifier, short_id
+from protocol.identity import short_id
 from protocol.messages import Decision, Proposal
 from storage.blobs import Blobs
 from storage.store import Store
@@ -68,7 +69,7 @@ def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path
     encoded = store.state()
     if encoded is None:
         raise UserError("nothing has been decided yet, so there is nothing to export")
-    state = Rules(genesis, Ed25519Verifier(), host).decode_state(encoded)
+    state = rules_of(genesis, host).decode_state(encoded)
     if store.decision(FIRST_HEIGHT) is None:
         raise UserError(
             f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"

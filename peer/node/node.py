@@ -403,7 +403,7 @@ class Node:
         if member is not None and transaction.nonce <= member.nonce:
             return
         try:
-            self.rules.apply_transaction(self.state, signed, self.state.height + 1)
+            self.rules.apply_transaction(self.state, signed)
         except Refused as refusal:
             # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
             if member is None or self.ledger.pool.was_dropped(signed):

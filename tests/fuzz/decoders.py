@@ -16,12 +16,12 @@ import numpy as np
 import trio
 from hypothesis import strategies as st
 
-from ledger import jobs, members
-from ledger.audits import state as audits
+from ledger import jobs
 from ledger.core.genesis import Founder, Genesis
 from ledger.core.module import Refused
 from ledger.state import EMPTY_BODY, decode_body
 from peer.api import control
+from peer.features import modules_of
 from peer.settings import config
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
 from protocol import codec
@@ -31,7 +31,7 @@ from protocol.messages import AGREEMENT, ROUNDS, Status, Transaction
 from storage import wal
 from tests.fuzz import wire
 from tests.fuzz.strategies import strategy_of
-from tests.ledger.world import LANGUAGE, PEOPLE, World
+from tests.ledger.world import LANGUAGE, PEOPLE, PlainJobs, World
 from tests.peer.nodes import Pack
 from tests.sim.keys import FastVerifier
 from tests.transport.helpers import ALICE, BOB, exchange_bytes, make_session
@@ -76,9 +76,13 @@ class Decoder:
 
 @functools.cache
 def decoders() -> dict[str, Decoder]:
-    states = [module.state_type() for module in World().rules.modules.values()]
+    decided = [
+        kind for module in modules_of(PlainJobs()) for kind in (module.state_type, *dict.fromkeys(module.contents.values()))
+    ]
     found = (
-        [_of_message(kind) for kind in wire.messages()] + [_of_record(kind) for kind in (*wire.records(), *states)] + _special()
+        [_of_message(kind) for kind in wire.messages()]
+        + [_of_record(kind) for kind in dict.fromkeys((*wire.records(), *decided))]
+        + _special()
     )
     assert len({decoder.name for decoder in found}) == len(found)
     return {decoder.name: decoder for decoder in found}
@@ -292,12 +296,7 @@ def _pipe() -> Decoder:
 
 
 # By kind of transaction.
-CONTENTS: dict[str, Any] = {
-    **members.KINDS,
-    "job/start": jobs.Start,
-    "job/stop": jobs.Stop,
-    **dict.fromkeys(audits.KINDS, audits.StepFinding),
-}
+CONTENTS: dict[str, type] = {kind: content for module in modules_of(PlainJobs()) for kind, content in module.contents.items()}
 
 
 class _Anybody:
@@ -399,7 +398,7 @@ def _ledger() -> list[Decoder]:
     )
 
     def apply(data: bytes) -> Any:
-        return rules.apply_transaction(state, codec.decode(Signed, data), 1)
+        return rules.apply_transaction(state, codec.decode(Signed, data))
 
     def check(data: bytes) -> Any:
         problem = rules.problem(state, data)
@@ -413,7 +412,7 @@ def _ledger() -> list[Decoder]:
     def opened(data: bytes) -> Any:
         """Content that nobody changed on the way is judged too: whoever signs may sign anything."""
         transaction = codec.decode(Transaction, data)
-        return rules.apply_transaction(state, sign(PEOPLE[1], world.chain, transaction), 1)
+        return rules.apply_transaction(state, sign(PEOPLE[1], world.chain, transaction))
 
     def unsigned(signed: Signed) -> bytes:
         return signed.body

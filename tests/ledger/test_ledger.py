@@ -120,10 +120,10 @@ def test_a_pool_full_of_hopeless_transactions_is_looked_through_once(world: Worl
     calls = 0
     apply = world.rules.apply_transaction
 
-    def counted(state: State, signed: Signed, height: int) -> State:
+    def counted(state: State, signed: Signed) -> State:
         nonlocal calls
         calls += 1
-        return apply(state, signed, height)
+        return apply(state, signed)
 
     monkeypatch.setattr(world.rules, "apply_transaction", counted)
     assert len(world.ledger.pool.select(world.rules, world.state)) == 60 and calls == 60

@@ -18,7 +18,7 @@ from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
 from ledger.jobs import Job, JobTerms, Start, Stop
 from ledger.members import Approve, Leave, Register, Stand
-from ledger.state import Rules, State, in_order
+from ledger.state import Rules, State, core_modules, in_order
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.reasons import Finding
@@ -41,7 +41,7 @@ class TwoWays(World):
 
     def __init__(self) -> None:
         super().__init__(FOUNDERS, FOUNDERS)
-        self.rules = Rules(self.genesis, FastVerifier(), ManyJobs())
+        self.rules = Rules(self.genesis, FastVerifier(), core_modules(ManyJobs()))
         self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
 
     def decide_body(self, body: bytes) -> State:

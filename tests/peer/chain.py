@@ -15,7 +15,7 @@ from consensus.voters import VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import Start, job_id
-from ledger.state import Rules
+from ledger.state import Rules, core_modules
 from protocol import codec as wire
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign
 from protocol.messages import Ballot, Certificate, Commit, Judgement, Proposal, Transaction
@@ -47,7 +47,7 @@ class Chain:
         folder.mkdir(exist_ok=True)
         self.store, self.blobs = Store(folder / "ledger.db", self.id), Blobs(folder / "blobs", folder / "buffers")
         self.host = ModelHost(folder / "models")
-        self.rules = Rules(self.genesis, Ed25519Verifier(), self.host)
+        self.rules = Rules(self.genesis, Ed25519Verifier(), core_modules(self.host))
         first = self.rules.first_state()
         self.ledger = Ledger(self.rules, first, first.root)
         self._last: Decided | None = None

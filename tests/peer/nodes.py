@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from consensus.turn import Decided, Outgoing, Record, Restart, RoundVoted, Turn, deliver, persist
 from ledger.blocks.ledger import Ledger
-from ledger.state import Rules
+from ledger.state import Rules, core_modules
 from peer.node.node import AppliedBlock, Do, Item, Node
 from peer.node.rounds import Outcome
 from protocol import codec
@@ -56,7 +56,7 @@ class Shell:
         self.start()
 
     def start(self) -> None:
-        rules = Rules(self.pack.genesis, FastVerifier(), PlainJobs())
+        rules = Rules(self.pack.genesis, FastVerifier(), core_modules(PlainJobs()))
         state = rules.first_state()
         self._applying = state
         ledger = Ledger(rules, state, state.root)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from consensus.block import BODY_BYTES_MAX, Block, encode_block
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.core.module import Context, Modules, Refused
+from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import AuditTerms, ClosedRound, JobTerms
-from ledger.state import Rules, State, Transition
+from ledger.state import Rules, State, Transition, core_modules
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier
-from protocol.messages import Transaction
 
 CREATED_MS = 1_000_000
 PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
@@ -39,23 +38,20 @@ class CounterState:
     log: Digest = bytes(32)  # hash chain of all that was added: the order matters
 
 
-class CounterModule:
+class CounterModule(Module[CounterState]):
     name = "counter"
-    kinds = frozenset({"counter/add"})
-
-    def state_type(self) -> type:
-        return CounterState
+    contents: ClassVar[Mapping[str, type]] = {"counter/add": Add}
+    state_type = CounterState
 
     def genesis(self, genesis: Genesis) -> CounterState:
         return CounterState()
 
-    def apply(self, modules: Modules, transaction: Transaction, author: bytes, context: Context) -> CounterState:
-        state: CounterState = modules[self.name]
-        add = codec.decode(Add, transaction.content)
+    def apply(self, state: CounterState, said: Said, view: View, context: Context) -> Change:
+        add, author = said.content, said.author
         if add.amount > ADDED_MAX:
             raise Refused(f"{add.amount} is more than {ADDED_MAX}")
-        log = hashlib.sha256(state.log + author + transaction.content).digest()
-        return CounterState(state.total + add.amount, {**state.by, author: state.by.get(author, 0) + 1}, log)
+        log = hashlib.sha256(state.log + author + said.transaction.content).digest()
+        return Change(CounterState(state.total + add.amount, {**state.by, author: state.by.get(author, 0) + 1}, log))
 
 
 class CountingJobs:
@@ -77,8 +73,12 @@ def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16)) -> Genesis:
     return Genesis("simulated", CREATED_MS, salt, {key: Founder("founder", (TRAINER,)) for key in sorted(keys)})
 
 
+def modules() -> tuple[Module[Any], ...]:
+    return *core_modules(CountingJobs()), CounterModule()
+
+
 def rules_of(genesis: Genesis, verifier: Verifier) -> Rules:
-    return Rules(genesis, verifier, CountingJobs(), (CounterModule(),))
+    return Rules(genesis, verifier, modules())
 
 
 def fresh_ledger(rules: Rules) -> Ledger:
@@ -124,10 +124,10 @@ class SharedRules(Rules):
     """
 
     def __init__(self, genesis: Genesis, verifier: Verifier) -> None:
-        super().__init__(genesis, verifier, CountingJobs(), (CounterModule(),))
+        super().__init__(genesis, verifier, modules())
         self._applied: dict[tuple[int, bytes, bytes], tuple[Transition, State, State]] = {}
         self._problems: dict[tuple[int, bytes, bytes], str | None] = {}
-        self._next: dict[tuple[int, bytes, bytes, int], tuple[State, Any]] = {}
+        self._next: dict[tuple[int, bytes, bytes], tuple[State, Any]] = {}
 
     def apply(self, state: State, block: Block) -> Transition:
         return self.applied(state, block, b"")[0]
@@ -146,12 +146,12 @@ class SharedRules(Rules):
             self._problems[key] = super().problem(state, body)
         return self._problems[key]
 
-    def apply_transaction(self, state: State, signed: Signed, height: int) -> State:
-        key = (id(state), signed.body, signed.signature, height)
+    def apply_transaction(self, state: State, signed: Signed) -> State:
+        key = (id(state), signed.body, signed.signature)
         known = self._next.get(key)
         if known is None:
             try:
-                after: Any = super().apply_transaction(state, signed, height)
+                after: Any = super().apply_transaction(state, signed)
             except (Refused, RemoteProtocolError) as error:
                 after = error
             known = self._next[key] = (state, after)

@@ -793,9 +793,8 @@ class Simulation:
 
     def _waits(self, signed: Signed) -> bool:
         """Whether a transaction still could be decided."""
-        height = self.decided_state.height + 1
         try:
-            self._reference.apply_transaction(self.decided_state, signed, height)
+            self._reference.apply_transaction(self.decided_state, signed)
         except (Refused, RemoteProtocolError):
             return False
         return True

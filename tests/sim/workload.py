@@ -161,7 +161,7 @@ def submit(peer: Peer, signed: Signed) -> None:
 
     def put() -> Outcome | None:
         try:
-            node.rules.apply_transaction(node.state, signed, node.state.height + 1)
+            node.rules.apply_transaction(node.state, signed)
         except (Refused, RemoteProtocolError):
             peer.author.outstanding = None
             return None
