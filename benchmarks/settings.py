@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from peer.api.service import parse_overrides
+from peer.api.new_job import parse_overrides
 from peer.commands.grammar import set_overrides
 from training.spec import JobSpec, ModelSpec
 

@@ -237,10 +237,10 @@ def _demo(options: argparse.Namespace) -> Any:
 
 
 def _client(options: argparse.Namespace) -> tuple[Any, Config]:
-    from peer.api.control import ControlClient
+    from peer.api import control
 
     config = settings_of(options).config
-    return ControlClient(config.data_directory, config.control_socket), config
+    return control.client(config.data_directory, config.control_socket), config
 
 
 def _console(options: argparse.Namespace) -> int:

@@ -232,41 +232,40 @@ class InvitationView:
     addresses: tuple[str, ...]
 
 
-class PeerApi(Protocol):
-    """Every call may raise `UserError`, whose text is for the person who asked."""
+# Calls: each is declared here alone, by its name, the types of its arguments and of its answer, and what it is about. The client,
+# the server and what is decoded follow from that (`features/calls.py`). Every call may raise `UserError`, whose text is for the
+# person who asked.
 
+
+class ThisPeerCalls(Protocol):
     async def status(self) -> StatusView: ...
 
     async def stats(self) -> StatsView: ...
-
-    async def peers(self) -> tuple[PeerView, ...]: ...
-
-    async def jobs(self) -> tuple[JobView, ...]: ...
-
-    async def rounds(self, last: int) -> tuple[RoundView, ...]: ...
-
-    async def audits(self, last: int) -> AuditsView:
-        """The last results of sampled audits, and the standing of everybody whom they were about."""
-        ...
 
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         """Events numbered above `after` (negative: the last ones); waits up to `wait_seconds` for the first."""
         ...
 
-    async def train(self, request: TrainRequest) -> str:
-        """Puts a job on the log and returns its id once it is decided."""
+    async def stop(self) -> None: ...
+
+
+class MemberCalls(Protocol):
+    async def peers(self) -> tuple[PeerView, ...]: ...
+
+    async def approve(self, peer: str) -> str:
+        """Approves a member, by its name or id, as a voter; says how many approvals it has and needs."""
         ...
 
-    async def test(self) -> str:
-        """Starts a scratch round on the live network and returns its job id; `events` tells its phases."""
+    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+        """Says that a member is gone; says how many voters do, and how many are needed."""
         ...
 
-    async def invite(self, days: int, addresses: tuple[str, ...]) -> str:
+    async def leave(self) -> str: ...
+
+
+class JoiningCalls(Protocol):
+    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
         """An invitation that names these addresses; none: those at which this peer believes to be reached."""
-        ...
-
-    async def connect(self, address: str) -> str:
-        """Dials an address at once, and says who answered."""
         ...
 
     async def invitations(self) -> tuple[InvitationView, ...]:
@@ -277,26 +276,44 @@ class PeerApi(Protocol):
         """Puts it on the log that an invitation of this peer admits nobody any more."""
         ...
 
+    async def connect(self, address: str) -> str:
+        """Dials an address at once, and says who answered."""
+        ...
+
+
+class JobCalls(Protocol):
+    async def jobs(self) -> tuple[JobView, ...]: ...
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]: ...
+
+    async def train(self, request: TrainRequest) -> str:
+        """Puts a job on the log and returns its id once it is decided."""
+        ...
+
+    async def test(self) -> str:
+        """Starts a scratch round on the live network and returns its job id; `events` tells its phases."""
+        ...
+
     async def cancel(self, job: str) -> str:
         """Asks for the end of a job, by its id or the beginning of it: its author alone ends it, voters by a quorum."""
         ...
 
-    async def approve(self, peer: str) -> str:
-        """Approves a member, by its name or id, as a voter; says how many approvals it has and needs."""
-        ...
 
-    async def retire(self, peer: str, lower_tolerance: bool) -> str:
-        """Says that a member is gone; says how many voters do, and how many are needed."""
+class AuditCalls(Protocol):
+    async def audits(self, last: int) -> AuditsView:
+        """The last results of sampled audits, and the standing of everybody whom they were about."""
         ...
 
     async def challenge(self, trainer: str, round: int | None) -> str:
         """Re-executes a trainer's accepted proposal of this round (None: its last), challenges what is false, and says what."""
         ...
 
-    async def leave(self) -> str: ...
 
+class ModelCalls(Protocol):
     async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
 
     async def export(self, path: str) -> ExportView: ...
 
-    async def stop(self) -> None: ...
+
+class PeerApi(ThisPeerCalls, MemberCalls, JoiningCalls, JobCalls, AuditCalls, ModelCalls, Protocol):
+    """Every call that a peer answers, whatever its features."""

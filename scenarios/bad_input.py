@@ -25,7 +25,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from peer.api.control import ControlClient
+from peer.api import control
 from peer.demo.report import Disk
 from peer.settings.datadir import DataDirectory
 from protocol.errors import UserError
@@ -64,7 +64,7 @@ class Place:
         deadline = time.monotonic() + SECONDS_MAX
         while time.monotonic() < deadline and self.process.poll() is None:
             with suppress(UserError):
-                trio.run(ControlClient(self.path).status)
+                trio.run(control.client(self.path).status)
                 return
             time.sleep(0.05)
         _, errors = self.stop()

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import trio
 
-from peer.api.control import ControlClient
+from peer.api import control
 from protocol.addresses import parse_address
+from protocol.api import PeerApi
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import SMALL_JOB
@@ -58,8 +59,8 @@ class Machine:
         return f"{self.host}:{PORT}"
 
     @property
-    def client(self) -> ControlClient:
-        return ControlClient(self.home / "folkmoot")
+    def client(self) -> PeerApi:
+        return control.client(self.home / "folkmoot")
 
     @property
     def command(self) -> list[str]:

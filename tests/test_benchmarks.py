@@ -44,7 +44,7 @@ from benchmarks.settings import with_settings
 from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
-from peer.api.service import parse_overrides
+from peer.api.new_job import parse_overrides
 from peer.cli import build_parser
 from protocol.errors import RemoteProtocolError, UserError
 from tests.ledger.test_draws import EFFECTIVE, escape

@@ -34,7 +34,7 @@ from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import JobsState
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
 from ledger.state import EMPTY_BODY, Body
-from peer.api.service import NOT_SET_BY_NAME
+from peer.api.new_job import NOT_SET_BY_NAME
 from peer.features import modules_of
 from peer.settings.invitation import InvitationString
 from protocol import limits, merkle, messages

@@ -8,7 +8,6 @@ its call.
 from __future__ import annotations
 
 import errno
-import inspect
 import logging
 import os
 import shlex
@@ -16,28 +15,18 @@ import stat
 import tempfile
 import typing
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import trio
 
+from features.calls import Call
+from peer.api.calls import calls
 from peer.settings.datadir import storage_errors
 from protocol import codec
-from protocol.api import (
-    AuditsView,
-    EventView,
-    ExportView,
-    InvitationView,
-    JobView,
-    PeerApi,
-    PeerView,
-    RoundView,
-    StatsView,
-    StatusView,
-    TrainRequest,
-)
+from protocol.api import PeerApi
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import MESSAGE_BYTES_MAX
 
@@ -49,35 +38,6 @@ SOCKET_PATH_BYTES_MAX = 100  # sun_path is 104 bytes on BSD and macOS, 108 on Li
 POINTER = "control.path"  # in the data directory: where the socket is, when its own path would be too long
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    names: tuple[str, ...]
-    kinds: tuple[Any, ...]
-    result: Any
-
-    def read_arguments(self, plain: Any) -> list[Any]:
-        if not isinstance(plain, list) or len(plain) != len(self.kinds):
-            raise RemoteProtocolError("mistyped", f"expected the arguments {self.names}")
-        return [codec.from_plain(kind, item) for kind, item in zip(self.kinds, plain, strict=True)]
-
-    def read_result(self, plain: Any) -> Any:
-        return None if self.result is type(None) else codec.from_plain(self.result, plain)
-
-
-def _methods() -> dict[str, Method]:
-    found = {}
-    for name, function in inspect.getmembers(PeerApi, inspect.isfunction):
-        if name.startswith("_"):
-            continue
-        hints = typing.get_type_hints(function, include_extras=True)
-        result = hints.pop("return")
-        found[name] = Method(tuple(hints), tuple(hints.values()), result)
-    return found
-
-
-METHODS = _methods()
 
 
 async def _send(stream: trio.abc.Stream, plain: Any) -> None:
@@ -232,11 +192,11 @@ async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[
 async def _reply(api: PeerApi, request: Any) -> list[Any]:
     if not isinstance(request, list) or len(request) != 3 or request[0] != VERSION:
         return ["error", f"this peer speaks {VERSION}; use the `peer` command of the same installation"]
-    method = METHODS.get(request[1]) if isinstance(request[1], str) else None
-    if method is None:
+    call = calls().get(request[1]) if isinstance(request[1], str) else None
+    if call is None:
         return ["error", f"this peer has no method {str(request[1])[:40]!r}"]
     try:
-        result = await getattr(api, request[1])(*method.read_arguments(request[2]))
+        result = await getattr(api, call.name)(*call.read_arguments(request[2]))
     except (UserError, RemoteProtocolError) as error:
         return ["error", str(error)]
     except Exception:  # one failed call must not stop the daemon
@@ -248,25 +208,34 @@ async def _reply(api: PeerApi, request: Any) -> list[Any]:
 # Client --------------------------------------------------------------------------------------------------------------
 
 
-class ControlClient:
-    """`PeerApi` over the control socket of the daemon that works on `directory`."""
+def client(directory: Path, configured: str = "") -> PeerApi:
+    """The API of the daemon that works on `directory`, with the calls of its features as well."""
+    return typing.cast(PeerApi, _Client(directory, configured))
 
-    def __init__(self, directory: Path, configured: str = "") -> None:
+
+class _Client:
+    def __init__(self, directory: Path, configured: str) -> None:
         self._directory = directory
         self._configured = configured
 
-    async def _call(self, name: str, *arguments: Any) -> Any:
-        method = METHODS[name]
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        """The stub of a call: it takes what the call's declaration says."""
+        if name not in calls():
+            raise AttributeError(f"no call {name!r} is declared")
+        return partial(self._call, calls()[name])
+
+    async def _call(self, call: Call, *arguments: Any, **named: Any) -> Any:
+        plain = call.write_arguments(*arguments, **named)
         stream = await self._connect()
         async with stream:
             try:
-                await _send(stream, [VERSION, name, codec.to_plain(list(arguments))])
+                await _send(stream, [VERSION, call.name, plain])
                 reply = await _receive(stream)
             except (RemoteProtocolError, trio.BrokenResourceError):
-                raise UserError(f"the peer on {self._directory} stopped before it answered {name!r}") from None
+                raise UserError(f"the peer on {self._directory} stopped before it answered {call.name!r}") from None
         if reply[0] != "ok":
             raise UserError(str(reply[1]))
-        return method.read_result(reply[1])
+        return call.read_result(reply[1])
 
     async def _connect(self) -> trio.SocketStream:
         path = socket_path(self._directory, self._configured)
@@ -277,66 +246,6 @@ class ControlClient:
                 raise UserError(f"{path}: permission denied; the peer runs as another user") from None
             start = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
             raise UserError(f"no peer runs on {self._directory}: {start}") from None
-
-    async def status(self) -> StatusView:
-        return typing.cast(StatusView, await self._call("status"))
-
-    async def stats(self) -> StatsView:
-        return typing.cast(StatsView, await self._call("stats"))
-
-    async def peers(self) -> tuple[PeerView, ...]:
-        return typing.cast(tuple[PeerView, ...], await self._call("peers"))
-
-    async def jobs(self) -> tuple[JobView, ...]:
-        return typing.cast(tuple[JobView, ...], await self._call("jobs"))
-
-    async def rounds(self, last: int) -> tuple[RoundView, ...]:
-        return typing.cast(tuple[RoundView, ...], await self._call("rounds", last))
-
-    async def audits(self, last: int) -> AuditsView:
-        return typing.cast(AuditsView, await self._call("audits", last))
-
-    async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
-        return typing.cast(tuple[EventView, ...], await self._call("events", after, float(wait_seconds)))
-
-    async def train(self, request: TrainRequest) -> str:
-        return str(await self._call("train", request))
-
-    async def test(self) -> str:
-        return str(await self._call("test"))
-
-    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
-        return str(await self._call("invite", days, addresses))
-
-    async def connect(self, address: str) -> str:
-        return str(await self._call("connect", address))
-
-    async def invitations(self) -> tuple[InvitationView, ...]:
-        return typing.cast(tuple[InvitationView, ...], await self._call("invitations"))
-
-    async def revoke(self, token: str) -> str:
-        return str(await self._call("revoke", token))
-
-    async def cancel(self, job: str) -> str:
-        return str(await self._call("cancel", job))
-
-    async def approve(self, peer: str) -> str:
-        return str(await self._call("approve", peer))
-
-    async def retire(self, peer: str, lower_tolerance: bool) -> str:
-        return str(await self._call("retire", peer, lower_tolerance))
-
-    async def challenge(self, trainer: str, round: int | None) -> str:
-        return str(await self._call("challenge", trainer, round))
-
-    async def leave(self) -> str:
-        return str(await self._call("leave"))
-
-    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        return str(await self._call("sample", prompt, tokens, float(temperature), seed))
-
-    async def export(self, path: str) -> ExportView:
-        return typing.cast(ExportView, await self._call("export", path))
 
     async def stop(self) -> None:
         """Returns once the peer has taken the order, also if it closes the connection while stopping."""

@@ -177,13 +177,13 @@ async def _run(config: Config, on_terminal: bool, make_role: MakeRole | None) ->
 
     hung_up = partial(_end_with_terminal, terminals()) if on_terminal or _logs_to_terminal(config) else _reopen_log
     async with running(config, make_role) as daemon:
-        status = await daemon.service.status()
+        status = await daemon.api.status()
         logging.getLogger("peer").info("%s listens on %s, network %s", status.peer, status.address, status.network)
         if on_terminal:
             async with trio.open_nursery() as nursery:
 
                 async def prompt() -> None:
-                    await console.run(daemon.service, attached=False, history=DataDirectory(config.data_directory).history)
+                    await console.run(daemon.api, attached=False, history=DataDirectory(config.data_directory).history)
                     daemon.stopped.set()
 
                 nursery.start_soon(prompt)

@@ -20,7 +20,8 @@ import trio
 
 from ledger.core.genesis import Genesis
 from peer.api import control
-from peer.api.service import Service
+from peer.api.running import RunningPeer
+from peer.api.service import service
 from peer.daemon.reachable import own_addresses
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
@@ -36,6 +37,7 @@ from peer.settings.datadir import DataDirectory
 from peer.settings.invitation import InvitationString, parse_invitation
 from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
+from protocol.api import PeerApi
 from protocol.errors import RemoteProtocolError, StorageError
 from storage.blobs import Blobs
 from storage.store import Store
@@ -55,7 +57,7 @@ MakeRole = Callable[[Config, Worker | None, Path, Callable[[], Driver]], Role]
 class Daemon:
     """What `running` gives to whoever started it."""
 
-    service: Service
+    api: PeerApi
     driver: Driver
     stopped: trio.Event  # somebody asked for the end
 
@@ -90,7 +92,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
         anchor = invitation.anchor if invitation else None
         driver = Driver(signer, genesis, store, blobs, host, network, role, events, anchor)
         author, stopped = Author(driver), trio.Event()
-        service = Service(
+        peer = RunningPeer(
             config=config,
             genesis=genesis,
             driver=driver,
@@ -105,6 +107,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             invited=InvitationBook(directory.path / "invitations"),
             started=time.monotonic(),
         )
+        api = service(peer)
         former = directory.load_former_identity()
         membership = Membership(
             driver,
@@ -130,8 +133,8 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
                         agreeing.start_soon(auditing.run)
                         agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
                         async with trio.open_nursery() as talking:
-                            await talking.start(control.serve, service, directory.path, config.control_socket)
-                            yield Daemon(service, driver, stopped)
+                            await talking.start(control.serve, api, directory.path, config.control_socket)
+                            yield Daemon(api, driver, stopped)
                             talking.cancel_scope.cancel()
                         agreeing.cancel_scope.cancel()
                     computing.cancel_scope.cancel()

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer.api.control import ControlClient
+from peer.api import control
 from peer.commands.grammar import preset_overrides, said_of_job
-from protocol.api import PARTS, StatsView
+from protocol.api import PARTS, PeerApi, StatsView
 from protocol.identity import Identity
 from training.spec import JobSpec
 
@@ -40,8 +40,8 @@ class DemoPeer:
         return f"{'liar' if self.lies else 'trainer' if self.trains else 'voter'}-{self.number}"
 
     @property
-    def client(self) -> ControlClient:
-        return ControlClient(self.directory)
+    def client(self) -> PeerApi:
+        return control.client(self.directory)
 
 
 @dataclass

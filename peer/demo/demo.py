@@ -24,7 +24,7 @@ from pathlib import Path
 import trio
 
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from peer.api.service import parse_overrides
+from peer.api.new_job import parse_overrides
 from peer.commands.terminal import let_go, terminals
 from peer.demo.cast import Demo, DemoPeer, sent
 from peer.demo.display import Display

@@ -21,6 +21,7 @@ from ledger.core.genesis import Founder, Genesis
 from ledger.core.module import Refused
 from ledger.state import EMPTY_BODY, decode_body
 from peer.api import control
+from peer.api.calls import calls
 from peer.features import modules_of
 from peer.settings import config
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
@@ -310,8 +311,8 @@ class _Anybody:
 
 
 def _control() -> Decoder:
-    requests = st.sampled_from(sorted(control.METHODS.items())).flatmap(
-        lambda item: st.tuples(st.just(item[0]), st.tuples(*map(strategy_of, item[1].kinds)))
+    requests = st.sampled_from(sorted(calls().items())).flatmap(
+        lambda item: st.tuples(st.just(item[0]), st.tuples(*map(strategy_of, item[1].kinds.values())))
     )
     valid = requests.map(lambda call: codec.encode([control.VERSION, call[0], call[1]]))
 

@@ -13,7 +13,8 @@ from consensus.chain_proof import Anchor
 from ledger.audits.state import Due
 from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import Phase, Start, job_id
-from peer.api.service import Service
+from peer.api.running import RunningPeer
+from peer.api.service import service
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
 from peer.driver.driver import Driver
@@ -22,6 +23,7 @@ from peer.roles.base import Role
 from peer.roles.voter import Voter
 from peer.settings.config import Config
 from peer.settings.invitations import InvitationBook
+from protocol.api import PeerApi
 from protocol.errors import StorageError
 from protocol.identity import Identity
 from storage.blobs import Blobs
@@ -118,8 +120,12 @@ class Seat:
             return job_id(self.public, await self.author.submit("job/start", Start(SCRATCH.encode())))
 
 
-def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> Service:
-    return Service(
+def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> PeerApi:
+    return service(running(seat, challenge))
+
+
+def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> RunningPeer:
+    return RunningPeer(
         config=Config(data_directory=seat.folder),
         genesis=seat.genesis,
         driver=seat.driver,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from peer.api.control import ControlClient
+from peer.api import control
 from protocol.api import StatusView
 from protocol.errors import UserError
 
@@ -31,7 +31,7 @@ class Daemon:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.log_file = directory.with_suffix(".log")
-        self.client = ControlClient(directory)
+        self.client = control.client(directory)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str, module: str = "peer.cli") -> Daemon:

@@ -17,7 +17,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
-from peer.api.service import parse_overrides
+from peer.api.new_job import parse_overrides
 from peer.commands import console, grammar
 from peer.commands.grammar import COMMANDS, option_names, parse
 from peer.commands.prompt import Prompt, Words

@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from peer.api import control
-from peer.api.control import METHODS, ControlClient, serve, socket_path
-from protocol.api import TrainRequest
+from peer.api.calls import calls
+from peer.api.control import serve, socket_path
+from protocol.api import PeerApi, TrainRequest
 from protocol.errors import UserError
 from tests.peer.fake_api import JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
 
@@ -24,12 +25,12 @@ def api() -> FakeApi:
 
 
 @pytest.fixture
-async def client(api: FakeApi, tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[ControlClient]:
+async def client(api: FakeApi, tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[PeerApi]:
     await nursery.start(serve, api, tmp_path)
-    yield ControlClient(tmp_path)
+    yield control.client(tmp_path)
 
 
-async def test_every_value_arrives_as_it_was_given(client: ControlClient, api: FakeApi) -> None:
+async def test_every_value_arrives_as_it_was_given(client: PeerApi, api: FakeApi) -> None:
     assert await client.status() == STATUS
     assert await client.stats() == STATS
     assert await client.peers() == PEERS
@@ -49,25 +50,26 @@ async def test_every_value_arrives_as_it_was_given(client: ControlClient, api: F
     assert api.stopped
 
 
-def test_the_client_offers_every_method_of_the_api() -> None:
-    assert all(callable(getattr(ControlClient, name)) for name in METHODS)
-    assert "status" in METHODS
-    assert "_call" not in METHODS
+def test_the_client_offers_every_declared_call_and_no_other(tmp_path: Path) -> None:
+    client = control.client(tmp_path)
+    assert all(callable(getattr(client, name)) for name in calls())
+    assert {"status", "stop"} < set(calls())
+    assert not hasattr(client, "undeclared")
 
 
-async def test_what_a_person_can_mend_travels_as_text(client: ControlClient) -> None:
+async def test_what_a_person_can_mend_travels_as_text(client: PeerApi) -> None:
     with pytest.raises(UserError, match="the last voter cannot leave"):
         await client.leave()
 
 
-async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: ControlClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: PeerApi, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match="failed at 'sample'"):
         await client.sample("bug", 1, 0.0, 0)
     assert "KeyError" in caplog.text
     assert await client.status() == STATUS
 
 
-async def test_a_caller_that_leaves_cancels_its_call_only(client: ControlClient, api: FakeApi) -> None:
+async def test_a_caller_that_leaves_cancels_its_call_only(client: PeerApi, api: FakeApi) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.sample, "wait", 1, 0.0, 0)
         await api.waiting.wait()
@@ -76,13 +78,13 @@ async def test_a_caller_that_leaves_cancels_its_call_only(client: ControlClient,
     assert await client.status() == STATUS
 
 
-async def test_only_the_owner_may_connect(client: ControlClient, tmp_path: Path) -> None:
+async def test_only_the_owner_may_connect(client: PeerApi, tmp_path: Path) -> None:
     assert stat.S_IMODE(socket_path(tmp_path).stat().st_mode) == 0o600
 
 
 async def test_without_a_daemon_the_way_to_start_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"no peer runs on {tmp_path}: start it with `peer run --data-dir {tmp_path}`"):
-        await ControlClient(tmp_path).status()
+        await control.client(tmp_path).status()
 
 
 def leave_stale_socket(path: Path) -> None:
@@ -94,12 +96,12 @@ def leave_stale_socket(path: Path) -> None:
 async def test_a_socket_left_by_a_killed_daemon_is_no_daemon_and_is_replaced(tmp_path: Path, nursery: trio.Nursery) -> None:
     leave_stale_socket(tmp_path / "control.sock")
     with pytest.raises(UserError, match="no peer runs"):
-        await ControlClient(tmp_path).status()
+        await control.client(tmp_path).status()
     await nursery.start(serve, FakeApi(), tmp_path)
-    assert await ControlClient(tmp_path).status() == STATUS
+    assert await control.client(tmp_path).status() == STATUS
 
 
-async def test_a_socket_in_use_is_not_taken_away(client: ControlClient, tmp_path: Path) -> None:
+async def test_a_socket_in_use_is_not_taken_away(client: PeerApi, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another process listens"):
         await serve(FakeApi(), tmp_path)
     assert await client.status() == STATUS
@@ -131,7 +133,7 @@ async def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one_that_cons
         place = await nursery.start(serve, FakeApi(), deep)
         assert len(os.fsencode(place)) <= control.SOCKET_PATH_BYTES_MAX
         assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
-        assert await ControlClient(deep).status() == STATUS
+        assert await control.client(deep).status() == STATUS
         nursery.cancel_scope.cancel()
     assert not place.parent.exists()
     assert list(deep.iterdir()) == []
@@ -142,13 +144,13 @@ async def test_a_pointer_left_by_a_killed_daemon_does_not_stop_the_next(tmp_path
     deep.mkdir()
     (deep / control.POINTER).write_text("/nowhere/at/all/control.sock\n")
     await nursery.start(serve, FakeApi(), deep)
-    assert await ControlClient(deep).status() == STATUS
+    assert await control.client(deep).status() == STATUS
 
 
 async def test_the_socket_can_be_put_elsewhere(tmp_path: Path, nursery: trio.Nursery) -> None:
     elsewhere = str(tmp_path / "here.sock")
     await nursery.start(serve, FakeApi(), tmp_path, elsewhere)
-    assert await ControlClient(tmp_path, elsewhere).status() == STATUS
+    assert await control.client(tmp_path, elsewhere).status() == STATUS
     with pytest.raises(UserError, match="control_socket"):
         await serve(FakeApi(), tmp_path, str(tmp_path / "missing" / "here.sock"))
 
@@ -181,9 +183,7 @@ def framed(plain: object) -> bytes:
         (framed([control.VERSION, "rounds", ["x"]]), b"mistyped"),
     ],
 )
-async def test_a_bad_request_costs_its_sender_only(
-    client: ControlClient, tmp_path: Path, request_bytes: bytes, answer: bytes
-) -> None:
+async def test_a_bad_request_costs_its_sender_only(client: PeerApi, tmp_path: Path, request_bytes: bytes, answer: bytes) -> None:
     assert answer in await raw(tmp_path, request_bytes) if answer else await raw(tmp_path, request_bytes) == b""
     assert await client.status() == STATUS
 
@@ -208,12 +208,12 @@ async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_pat
             inner.cancel_scope.shield = True
             inner.start_soon(stop_when_asked)
             with pytest.raises(UserError, match="stopped before it answered 'sample'"):
-                await ControlClient(tmp_path).sample("wait", 1, 0.0, 0)
+                await control.client(tmp_path).sample("wait", 1, 0.0, 0)
 
 
 async def test_a_path_in_advice_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     directory = tmp_path / "my peer's data"
     with pytest.raises(UserError) as caught:
-        await ControlClient(directory).status()
+        await control.client(directory).status()
     advice = str(caught.value).split("`")[1]
     assert shlex.split(advice) == ["peer", "run", "--data-dir", str(directory)]

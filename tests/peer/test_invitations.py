@@ -10,7 +10,8 @@ import pytest
 
 from ledger.core.genesis import Founder, Genesis
 from ledger.members import Invitation
-from peer.api.service import Service
+from peer.api.running import RunningPeer
+from peer.api.service import service
 from peer.settings import invitations
 from peer.settings.invitation import DAY_MS, admission, invitation_text, make_invitation, parse_invitation
 from peer.settings.invitations import InvitationBook, Made
@@ -18,64 +19,68 @@ from protocol.api import INVITATION_DAYS_MAX
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity, peer_id, sign
 from tests.ledger.world import World
-from tests.peer.network import network, service_of
+from tests.peer.network import network, running
 
 
 @asynccontextmanager
-async def inviter(folder: Path, observers: int = 0) -> AsyncIterator[tuple[Service, Service]]:
+async def inviter(folder: Path, observers: int = 0) -> AsyncIterator[tuple[RunningPeer, RunningPeer]]:
     """Of the only voter, and of the last peer, which may be the same one."""
     async with network(folder, 1, observers) as founders:
-        first, last = (service_of(seat) for seat in (founders.seats[0], founders.seats[-1]))
+        first, last = (running(seat) for seat in (founders.seats[0], founders.seats[-1]))
         first.addresses = last.addresses = lambda: ("192.0.2.7:7700",)
         yield first, last
 
 
 async def test_what_a_peer_made_is_listed_without_its_secret(tmp_path: Path) -> None:
-    async with inviter(tmp_path) as (service, _):
-        text = await service.invite(3)
-        (view,) = await service.invitations()
+    async with inviter(tmp_path) as (peer, _):
+        api = service(peer)
+        text = await api.invite(3)
+        (view,) = await api.invitations()
         invitation = parse_invitation(text)
         token = Identity(invitation.token_seed)
         assert (view.token, view.state, view.addresses) == (peer_id(token.public), "open", ("192.0.2.7:7700",))
         assert view.expires_ms - view.made_ms == 3 * DAY_MS
-        stored = (service.driver.store.path.parent / "invitations").read_bytes()
+        stored = (peer.driver.store.path.parent / "invitations").read_bytes()
         assert token.seed not in stored and token.public in stored
 
 
 async def test_a_revoked_invitation_admits_nobody_and_says_so_in_the_list(tmp_path: Path) -> None:
-    async with inviter(tmp_path, observers=1) as (service, newcomer):
-        texts = [await service.invite(7) for _ in range(2)]
-        first, second = await service.invitations()
-        assert await service.revoke(first.token[:6]) == f"invitation {first.token[:8]} is revoked: it admits nobody any more"
-        assert [view.state for view in await service.invitations()] == ["revoked", "open"]
+    async with inviter(tmp_path, observers=1) as (peer, newcomer):
+        api = service(peer)
+        texts = [await api.invite(7) for _ in range(2)]
+        first, second = await api.invitations()
+        assert await api.revoke(first.token[:6]) == f"invitation {first.token[:8]} is revoked: it admits nobody any more"
+        assert [view.state for view in await api.invitations()] == ["revoked", "open"]
         with pytest.raises(UserError, match="was revoked already"):
-            await service.revoke(first.token)
+            await api.revoke(first.token)
         revoked, still_open = (admission(parse_invitation(text), newcomer.driver.signer.public, "ben") for text in texts)
         with pytest.raises(UserError, match="the invitation was revoked: ask whoever invited you"):
             await newcomer.author.submit("member/admit", revoked)
         await newcomer.author.submit("member/admit", still_open)
-        assert [view.state for view in await service.invitations()] == ["revoked", "used"]
+        assert [view.state for view in await api.invitations()] == ["revoked", "used"]
         with pytest.raises(UserError, match="was used already"):
-            await service.revoke(second.token)
+            await api.revoke(second.token)
         with pytest.raises(UserError, match="only a voter can invite"):
-            await newcomer.invite(7)
+            await service(newcomer).invite(7)
 
 
 @pytest.mark.parametrize("text", ["", "x", "folkmoot1:abc"])
 async def test_what_names_no_invitation_or_two_is_refused(tmp_path: Path, text: str) -> None:
-    async with inviter(tmp_path) as (service, _):
+    async with inviter(tmp_path) as (peer, _):
+        api = service(peer)
         for _ in range(2):
-            await service.invite(7)
+            await api.invite(7)
         with pytest.raises(UserError, match=r"invitations that this peer made; `invitations` lists them"):
-            await service.revoke(text)
+            await api.revoke(text)
 
 
 @pytest.mark.parametrize("days", [0, -1, INVITATION_DAYS_MAX + 1, 2**40])
 async def test_how_long_an_invitation_lives_is_bounded(tmp_path: Path, days: int) -> None:
-    async with inviter(tmp_path) as (service, _):
+    async with inviter(tmp_path) as (peer, _):
+        api = service(peer)
         with pytest.raises(UserError, match=rf"--days {days} is outside 1..90"):
-            await service.invite(days)
-        assert await service.invitations() == ()
+            await api.invite(days)
+        assert await api.invitations() == ()
 
 
 def test_what_became_of_an_invitation_follows_from_the_state() -> None:
@@ -108,8 +113,9 @@ def test_a_damaged_book_is_one_line_that_says_what_to_do(tmp_path: Path, damage:
 
 
 async def test_a_person_says_where_newcomers_dial(tmp_path: Path) -> None:
-    async with inviter(tmp_path) as (service, _):
-        made = parse_invitation(await service.invite(7, ("peer.lab:7700", "[2001:db8::7]:1", "peer.lab:7700")))
+    async with inviter(tmp_path) as (peer, _):
+        api = service(peer)
+        made = parse_invitation(await api.invite(7, ("peer.lab:7700", "[2001:db8::7]:1", "peer.lab:7700")))
         assert made.addresses == ("peer.lab:7700", "[2001:db8::7]:1")
         for said, why in (
             (("peer.lab:0",), "port 0"),
@@ -117,17 +123,18 @@ async def test_a_person_says_where_newcomers_dial(tmp_path: Path) -> None:
             (("a:1",) * 9, "too many"),
         ):
             with pytest.raises(UserError, match=f"^--address: .*{why}"):
-                await service.invite(7, said)
-        assert len(service.invited.made) == 1
+                await api.invite(7, said)
+        assert len(peer.invited.made) == 1
 
 
 async def test_a_machine_that_nobody_reaches_invites_nobody_unless_told_where(tmp_path: Path) -> None:
-    async with inviter(tmp_path) as (service, _):
-        service.addresses = tuple
+    async with inviter(tmp_path) as (peer, _):
+        api = service(peer)
+        peer.addresses = tuple
         with pytest.raises(UserError, match=r"no address of this machine but loopback.*invite --address HOST:PORT.*advertise"):
-            await service.invite(7, ())
-        assert service.invited.made == ()
-        assert parse_invitation(await service.invite(7, ("10.0.0.1:7700",))).addresses == ("10.0.0.1:7700",)
+            await api.invite(7, ())
+        assert peer.invited.made == ()
+        assert parse_invitation(await api.invite(7, ("10.0.0.1:7700",))).addresses == ("10.0.0.1:7700",)
 
 
 @pytest.mark.parametrize("address", ["a b:1", "peer.lab:0"])

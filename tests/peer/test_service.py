@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from ledger.audits.state import Result
-from peer.api.service import suspensions, unaudited
+from peer.api.audits import suspensions
+from peer.api.this_peer import unaudited
 from peer.demo.report import Disk
 from protocol.api import JobView
 from protocol.identity import peer_id

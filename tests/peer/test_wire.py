@@ -14,10 +14,9 @@ from consensus.voters import VoterSet
 from ledger.blocks.pool import PENDING_PER_MEMBER_MAX
 from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import Start, job_id
-from peer.api.control import ControlClient
 from peer.settings.datadir import DataDirectory
 from protocol import codec
-from protocol.api import JobView
+from protocol.api import JobView, PeerApi
 from protocol.identity import Identity, Signed, peer_id, sign
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import (
@@ -69,7 +68,7 @@ class Target:
         return self.genesis.chain_id
 
     @property
-    def client(self) -> ControlClient:
+    def client(self) -> PeerApi:
         return self.honest[0].client
 
     @property

@@ -1,0 +1,76 @@
+"""Calls: what people and programs ask a running peer. Each is declared once, as a method of a `Protocol` class.
+
+Its name, the types of its arguments and of its answer are those of the method, and its docstring says what it is about. The
+client's stub, the server's dispatch and the decoding of both directions follow from that.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    name: str
+    about: str
+    signature: inspect.Signature  # without `self`
+    kinds: Mapping[str, Any]  # the type of each argument
+    result: Any  # that of the answer
+
+    def write_arguments(self, *arguments: Any, **named: Any) -> list[Any]:
+        """For the wire, as the method itself would take them."""
+        bound = self.signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        return [codec.to_plain(_of_kind(kind, bound.arguments[name])) for name, kind in self.kinds.items()]
+
+    def read_arguments(self, plain: Any) -> list[Any]:
+        """Raises `RemoteProtocolError` for anything but arguments of the declared types."""
+        if not isinstance(plain, list) or len(plain) != len(self.kinds):
+            raise RemoteProtocolError("mistyped", f"expected the arguments {tuple(self.kinds)}")
+        return [codec.from_plain(kind, item) for kind, item in zip(self.kinds.values(), plain, strict=True)]
+
+    def read_result(self, plain: Any) -> Any:
+        return None if self.result is type(None) else codec.from_plain(self.result, plain)
+
+
+def _of_kind(kind: Any, value: Any) -> Any:
+    """Python takes a whole number where a float is declared; on the wire they differ."""
+    return float(value) if kind is float else value
+
+
+def declared(*protocols: type) -> dict[str, Call]:
+    """The calls that these classes declare, by name."""
+    found: dict[str, Call] = {}
+    for protocol in protocols:
+        for name, function in methods_of(protocol):
+            assert name not in found, f"two declarations of the call {name!r}"
+            hints = typing.get_type_hints(function, include_extras=True)
+            result = hints.pop("return")
+            signature = inspect.signature(function)
+            without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
+            assert list(without_self.parameters) == list(hints), f"the call {name!r} has an argument without a type"
+            found[name] = Call(name, inspect.getdoc(function) or "", without_self, hints, result)
+    return found
+
+
+def methods_of(kind: type) -> Iterator[tuple[str, Any]]:
+    return ((name, function) for name, function in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_"))
+
+
+def under_one_roof(parts: Sequence[object]) -> SimpleNamespace:
+    """One object that answers all calls of these parts, each by the part that has it."""
+    roof = SimpleNamespace()
+    for part in parts:
+        for name, _ in methods_of(type(part)):
+            assert name in vars(type(part)), f"{type(part).__name__} inherits the declaration of {name!r} and does not answer it"
+            assert not hasattr(roof, name), f"two parts answer the call {name!r}"
+            setattr(roof, name, getattr(part, name))
+    return roof

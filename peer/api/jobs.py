@@ -1,0 +1,118 @@
+"""Calls about jobs and their rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from consensus.voters import VoterSet
+from ledger.audits.state import JobAudits
+from ledger.jobs import Job, Phase, Start, Stop, job_id
+from peer.api.new_job import LOCAL, job_spec
+from peer.api.running import RunningPeer
+from protocol.api import JobCalls, JobView, RoundView, TrainRequest
+from protocol.errors import UserError
+from protocol.identity import peer_id
+from protocol.reasons import Verdict
+from storage.store import StoredRound
+from training.data import corpus as data
+from training.replicated.aggregate import is_plain_mean
+from training.spec import JobSpec, Objective
+
+ROUNDS_SHOWN_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class JobAnswers(JobCalls):
+    peer: RunningPeer
+
+    async def jobs(self) -> tuple[JobView, ...]:
+        jobs = sorted(self.peer.driver.state.jobs.jobs.items(), key=lambda item: item[1].started)
+        audits = self.peer.driver.state.audits.jobs
+        return tuple(_job(key, job, audits.get(key, JobAudits())) for key, job in jobs)
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]:
+        store = self.peer.driver.store
+        stored = await trio.to_thread.run_sync(store.rounds, max(1, min(last, ROUNDS_SHOWN_MAX)))
+        measured = {job: await trio.to_thread.run_sync(store.measured, job) for job in {item.job for item in stored}}
+        views = []
+        for item in stored:
+            during, after = (measured[item.job].get(number, {}) for number in (item.round, item.round + 1))
+            views.append(
+                RoundView(
+                    job=item.job.hex(),
+                    round=item.round,
+                    height=item.height,
+                    verdicts={peer_id(trainer): verdict for trainer, verdict in item.verdicts.items()},
+                    ballots=tuple(peer_id(voter) for voter in item.ballots),
+                    stepped=item.stepped,
+                    plain_mean=item.stepped and self._is_plain_mean(item),
+                    model_root=item.model_root.hex(),
+                    held_out_bits_per_byte=after.get("held_out_bits_per_byte"),
+                    training_nats=during.get("training_nats"),
+                    seconds=during.get("seconds"),
+                    decision_ms=during.get("decision_ms"),
+                )
+            )
+        return tuple(views)
+
+    def _is_plain_mean(self, closed: StoredRound) -> bool:
+        job = self.peer.driver.state.jobs.jobs.get(closed.job)
+        accepted = sum(verdict == Verdict.ACCEPT.label for verdict in closed.verdicts.values())
+        return job is not None and is_plain_mean(accepted, (spec := JobSpec.decode(job.spec)).rule, spec.liars)
+
+    async def train(self, request: TrainRequest) -> str:
+        self.peer.require_member()
+        try:
+            spec = await trio.to_thread.run_sync(job_spec, self.peer, request)
+        except OSError as error:  # of the text that was named
+            raise UserError(f"{data.shown(request.data)} cannot be read: {error.strerror}; name another file or folder") from None
+        transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
+        return job_id(self.peer.me, transaction).hex()
+
+    async def test(self) -> str:
+        self.peer.require_member()
+        spec = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
+        transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
+        return job_id(self.peer.me, transaction).hex()
+
+    async def cancel(self, job: str) -> str:
+        running, wanted = self.peer.driver.state.jobs.running(), job.strip()
+        fits = (key for key, item in running.items() if wanted == item.name or key.hex().startswith(wanted.lower()))
+        found = list(fits) if wanted else []
+        if len(found) != 1:
+            names = ", ".join(f"{key.hex()[:8]} {item.name!r}" for key, item in running.items()) or "none"
+            raise UserError(f"{job!r} fits {len(found)} running jobs (running: {names})")
+        await self.peer.author.submit("job/stop", Stop(found[0]))
+        after = self.peer.driver.state.jobs.jobs[found[0]]
+        if after.phase is Phase.FINISHED:
+            return f"job {after.name!r} is ended"
+        voters = VoterSet(self.peer.driver.state.members.voters)
+        wanted = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
+        return f"{wanted}; its author can end it alone, the others have to say the same"
+
+
+def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
+    spec = JobSpec.decode(job.spec)
+    return JobView(
+        job=key.hex(),
+        name=job.name,
+        objective=spec.objective.value,
+        state=job.phase.value,
+        round=job.round,
+        rounds=job.rounds,
+        model_root=job.model_root.hex(),
+        audit=spec.audit.value,
+        data=spec.data.hex() if spec.data else "" if spec.objective is Objective.SCRATCH else LOCAL,
+        accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
+        rejected={peer_id(trainer): dict(reasons) for trainer, reasons in job.rejected.items()},
+        started_height=job.started,
+        suspended={peer_id(trainer): until for trainer, until in audits.suspended.items() if until > job.round},
+        audits_open=_open_audits(audits),
+    )
+
+
+def _open_audits(audits: JobAudits) -> int:
+    reports = [drawn for of in audits.rounds.values() for drawn in of.drawn.values()]
+    return sum(len(drawn.steps) for drawn in reports) + len(audits.disputes)

@@ -1,0 +1,71 @@
+"""Calls about newcomers and addresses: invitations, and dialing somebody at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from consensus.chain_proof import Anchor
+from ledger.members import Revoke
+from peer.api.running import RunningPeer
+from peer.settings.invitation import DAY_MS, invitation_text, make_invitation
+from peer.settings.invitations import Made
+from protocol.addresses import dialable, is_loopback, parse_address
+from protocol.api import INVITATION_DAYS_MAX, InvitationView, JoiningCalls
+from protocol.errors import UserError
+from protocol.identity import short_id
+from protocol.limits import ADVERTISED_MAX
+
+
+@dataclass(frozen=True)
+class JoiningAnswers(JoiningCalls):
+    peer: RunningPeer
+
+    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
+        if not 1 <= days <= INVITATION_DAYS_MAX:
+            raise UserError(f"--days {days} is outside 1..{INVITATION_DAYS_MAX}")
+        if self.peer.me not in self.peer.driver.state.members.voters:
+            raise UserError("only a voter can invite, and this peer does not vote (`peers` shows who does)")
+        decided = await trio.to_thread.run_sync(self.peer.driver.store.decision, self.peer.driver.state.height)
+        anchor = Anchor(decided.height, decided.digest) if decided else None
+        now_ms = self.peer.now_ms
+        expires_ms = now_ms + days * DAY_MS
+        made = make_invitation(self.peer.driver.signer, self.peer.genesis, expires_ms, self._addresses(addresses), anchor)
+        await self.peer.invited.add(Made(made.invitation, now_ms, made.addresses))  # first: what was handed out can be taken back
+        return invitation_text(made)
+
+    async def invitations(self) -> tuple[InvitationView, ...]:
+        state = self.peer.driver.state
+        return tuple(
+            InvitationView(made.token, made.outcome(state), made.made_ms, made.invitation.expires, made.addresses)
+            for made in self.peer.invited.made
+        )
+
+    async def revoke(self, token: str) -> str:
+        made = self.peer.invited.find(token)
+        await self.peer.author.submit("member/revoke", Revoke(made.signed))
+        return f"invitation {made.token[:8]} is revoked: it admits nobody any more"
+
+    async def connect(self, address: str) -> str:
+        dialable(address.rpartition("@")[2], "connect")
+        return f"connected to {short_id(await self.peer.network.connect(address))} at {address}"
+
+    def _addresses(self, said: tuple[str, ...]) -> tuple[str, ...]:
+        """For an invitation: what the operator names, else where this peer is reached, and others that it has reached itself."""
+        if len(said) > ADVERTISED_MAX:
+            raise UserError(f"--address: {len(said)} addresses are too many, an invitation holds {ADVERTISED_MAX}")
+        for address in said:
+            dialable(address, "--address")
+        mine = said or self.peer.addresses()
+        if not mine:
+            known = f"this peer listens on {self.peer.config.listen}, and knows no address of this machine but loopback"
+            raise UserError(f"{known}; say where newcomers reach it: `invite --address HOST:PORT`, or the setting `advertise`")
+        others = sorted(link.address for link in self.peer.network.links() if link.dialed)
+        if not all(_is_local(address) for address in mine):  # whoever joins is on another machine, then
+            others = [address for address in others if not _is_local(address)]
+        return tuple(dict.fromkeys((*mine, *others)))[:ADVERTISED_MAX]
+
+
+def _is_local(address: str) -> bool:
+    return is_loopback(parse_address(address)[0])

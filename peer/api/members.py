@@ -1,0 +1,112 @@
+"""Calls about members: who takes part, who votes, who is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from consensus.voters import VoterSet
+from ledger.members import Approve, Leave, Member, Retire, warning_for_removal, wishes_about
+from peer.api.naming import find
+from peer.api.running import RunningPeer
+from peer.settings.invitation import DAY_MS
+from protocol.api import LinkView, MemberCalls, PeerView
+from protocol.errors import UserError
+from protocol.identity import peer_id, short_id
+from transport.network import LinkInfo
+
+WISH_DAYS = 7  # how long a wish to retire somebody counts: whoever came back since is not retired by surprise
+
+
+@dataclass(frozen=True)
+class MemberAnswers(MemberCalls):
+    peer: RunningPeer
+
+    async def peers(self) -> tuple[PeerView, ...]:
+        members = self.peer.driver.state.members
+        links = {link.peer: link for link in self.peer.network.links()}
+        known = sorted(set(members.members) | set(links) | {self.peer.me})
+        return tuple(self._peer(key, links.get(key)) for key in known)
+
+    def _peer(self, key: bytes, link: LinkInfo | None) -> PeerView:
+        members = self.peer.driver.state.members
+        member = members.members.get(key)
+        accepted = sum(job.accepted.get(key, 0) for job in self.peer.driver.state.jobs.jobs.values())
+        seen = [f"{accepted} proposals accepted"] if accepted else []
+        if key in members.standing:
+            seen.append(f"stands as a voter: {self._approvals(key)}")
+        if wishes := wishes_about(members, key):
+            seen.append(f"{wishes} of {VoterSet(members.voters).quorum} want it retired")
+        if member and member.retired is not None and key not in members.upcoming:
+            seen.append(f"retired at height {member.retired}")
+        return PeerView(
+            peer=peer_id(key),
+            name=member.name if member else "",
+            roles=member.roles if member else (),
+            member=members.speaks(key),
+            voter=key in members.voters,
+            leader=key == self.peer.driver.replica.leader,
+            me=key == self.peer.me,
+            link=_link(link) if link else None,
+            approvals=tuple(peer_id(k) for k in members.standing.get(key, ())),
+            record=", ".join(seen),
+            gone=_gone(member),
+        )
+
+    def _approvals(self, candidate: bytes) -> str:
+        members = self.peer.driver.state.members
+        return f"{len(members.standing[candidate])} of {VoterSet(members.voters).quorum} approvals"
+
+    async def approve(self, peer: str) -> str:
+        candidate = find(peer, self.peer.driver.state.members)
+        await self.peer.author.submit("member/approve", Approve(candidate))
+        members = self.peer.driver.state.members
+        if candidate not in members.standing:
+            return f"{short_id(candidate)} has the approvals it needs and votes from the second height on"
+        return f"{short_id(candidate)} has {self._approvals(candidate)}"
+
+    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+        subject = find(peer, self.peer.driver.state.members)
+        before = self.peer.driver.state.members.retiring.get(self.peer.me)
+        await self.peer.author.submit("member/retire", Retire(subject, lower_tolerance, self.peer.now_ms + WISH_DAYS * DAY_MS))
+        members = self.peer.driver.state.members
+        if self.peer.me not in members.retiring:  # they go when they have acted
+            text = f"{short_id(subject)} is retired: it loses its vote and roles, nothing waits for it, and it stays a member"
+            return f"{text}. Should it come back, it trains at once, and votes when people have approved it anew"
+        wanted = f"{wishes_about(members, subject)} of the {VoterSet(members.voters).quorum} voters needed want"
+        text = f"{wanted} {short_id(subject)} retired; each wish counts for {WISH_DAYS} days"
+        if before is not None and before.subject != subject:
+            text += f". Your wish about {short_id(before.subject)} is withdrawn by this one"
+        return text
+
+    async def leave(self) -> str:
+        warning = warning_for_removal(len(self.peer.driver.state.members.voters))
+        self.peer.set_standing(False)  # first: the peer must not ask for its vote again as soon as it is without
+        try:
+            await self.peer.author.submit("member/leave", Leave())
+        except UserError:
+            self.peer.set_standing(self.peer.config.stand)
+            raise
+        text = "this peer stops voting in two heights; start it with --no-stand, or it asks for its vote again"
+        return text + (f"; {warning}" if warning else "")
+
+
+def _gone(member: Member | None) -> str:
+    if member is None:
+        return ""
+    if member.expelled is not None:
+        return f"expelled at height {member.expelled}"
+    return f"now {short_id(member.successor)}" if member.successor else ""
+
+
+def _link(link: LinkInfo) -> LinkView:
+    return LinkView(
+        peer=peer_id(link.peer),
+        address=link.address,
+        outgoing=link.dialed,
+        connected_seconds=max(0.0, trio.current_time() - link.connected_since),
+        round_trip_ms=None if link.round_trip_seconds is None else 1_000 * link.round_trip_seconds,
+        bytes_sent=sum(link.sent),
+        bytes_received=sum(link.received),
+    )

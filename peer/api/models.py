@@ -1,0 +1,57 @@
+"""Calls about what was trained: text from a model, and everything decided as files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from ledger.jobs import Job
+from peer.api.running import RunningPeer
+from peer.export.writing import export, exported_state, missing_payloads
+from peer.roles.trainer import Trainer
+from protocol.api import ExportView, ModelCalls
+from protocol.errors import UserError
+from training import tasks
+from training.spec import JobSpec, Objective
+
+FETCHING_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
+FETCHING_ONE_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more
+
+
+@dataclass(frozen=True)
+class ModelAnswers(ModelCalls):
+    peer: RunningPeer
+
+    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        role = self.peer.driver.workshop.role
+        if not isinstance(role, Trainer):
+            raise UserError("this peer has no worker to generate with: ask one with --role trainer")
+        key, job = self._latest_job()
+        opened = self.peer.driver.workshop.view((key, job.round), job)
+        directory = str(self.peer.driver.host.directory(key, job.round))
+        done = await role.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
+        return done.text.decode(errors="replace")
+
+    def _latest_job(self) -> tuple[bytes, Job]:
+        jobs = [
+            (job.started, key, job)
+            for key, job in self.peer.driver.state.jobs.jobs.items()
+            if JobSpec.decode(job.spec).objective is Objective.LANGUAGE
+        ]
+        if not jobs:
+            raise UserError("no model has been trained yet: start one with `train`")
+        _, key, job = max(jobs, key=lambda item: item[:2])
+        return key, job
+
+    async def export(self, path: str) -> ExportView:
+        """What others hold of the updates that this peer lacks is fetched first, one by one: votes come before."""
+        driver, folder = self.peer.driver, Path(path)
+        await trio.to_thread.run_sync(exported_state, driver.store, driver.host, self.peer.genesis, folder)
+        missing = await trio.to_thread.run_sync(missing_payloads, driver.store, driver.blobs)
+        with trio.move_on_after(FETCHING_SECONDS_MAX):
+            for digest, size in missing.items():
+                with trio.move_on_after(FETCHING_ONE_SECONDS_MAX):
+                    await driver.network.fetch(digest, size, ())
+        return await trio.to_thread.run_sync(export, driver.store, driver.blobs, driver.host, self.peer.genesis, folder)

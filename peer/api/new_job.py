@@ -1,0 +1,126 @@
+"""From what a person typed to the job that is put on the log: its fields, and its text as blobs."""
+
+from __future__ import annotations
+
+import enum
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from consensus.voters import VoterSet
+from ledger.core.genesis import TRAINER
+from peer.api.running import RunningPeer
+from peer.settings.config import nearest
+from protocol import codec
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from training.data import corpus as data
+from training.data import default_text, shards, tokenizer
+from training.spec import BYTES, Audit, JobSpec, ModelSpec, completed
+
+BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
+LOCAL = "local"
+NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name"})  # they follow from what else was said
+
+
+def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
+    """Makes the job's blobs: shards, manifest and tokenizer. `UserError` for text or values that cannot be used."""
+    said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
+    spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=_tolerated(peer)), **completed(said))
+    if request.data == LOCAL:
+        if request.vocabulary > BYTES:
+            raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
+        if peer.worker is not None and not peer.config.local_data:
+            raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
+        spec = replace(spec, data=None, audit=Audit.OFF).checked()
+        if peer.worker is not None:
+            own = peer.config.local_data
+            data.require_enough(spec, sum(map(len, data.read_text(Path(own).expanduser()))), own)
+        return spec
+    keep = peer.driver.blobs.add
+    if request.data and shards.is_token_folder(Path(request.data).expanduser()):
+        return _job_on_tokens(spec, request, keep)
+    pieces, bpe = _pieces(request.data), None
+    if request.vocabulary > BYTES:
+        made = tokenizer.train_bpe(pieces(), request.vocabulary)
+        bpe = tokenizer.BpeTokenizer(made)
+        spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
+    spec.checked()
+    manifest = data.split(pieces(), keep)
+    data.require_enough(spec, manifest.size, request.data or "the built-in text")
+    if bpe is not None:
+        manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
+    return replace(spec, data=keep(manifest.encode())).checked()
+
+
+def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.Manifest, bpe: tokenizer.BpeTokenizer) -> bytes:
+    """Once here, so that everybody else can tell that it works on the same ones."""
+    with tempfile.TemporaryDirectory(prefix="tokens-", dir=peer.driver.store.path.parent) as folder:
+        text = Path(folder) / "text"
+        data.assemble(manifest, peer.driver.blobs.read, text)
+        return data.digest_of(data.open_tokens(spec, text, bpe))
+
+
+def _tolerated(peer: RunningPeer) -> int:
+    trainers = sum(TRAINER in member.roles for member in peer.driver.state.members.members.values())
+    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (trainers - 1) // 2))
+
+
+def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:
+    """Typed values of job fields that a person typed; model fields as `model.width`."""
+    overrides: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    for name, text in texts.items():
+        owner, target, field = (ModelSpec, model, name[6:]) if name.startswith("model.") else (JobSpec, overrides, name)
+        kinds = get_type_hints(owner)
+        if field not in kinds or field in NOT_SET_BY_NAME:
+            free = [
+                *sorted(set(get_type_hints(JobSpec)) - NOT_SET_BY_NAME),
+                *(f"model.{name}" for name in get_type_hints(ModelSpec)),
+            ]
+            raise UserError(f"{name!r} is not a field of a job{nearest(name, free)}")
+        target[field] = _typed(kinds[field], name, text)
+    if model:
+        overrides["model"] = replace(ModelSpec(), **model)
+    return overrides
+
+
+def _typed(kind: Any, name: str, text: str) -> Any:
+    if type(None) in get_args(kind):
+        if text == "none":
+            return None
+        kind = get_args(kind)[0]
+    try:
+        value = kind(text)
+    except ValueError:
+        if issubclass(kind, enum.Enum):
+            raise UserError(f"{name} = {text!r} is none of {', '.join(kind)}") from None
+        raise UserError(f"{name} = {text!r} is not a {'whole ' if kind is int else ''}number") from None
+    if kind is int and abs(value) > codec.INTEGER_MAX:
+        raise UserError(f"{name} = {data.shown(text)} is too large: no whole number is beyond {codec.INTEGER_MAX}")
+    return value
+
+
+def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes]) -> JobSpec:
+    """A job whose text is tokenized already, with that tokenizer and its vocabulary."""
+    if request.vocabulary:
+        raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
+    folder = shards.open_folder(Path(request.data).expanduser())
+    said = request.overrides.get("model.vocabulary")
+    if said is not None and spec.model.vocabulary != folder.vocabulary:
+        raise UserError(f"--set model.vocabulary={said}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
+    made = None if folder.tokenizer is None else keep(folder.tokenizer)
+    spec = replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=folder.vocabulary)).checked()
+    if folder.tokens < data.bytes_needed(spec):
+        few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
+        raise UserError(f"{few} needs at least {data.bytes_needed(spec)}; give more")
+    manifest = data.split(folder.pieces(), keep, tokenized=True)
+    return replace(spec, data=keep(manifest.encode())).checked()
+
+
+def _pieces(source: str) -> Callable[[], Any]:
+    if source == BUILT_IN:
+        return lambda: iter([default_text.default_text()])
+    return lambda: data.read_text(Path(source).expanduser())

@@ -1,0 +1,50 @@
+"""The running parts of the daemon, as the calls of the API find them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ledger.audits.state import Due
+from ledger.core.genesis import Genesis
+from peer.driver.author import Author
+from peer.driver.driver import Driver
+from peer.settings.config import Config
+from peer.settings.invitations import InvitationBook
+from peer.worker.supervisor import Worker
+from protocol.errors import UserError
+from transport.swarm import Swarm
+
+
+@dataclass
+class RunningPeer:
+    config: Config
+    genesis: Genesis
+    driver: Driver
+    network: Swarm
+    addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
+    role_name: str
+    worker: Worker | None
+    stop_daemon: Callable[[], None]
+    set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
+    challenge_due: Callable[[Due], Awaitable[str]]
+    author: Author
+    invited: InvitationBook
+    started: float
+
+    @property
+    def me(self) -> bytes:
+        return self.driver.signer.public
+
+    @property
+    def now_ms(self) -> int:
+        """The later one of this clock and the last block's: an idle network's time stands still."""
+        return max(time.time_ns() // 1_000_000, self.driver.state.time_ms)
+
+    def require_member(self) -> None:
+        members = self.driver.state.members
+        if members.is_expelled(self.me):
+            raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
+        if not members.speaks(self.me):
+            raise UserError("this peer is not a member yet: it follows the log until its admission is decided")

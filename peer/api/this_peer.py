@@ -1,0 +1,144 @@
+"""Calls about this peer itself: its state, what it counts, what happened, and its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import trio
+
+from consensus.voters import VoterSet
+from ledger.state import State
+from peer.api.audits import standing_of
+from peer.api.memory import process_memory_mb
+from peer.api.running import RunningPeer
+from peer.driver.auditing import suspension
+from peer.driver.condition import heights_behind, state_of, why_stalled
+from peer.driver.membership import NOT_DECIDED
+from peer.driver.witness import why_disputed, why_halted, why_waiting
+from peer.worker.supervisor import Worker
+from protocol.api import DialView, EventView, StatsView, StatusView, ThisPeerCalls
+from protocol.identity import peer_id
+from transport.network import DialInfo, Priority
+
+
+@dataclass(frozen=True)
+class ThisPeerAnswers(ThisPeerCalls):
+    peer: RunningPeer
+
+    async def status(self) -> StatusView:
+        driver, members = self.peer.driver, self.peer.driver.state.members
+        voters, member = VoterSet(members.voters), members.members.get(driver.signer.public)
+        links = self.peer.network.connected()
+        problem = driver.witness.membership_problem or (NOT_DECIDED if member is None else "")
+        halted = why_halted(driver.replica, member, problem)
+        stalled = why_stalled(driver.node, links, driver.witness.awaits_seconds, driver.now())
+        waiting, suspended = why_waiting(driver.node, links) or stalled, suspension(driver.signer.public, driver.state)
+        behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
+        return StatusView(
+            peer=peer_id(driver.signer.public),
+            name=self._name(),
+            network=self.peer.genesis.network,
+            chain_id=driver.chain_id.hex(),
+            role=self.peer.role_name,
+            version=version("folkmoot"),
+            address=(self.peer.addresses() or (self.peer.network.address,))[0],
+            unreached=tuple(map(_dial, self.peer.network.unreached())),
+            data_directory=str(self.peer.config.data_directory),
+            process=os.getpid(),
+            height=driver.state.height,
+            view=driver.replica.view,
+            state_root=driver.state.root.hex(),
+            voter=driver.signer.public in voters,
+            voters=len(voters),
+            tolerated=voters.faults_tolerated,
+            quorum=voters.quorum,
+            links=len(links),
+            halted=halted,
+            uptime_seconds=time.monotonic() - self.peer.started,
+            waiting=waiting,
+            suspended=suspended,
+            disputed=why_disputed(driver.replica),
+            unaudited=unaudited(driver.state),
+            state=state_of(halted, waiting, behind, ago, suspended),
+            decided_seconds_ago=ago,
+            behind=behind,
+            late=driver.witness.why_late(driver.state.jobs.running()),
+        )
+
+    async def _seconds_since_decision(self) -> float | None:
+        """Seconds since the last decision; after a restart since the time in its block."""
+        driver, at = self.peer.driver, self.peer.driver.witness.last_decision_at
+        if at is None:
+            last = await trio.to_thread.run_sync(driver.store.decision, driver.state.height)
+            at = None if last is None else last.decode().time_ms / 1_000
+        return None if at is None else max(0.0, driver.now() - at)
+
+    def _name(self) -> str:
+        """What the operator calls this peer now, else what the network knows it as."""
+        member = self.peer.driver.state.members.members.get(self.peer.me)
+        return self.peer.config.name or (member.name if member else "")
+
+    async def stats(self) -> StatsView:
+        driver, traffic = self.peer.driver, self.peer.network.traffic()
+        first = driver.witness.first_decision_at
+        refused = dict(self.peer.network.refused())
+        for reason, count in driver.node.refused.items():
+            refused[reason] = refused.get(reason, 0) + count
+        evidence = await trio.to_thread.run_sync(driver.store.evidence)
+        known = driver.state.audits.standings
+        processes = [os.getpid(), self.peer.worker.pid if self.peer.worker else None]
+        return StatsView(
+            status=await self.status(),
+            decisions=driver.witness.decisions,
+            decision_ms_p50=_percentile(tuple(driver.witness.decision_seconds), 50),
+            decision_ms_p99=_percentile(tuple(driver.witness.decision_seconds), 99),
+            seconds_to_first_decision=None if first is None else first - driver.witness.started_at,
+            bytes_sent=_by_kind(traffic.sent, traffic.blobs_sent, traffic.reveals_sent),
+            bytes_received=_by_kind(traffic.received, traffic.blobs_received, traffic.reveals_received),
+            refused=refused,
+            evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
+            transactions_pending=len(driver.ledger.pool),
+            worker=_worker_state(self.peer.worker),
+            memory_mb=sum(process_memory_mb(process) for process in processes if process is not None),
+            expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
+            standing=standing_of(driver.signer.public, known[driver.signer.public]) if driver.signer.public in known else None,
+        )
+
+    async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
+        return await self.peer.driver.events.after(after, min(wait_seconds, 60.0))
+
+    async def stop(self) -> None:
+        self.peer.stop_daemon()
+
+
+def unaudited(state: State) -> tuple[str, ...]:
+    """Names of running jobs whose updates nobody re-executes, neither before a ballot nor after a round."""
+    return tuple(job.name for key, job in state.jobs.running().items() if not job.audited and key not in state.audits.jobs)
+
+
+def _worker_state(worker: Worker | None) -> str:
+    if worker is None:
+        return ""
+    restarts = f", restarted {worker.restarts} times" if worker.restarts else ""
+    return (f"{worker.ready.engine}, {worker.ready.threads} threads" if worker.ready else "starting") + restarts
+
+
+def _dial(dial: DialInfo) -> DialView:
+    peer = peer_id(dial.peer) if dial.peer is not None else ""
+    return DialView(dial.address, peer, dial.reason, dial.tries, dial.next_seconds, str(dial))
+
+
+def _by_kind(counts: tuple[int, int, int], blobs: int, reveals: int) -> dict[str, int]:
+    return {priority.name.lower(): counts[priority] for priority in Priority} | {"blobs": blobs, "reveals": reveals}
+
+
+def _percentile(seconds: Sequence[float], percent: int) -> float | None:
+    """In milliseconds; the nearest rank."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    return 1_000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
