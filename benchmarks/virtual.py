@@ -28,7 +28,7 @@ from consensus.voters import CachingVerifier
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, Start
-from ledger.state import Rules, core_modules
+from ledger.state import Rules, core_modules, newest
 from peer.node.early import RoundKey
 from peer.node.node import AppliedBlock, Do, Item, Node
 from peer.node.rounds import Outcome
@@ -340,7 +340,7 @@ class Network:
         present = [entry for entry in keys if entry.public not in silent]
         trainers = {entry.public for entry in present[:TRAINERS]}  # none of the silent, or the rounds would wait for them
         founders = {entry.public: Founder("voter", (TRAINER,) if entry.public in trainers else ()) for entry in keys}
-        self.genesis = Genesis("bench", 1, bytes(16), founders)
+        self.genesis = Genesis("bench", 1, bytes(16), founders, newest(core_modules(UnauditedJobs())))
         self.trainers = sorted(trainers)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0

@@ -31,5 +31,8 @@ class Application(Protocol):
     def is_member(self, peer: bytes) -> bool:
         """Whether the leader sends decided blocks to this peer though it does not vote; strangers have to ask for them."""
 
+    def knows_until(self) -> int | None:
+        """The last height that this program can judge. Nothing is signed above it. None: there is no such height."""
+
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         """What this peer has signed in rounds that are open here, or may soon be: it may have forgotten that with its disk."""

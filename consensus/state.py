@@ -136,7 +136,16 @@ class ReplicaState:
 
     @property
     def _is_stopped(self) -> bool:
-        return self.divergence is not None or self.copied is not None
+        return self.divergence is not None or self.copied is not None or self.is_outdated
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether this program cannot judge the block that follows, or one before it: the network runs what it lacks."""
+        return self._is_beyond(self.height)
+
+    def _is_beyond(self, height: int) -> bool:
+        last = self._application.knows_until()
+        return last is not None and height > last
 
     @property
     def copied(self) -> str | None:
@@ -268,7 +277,8 @@ class ReplicaState:
 
     def _may_sign(self, book: Book) -> bool:
         is_voter = self.me in book.voters.members
-        return is_voter and self._chain.divergence is None and self._check.may_sign(self.me, book.height, book.voters)
+        is_able = self._chain.divergence is None and not self._is_beyond(book.height)
+        return is_voter and is_able and self._check.may_sign(self.me, book.height, book.voters)
 
     def _is_prepared(self, book: Book) -> bool:
         return book.high_vote is not None and book.high_vote.view == self.view

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,13 +17,14 @@ from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
 from ledger.audits.docket import AuditsModule
 from ledger.audits.state import AuditsState
-from ledger.core.genesis import Genesis
+from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Said
 from ledger.jobs import RUNNING_MAX, ClosedRound, JobRules, JobsModule, JobsState, JobStarted
 from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
+from ledger.network import NetworkModule, NetworkState, Upgrade
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
-from protocol.errors import RemoteProtocolError
+from protocol.errors import FolkmootError, RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTION_LIFETIME_HEIGHTS, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
@@ -43,9 +45,13 @@ class Body:
     transactions: Annotated[tuple[Signed, ...], Length(0, TRANSACTIONS_PER_BLOCK_MAX)]
 
 
-def module_leaf(name: str, encoded: bytes) -> bytes:
-    """The leaf hash of one module under the state root."""
-    return merkle.leaf_hash(name.encode() + b"\x00" + encoded)
+def module_digest(encoded: bytes) -> bytes:
+    return hashlib.sha256(encoded).digest()
+
+
+def root_over(modules: Mapping[str, bytes]) -> bytes:
+    """The state root over the digests of all modules by name: their names and their number are bound as well."""
+    return merkle.root([merkle.leaf_hash(name.encode() + b"\x00" + digest) for name, digest in sorted(modules.items())])
 
 
 EMPTY_BODY = codec.encode(Body((), (), ()))
@@ -68,7 +74,7 @@ class State:
 
     @cached_property
     def root(self) -> bytes:
-        return merkle.root([module_leaf(name, self.encoded(name)) for name in sorted(self.modules)])
+        return root_over({name: module_digest(self.encoded(name)) for name in self.modules})
 
     def encoded(self, name: str) -> bytes:
         """The bytes of one module's state."""
@@ -137,26 +143,98 @@ class StoredState:
 
 def core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
     """Those of every network, in their order inside a block."""
-    return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules)
+    return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules), NetworkModule()
+
+
+def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
+    """What a network is founded with: the last version of each module, in their order inside a block."""
+    versions: dict[str, int] = {}
+    for module in modules:
+        versions[module.name] = max(module.version, versions.get(module.name, 0))
+    return tuple(ModuleVersion(name, version) for name, version in versions.items())
+
+
+class Unknown(FolkmootError):
+    """The network runs a version of a module that this program lacks; the text says which, and the way out."""
+
+
+class Running:
+    """The modules of one set of versions."""
+
+    def __init__(self, modules: Sequence[Module[Any]]) -> None:
+        self.modules = {module.name: module for module in modules}
+        self.by_kind = {kind: module for module in modules for kind in module.contents}
+        assert len(self.modules) == len({module.state_type for module in modules}) == len(modules), "one name, one type each"
+        assert len(self.by_kind) == sum(len(module.contents) for module in modules), "a kind belongs to one module"
 
 
 class Rules:
-    """The transition rules of one network. `modules` act in their order inside a block."""
+    """The transition rules of one network. `modules` are those that this program knows, in every version."""
 
     def __init__(self, genesis: Genesis, verifier: Verifier, modules: Sequence[Module[Any]]) -> None:
         self.genesis = genesis
         self.chain_id = genesis.chain_id
         self.verifier = verifier
-        self.modules = {module.name: module for module in modules}
-        self._by_kind = {kind: module for module in modules for kind in module.contents}
-        assert len(self.modules) == len({module.state_type for module in modules}) == len(modules), "one name, one type each"
-        assert len(self._by_kind) == sum(len(module.contents) for module in modules), "a kind belongs to one module"
+        self._known = {ModuleVersion(module.name, module.version): module for module in modules}
+        assert len(self._known) == len(modules), "each version once"
+        self._running: tuple[tuple[ModuleVersion, ...], Running] | None = None
+        self._begun: tuple[State, State] | None = None
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
         self._judged: tuple[State, bytes, Transition | str] | None = None
 
+    # Versions
+
+    def running(self, versions: tuple[ModuleVersion, ...]) -> Running:
+        """Raises `Unknown` if this program lacks one of them."""
+        if self._running is None or self._running[0] != versions:
+            for wanted in versions:
+                self._require(wanted)
+            self._running = (versions, Running([self._known[version] for version in versions]))
+        return self._running[1]
+
+    def _require(self, wanted: ModuleVersion, height: int = 0) -> Module[Any]:
+        module = self._known.get(wanted)
+        if module is None:
+            known = sorted(version.version for version in self._known if version.name == wanted.name)
+            knows = f"knows {', '.join(map(str, known))}" if known else "does not know it"
+            goes_on, since = ("goes on with", f" from height {height}") if height else ("runs", "")
+            what = f"this network {goes_on} {wanted.name} {wanted.version}{since}; this program {knows}"
+            raise Unknown(f"{what}: install a newer one, and start this peer again")
+        return module
+
+    def knows_until(self, state: State) -> int | None:
+        """The last height that this program can judge, as far as it is decided; None: it knows all that is due."""
+        lacking = [upgrade.height for upgrade in state.of(NetworkState).due if _version(upgrade) not in self._known]
+        return min(lacking) - 1 if lacking else None
+
+    def why_unknown(self, state: State) -> str:
+        """Which upgrade that is due this program lacks, for people; empty if none."""
+        try:
+            for upgrade in state.of(NetworkState).due:
+                self._require(_version(upgrade), upgrade.height)
+        except Unknown as error:
+            return str(error)
+        return ""
+
+    def begun(self, state: State) -> State:
+        """The state in which the next block acts: with the upgrades that its height begins with. Raises `Unknown`."""
+        network = state.of(NetworkState)
+        due = network.due_at(state.height + 1)
+        if not due:
+            return state
+        if self._begun is None or self._begun[0] is not state:
+            after = state
+            for upgrade in due:
+                module, old = self._require(_version(upgrade), upgrade.height), after.modules.get(upgrade.module)
+                value = module.genesis(self.genesis) if old is None else module.upgraded(old, network.version(upgrade.module))
+                network = network.moved_on(upgrade)
+                after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})
+            self._begun = (state, after)
+        return self._begun[1]
+
     def module(self, kind: type[M]) -> M:
         """The module of this class."""
-        (found,) = (module for module in self.modules.values() if isinstance(module, kind))
+        (found,) = (module for module in self._known.values() if isinstance(module, kind))
         return found
 
     @property
@@ -167,20 +245,27 @@ class Rules:
     def audits(self) -> AuditsModule:
         return self.module(AuditsModule)
 
+    # States
+
     def first_state(self) -> State:
-        modules = {name: in_order(module.genesis(self.genesis), None) for name, module in sorted(self.modules.items())}
-        return State(0, self.genesis.created_ms, modules, {})
+        modules = self.running(self.genesis.modules).modules.values()
+        states = {module.name: in_order(module.genesis(self.genesis), None) for module in modules}
+        return State(0, self.genesis.created_ms, dict(sorted(states.items())), {})
 
     def encode_state(self, state: State) -> bytes:
         modules = {name: state.encoded(name) for name in state.modules}
         return codec.encode(StoredState(state.height, state.time_ms, modules, dict(state.certified_roots)))
 
     def decode_state(self, data: bytes) -> State:
+        """Raises `Unknown` for a version that this program lacks, `RemoteProtocolError` for what is no state."""
         stored = codec.decode(StoredState, data, len(data))
-        if stored.modules.keys() != self.modules.keys():
-            raise RemoteProtocolError("bad-state", f"modules {sorted(stored.modules)}, expected {sorted(self.modules)}")
+        encoded = stored.modules.get(NetworkModule.name, b"")
+        network = codec.decode(NetworkState, encoded, len(encoded))
+        running = self.running(network.modules).modules
+        if stored.modules.keys() != running.keys():
+            raise RemoteProtocolError("bad-state", f"modules {sorted(stored.modules)}, expected {sorted(running)}")
         values: dict[str, Any] = {
-            name: codec.decode(self.modules[name].state_type, value, len(value)) for name, value in stored.modules.items()
+            name: codec.decode(running[name].state_type, value, len(value)) for name, value in stored.modules.items()
         }
         return State(stored.height, stored.time_ms, values, stored.certified_roots)
 
@@ -198,12 +283,12 @@ class Rules:
 
     def apply_transaction(self, state: State, signed: Signed) -> State:
         """Raises `Refused` or `RemoteProtocolError` if this transaction cannot be the next one."""
-        return self._apply_transaction(state, signed, self._context(state))[0]
+        return self._apply_transaction(self.begun(state), signed, self._context(state))[0]
 
     def _apply_transaction(self, state: State, signed: Signed, context: Context) -> tuple[State, tuple[Any, ...]]:
         """And the facts that follow from it."""
         transaction, height = self.open_transaction(signed), context.height
-        module = self._by_kind.get(transaction.kind)
+        module = self._running_in(state).by_kind.get(transaction.kind)
         if module is None:
             raise RemoteProtocolError("unknown-transaction", transaction.kind)
         if not height <= transaction.expires <= height + TRANSACTION_LIFETIME_HEIGHTS:
@@ -218,11 +303,14 @@ class Rules:
 
     def can_wait(self, transaction: Transaction) -> bytes | None:
         """See `Module.can_wait`."""
-        module = self._by_kind.get(transaction.kind)
+        module = next((module for module in self._known.values() if transaction.kind in module.contents), None)
         try:
             return module.can_wait(codec.decode(module.contents[transaction.kind], transaction.content)) if module else None
         except RemoteProtocolError:
             return None  # it will be refused
+
+    def _running_in(self, state: State) -> Running:
+        return self.running(state.of(NetworkState).modules)
 
     def _context(self, state: State) -> Context:
         return Context(self.chain_id, state.height + 1, state.time_ms, self.verifier, state.certified_roots)
@@ -306,6 +394,8 @@ class Rules:
         Closings are judged by the state before the block; evidence expels; transactions apply one after the other to what
         evidence left; then every module follows, step by step: the table of `ledger.core.module`.
         """
+        before, state = state, self.begun(state)
+        modules = self._running_in(state).modules
         closed = tuple(self.close(state, closing) for closing in body.closings)
         if len({item.job for item in closed}) < len(closed):
             raise Refused("one round of a job a block")
@@ -316,17 +406,15 @@ class Rules:
             context = replace(context, facts=(*context.facts, *facts))
         if context.of(Rekeyed):
             current = after.members.current
-            after = after.with_modules(
-                **{name: module.rekeyed(after.modules[name], current) for name, module in self.modules.items()}
-            )
+            after = after.with_modules(**{name: module.rekeyed(after.modules[name], current) for name, module in modules.items()})
         for step in (Module.settle.__name__, Module.end_block.__name__):
-            for name, module in self.modules.items():
+            for name, module in modules.items():
                 change: Change = getattr(module, step)(after.modules[name], after, context)
                 after = after.with_modules(**{name: change.state})
                 context = replace(context, facts=(*context.facts, *change.facts))
-        modules = {name: _settled(value, state.modules[name]) for name, value in sorted(after.modules.items())}
+        states = {name: _settled(value, before.modules.get(name)) for name, value in sorted(after.modules.items())}
         started = tuple(fact.job for fact in context.of(JobStarted))
-        return Transition(replace(after, height=context.height, modules=modules), started, closed)
+        return Transition(replace(after, height=context.height, modules=states), started, closed)
 
 
 def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Transition:
@@ -371,7 +459,13 @@ def _field_names(kind: type) -> tuple[str, ...]:
     return tuple(part.name for part in fields(kind)) if is_dataclass(kind) else ()
 
 
-def _settled(new: T, old: T) -> T:
+def _version(upgrade: Upgrade) -> ModuleVersion:
+    return ModuleVersion(upgrade.module, upgrade.version)
+
+
+def _settled(new: T, old: T | None) -> T:
     """A module's state after a block. The very same object where nothing changed: it need not be encoded again."""
-    ordered: T = old if new == old else in_order(new, old)
+    if old is not None and new == old:
+        return old
+    ordered: T = in_order(new, old)
     return ordered

@@ -328,7 +328,7 @@ class SnapshotOffer:
     TAG: ClassVar[str] = "snapshot-offer"
     height: Count
     links: Annotated[tuple[Link, ...], Length(1, LINKS_MAX)]  # ascending
-    # Leaf hashes under the state root; empty: the proof goes on after the last of these links.
+    # Digests of the modules under the state root; empty: the proof goes on after the last of these links.
     modules: Annotated[dict[Name, Digest], Length(0, 64)]
 
 

@@ -33,7 +33,7 @@ from ledger.blocks.short import ShortBody, ShortClosing, WholeBody, condense
 from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import JobsState
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
-from ledger.state import EMPTY_BODY, Body
+from ledger.state import EMPTY_BODY, Body, newest
 from peer.api.new_job import NOT_SET_BY_NAME
 from peer.features import modules_of
 from peer.settings.invitation import InvitationString
@@ -189,7 +189,7 @@ def of_values() -> dict[str, str]:
         "preimage": preimage("prepare", CHAIN, signed.body).hex(),
         "signature": signed.signature.hex(),
         "merkle root": merkle.root([merkle.leaf_hash(leaf) for leaf in (b"a", b"b", b"c")]).hex(),
-        "genesis": encode(genesis := Genesis("example", 1_700_000_000_000, bytes(16), founders)).hex(),
+        "genesis": encode(genesis := Genesis("example", 1_700_000_000_000, bytes(16), founders, newest(MODULES))).hex(),
         "chain id": genesis.chain_id.hex(),
         "voter set hash": genesis.voters.hash.hex(),
     }

@@ -171,6 +171,9 @@ class Ledger:
     def expand(self, short: bytes) -> bytes | None:
         return self._expander.expand(short)
 
+    def knows_until(self) -> int | None:
+        return self.rules.knows_until(self.state)
+
     def is_member(self, peer: bytes) -> bool:
         return peer in self.state.members.members
 

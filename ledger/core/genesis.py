@@ -8,7 +8,7 @@ from typing import Annotated
 
 from consensus.voters import VoterSet
 from protocol import codec
-from protocol.codec import Count, Key, Length
+from protocol.codec import Between, Count, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
@@ -27,12 +27,27 @@ class Founder:
     roles: Roles
 
 
+MODULES_MAX = 32  # of one network: each is a leaf under every state root
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleVersion:
+    """A module that takes part in a network, and which of its versions."""
+
+    name: Name
+    version: Annotated[int, Between(1, 2**31)]
+
+
+ModuleVersions = Annotated[tuple[ModuleVersion, ...], Length(0, MODULES_MAX)]  # in their order inside a block, each name once
+
+
 @dataclass(frozen=True, slots=True)
 class Genesis:
     network: Name
     created_ms: Count
     salt: Annotated[bytes, Length(16, 16)]  # two networks of one name and minute still differ
     founders: Annotated[dict[Key, Founder], Length(1, VOTERS_MAX)]  # they all vote
+    modules: ModuleVersions  # of the first block
 
     @property
     def chain_id(self) -> bytes:
@@ -49,6 +64,9 @@ class Genesis:
         for founder in genesis.founders.values():
             check_name(founder.name)
             check_roles(founder.roles)
+        names = [module.name for module in genesis.modules]
+        if len(set(names)) < len(names):
+            raise RemoteProtocolError("bad-genesis", f"modules {names} name one twice")
         return genesis
 
 

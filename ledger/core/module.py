@@ -84,6 +84,10 @@ class Module(Generic[S]):
         """The state before the first block."""
         raise NotImplementedError
 
+    def upgraded(self, old: Any, version: int) -> S:
+        """This version's state in the place of that of an earlier version."""
+        raise NotImplementedError(f"{self.name} {self.version} follows no {version}")
+
     def apply(self, state: S, said: Said, view: View, context: Context) -> Change:
         """Raises `Refused` or `RemoteProtocolError` if this transaction may not be decided now."""
         raise NotImplementedError

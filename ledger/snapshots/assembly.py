@@ -15,8 +15,8 @@ from consensus.block import block_digest, decode_header, header_digest
 from consensus.chain_proof import Proven
 from consensus.turn import Decided
 from ledger.snapshots.snapshot import IncomingModel, Models
-from ledger.state import CERTIFIED_ROOTS_KEPT, Rules, State, StoredState, module_leaf
-from protocol import codec, merkle
+from ledger.state import CERTIFIED_ROOTS_KEPT, Rules, State, StoredState, Unknown, module_digest, root_over
+from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
@@ -76,15 +76,13 @@ class Restored:
 class Assembly:
     """`missing` is what may be asked for now; it grows as parts tell what else there is."""
 
-    def __init__(self, rules: Rules, models: Models, tip: tuple[Proven, ...], leaves: Mapping[str, bytes]) -> None:
-        # A root binds neither the names nor how many leaves there are: other ones would have honest peers asked for nonsense.
-        if leaves.keys() != rules.modules.keys():
-            raise RemoteProtocolError("bad-offer", f"other modules than {', '.join(sorted(rules.modules))}")
-        if merkle.root([leaf for _, leaf in sorted(leaves.items())]) != tip[-1].header.state_root:
+    def __init__(self, rules: Rules, models: Models, tip: tuple[Proven, ...], digests: Mapping[str, bytes]) -> None:
+        # The root binds names, number and digests: others would have honest peers asked for nonsense.
+        if root_over(digests) != tip[-1].header.state_root:
             raise RemoteProtocolError("bad-offer", f"other modules than under the state root after {tip[1].header.height}")
         self.tip = tip
         self.height = tip[1].header.height
-        self._rules, self._models, self._leaves = rules, models, leaves
+        self._rules, self._models, self._digests = rules, models, digests
         self._blocks: dict[bytes, bytes] = {}
         self._modules: dict[str, bytes] = {}
         self._headers: list[bytes] = []
@@ -93,7 +91,7 @@ class Assembly:
         self._state: State | None = None
         self._incoming: dict[bytes, IncomingModel] = {}
         self.missing: dict[Key, None] = {Key(Content.BLOCK, proven.digest): None for proven in tip}
-        self.missing |= {Key(Content.MODULE, name.encode()): None for name in leaves}
+        self.missing |= {Key(Content.MODULE, name.encode()): None for name in digests}
         self._want_headers(self.height - 2)
 
     @property
@@ -122,7 +120,7 @@ class Assembly:
         self._go_on(key)
 
     def _go_on(self, key: Key) -> None:
-        if self._state is None and len(self._modules) == len(self._leaves) and not self._headers_wanted():
+        if self._state is None and len(self._modules) == len(self._digests) and not self._headers_wanted():
             self._state = self._assemble()
             self._want_models(self._state)
         if key.content is Content.MANIFEST:
@@ -160,7 +158,7 @@ class Assembly:
     # The ledger ------------------------------------------------------------------------------------------------------
 
     def _take_module(self, name: str, data: bytes) -> None:
-        if module_leaf(name, data) != self._leaves[name]:
+        if module_digest(data) != self._digests[name]:
             raise RemoteProtocolError("bad-part", f"module {name!r} is not the one under the state root")
         self._modules[name] = data
 
@@ -169,6 +167,8 @@ class Assembly:
         stored = StoredState(self.height, self.tip[1].header.time_ms, self._modules, roots)
         try:
             return self._rules.decode_state(codec.encode(stored))
+        except Unknown as error:
+            raise StorageError(str(error)) from None
         except RemoteProtocolError as error:  # a quorum has certified these bytes
             raise StorageError(f"this network's state has a form that this program does not know ({error}): update it") from None
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from consensus.block import decode_header, encode_header, header_of
 from consensus.turn import Decided
-from ledger.state import CERTIFIED_ROOTS_KEPT, State, module_leaf
+from ledger.state import CERTIFIED_ROOTS_KEPT, State, module_digest
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import HEADER_BYTES_MAX, LINKS_MAX, PART_BYTES_MAX
@@ -95,8 +95,8 @@ class Snapshot:
     modules_read: dict[str, bytes] = field(default_factory=dict)
 
     @cached_property
-    def leaves(self) -> dict[str, bytes]:
-        return {name: module_leaf(name, self.module(name)) for name in sorted(self.state.modules)}
+    def digests(self) -> dict[str, bytes]:
+        return {name: module_digest(self.module(name)) for name in sorted(self.state.modules)}
 
     def module(self, name: str) -> bytes:
         if name not in self.modules_read:
@@ -179,7 +179,7 @@ class Shelf:
         self._held[snapshot.height] = snapshot
         self._forget(now)
         links, is_whole = proof
-        return SnapshotOffer(snapshot.height, links, snapshot.leaves if is_whole else {})
+        return SnapshotOffer(snapshot.height, links, snapshot.digests if is_whole else {})
 
     def _choose(self, wanted: int) -> Snapshot | None:
         """Exactly the wanted one, else the newest at a multiple, else the newest; only certified ones."""

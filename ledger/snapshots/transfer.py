@@ -102,7 +102,7 @@ class _Source:
     refusal: float = AGAIN_SECONDS  # if it refuses once more what it has offered: it gave that up, or only pretends to hold it
     links: list[Link] = field(default_factory=list)
     tip: tuple[Proven, ...] = ()  # proven: what it offers
-    leaves: dict[str, bytes] = field(default_factory=dict)
+    digests: dict[str, bytes] = field(default_factory=dict)
     pending: dict[Key, _Pending] = field(default_factory=dict)
     heard: float = 0.0  # when it was asked while idle, or sent something
 
@@ -252,7 +252,7 @@ class Transfer:
         if source.path.anchor_height:
             raise RemoteProtocolError("foreign-chain", f"the proof ends before the trusted block of {source.path.anchor_height}")
         Assembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
-        source.tip, source.leaves = tip, offer.modules
+        source.tip, source.digests = tip, offer.modules
         if self._tips.setdefault(offer.height, tip[-1].digest) != tip[-1].digest:
             self.conflict = f"two different blocks are certified at height {offer.height + 1}"
         self._first_offer = self._now if self._first_offer is None else self._first_offer
@@ -268,7 +268,7 @@ class Transfer:
             self._withdraw(source, self._now if is_of_before else self._now + AGAIN_SECONDS)
 
     def _withdraw(self, source: _Source, again: float) -> None:
-        source.path, source.links, source.tip, source.leaves = self._basis.path(), [], (), {}
+        source.path, source.links, source.tip, source.digests = self._basis.path(), [], (), {}
         source.pending.clear()
         source.waits, source.since, source.again = False, None, again
 
@@ -351,7 +351,7 @@ class Transfer:
             return count > self._voters.faults_tolerated, height % SNAPSHOT_HEIGHTS == 0, count, height
 
         best = max(offers, key=rank)
-        self._assembly = Assembly(self._rules, self._models, best.tip, best.leaves)
+        self._assembly = Assembly(self._rules, self._models, best.tip, best.digests)
         self._links = tuple(best.links)
         self._chosen = self._last_part = self._held = self._now
         for source in offers:

@@ -34,7 +34,7 @@ class ThisPeerAnswers(ThisPeerCalls):
         voters, member = VoterSet(members.voters), members.members.get(driver.signer.public)
         links = self.peer.network.connected()
         problem = driver.witness.membership_problem or (NOT_DECIDED if member is None else "")
-        halted = why_halted(driver.replica, member, problem)
+        halted = why_halted(driver.replica, member, problem, driver.rules.why_unknown(driver.state))
         stalled = why_stalled(driver.node, links, driver.witness.awaits_seconds, driver.now())
         waiting, suspended = why_waiting(driver.node, links) or stalled, suspension(driver.signer.public, driver.state)
         behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()

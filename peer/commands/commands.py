@@ -22,6 +22,7 @@ from ledger.core.genesis import Founder, Genesis
 from peer.commands.arguments import settings_of
 from peer.commands.logs import formatter
 from peer.commands.terminal import let_go, terminals
+from peer.features import founding_modules
 from peer.settings.config import Config, Settings, load, toml
 from peer.settings.datadir import DataDirectory, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
@@ -107,7 +108,8 @@ def init(options: argparse.Namespace) -> None:
     me = _identity(directory)
     founders = {key: Founder(short_id(key), ()) for key in others}
     founders[me.public] = Founder(config.name or short_id(me.public), ())
-    genesis = Genesis(network, int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())))
+    modules = founding_modules()
+    genesis = Genesis(network, int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
     directory.write_genesis(codec.encode(genesis))
     _keep_settings(options, directory, ())
     print(f"network     {network}\nchain id    {genesis.chain_id.hex()}\npeer id     {peer_id(me.public)}")

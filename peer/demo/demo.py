@@ -29,6 +29,7 @@ from peer.commands.terminal import let_go, terminals
 from peer.demo.cast import Demo, DemoPeer, sent
 from peer.demo.display import Display
 from peer.demo.report import Disk, Report, make_places, make_report, usable, write_files
+from peer.features import founding_modules
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
@@ -165,7 +166,8 @@ async def _run(demo: Demo) -> int:
 
 def make_directories(demo: Demo) -> None:
     founders = {peer.identity.public: Founder(peer.name, (TRAINER,) if peer.trains else ()) for peer in demo.peers}
-    genesis = Genesis("demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())))
+    modules = founding_modules()
+    genesis = Genesis("demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
     for peer in demo.peers:
         directory = DataDirectory.create(peer.directory)
         directory.write_identity(peer.identity)

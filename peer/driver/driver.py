@@ -255,6 +255,7 @@ class Driver:
         self.witness.disputed(why_disputed(self.replica))
         self.witness.silence(self.replica.height, self.replica.silent_below)
         self.witness.copied(self.replica.copied)
+        self.witness.unknown(self.rules.why_unknown(self.state))
         self.witness.muted(self.rounds.muted)
         for _, reason in self.node.dropped:
             log.debug("our transaction left the pool: %s", reason)
@@ -280,6 +281,9 @@ class Driver:
                 block = decided.decode()
                 if block.state_root != state.root:
                     return  # nothing can be built on a wrong state: it is restored, and then this begins anew
+                last = self.rules.knows_until(state)
+                if last is not None and block.height > last:
+                    return  # a newer program, which can apply it, begins here
                 transition = self.rules.apply(state, block)
                 before, state = state, transition.finish(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed]

@@ -23,7 +23,7 @@ from consensus.turn import Decided
 from ledger.snapshots.assembly import Restored
 from ledger.snapshots.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, Queue, Shelf
 from ledger.snapshots.transfer import Basis, Step, Transfer, basis_of, in_turn
-from ledger.state import Rules, State, module_leaf
+from ledger.state import Rules, State, module_digest
 from peer.driver.eventlog import EventLog
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
@@ -106,7 +106,7 @@ class Snapshots:
         self._repairs = replica.divergence is not None
         if replica.divergence is not None:
             self._wanted = self._after_divergence(replica.divergence)
-        elif replica.claimed - replica.height > LAG_HEIGHTS:
+        elif replica.claimed - replica.height > LAG_HEIGHTS and not replica.is_outdated:
             self._wanted = self._when_behind(replica.height - 1)
         if self._wanted is not None:
             self._wake.set()
@@ -298,7 +298,7 @@ def diagnose(directory: Path, rules: Rules, state: State, reason: str) -> Path:
         "reason": reason,
         "height": state.height,
         "state_root": state.root.hex(),
-        "modules": {name: module_leaf(name, data).hex() for name, data in sorted(modules.items())},
+        "modules": {name: module_digest(data).hex() for name, data in sorted(modules.items())},
         "models": {key.hex(): {"round": job.round, "root": job.model_root.hex()} for key, job in state.jobs.jobs.items()},
     }
     with writing(folder / "state.msgpack") as stream:

@@ -47,6 +47,7 @@ class Witness:
         self._disputed = ""
         self._silent_below = 0
         self._is_copied = False
+        self._unknown = ""
         self._muted: Set[RoundKey] = frozenset()
         self._before = state  # the last one that was applied
         self.membership_problem = ""  # why this peer is not yet what its operator wants
@@ -123,6 +124,12 @@ class Witness:
         if what is not None and not self._is_copied:
             self.events.add("warning", f"HALTED: {another_machine(what)}")
         self._is_copied = what is not None
+
+    def unknown(self, what: str) -> None:
+        """Of an upgrade that is due, long before it acts."""
+        if what and what != self._unknown:
+            self.events.add("warning", what)
+        self._unknown = what
 
     def muted(self, rounds: Set[RoundKey]) -> None:
         for job, number in sorted(rounds - self._muted):
@@ -206,7 +213,7 @@ def rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:
             yield signed.signer, codec.decode(Rotate, transaction.content).new_key
 
 
-def why_halted(replica: Replica, member: Member | None, membership_problem: str = "") -> str:
+def why_halted(replica: Replica, member: Member | None, membership_problem: str = "", unknown: str = "") -> str:
     """Why a peer, which is this member, signs nothing, or nothing that counts; empty if it works."""
     if member is not None and member.expelled is not None:
         return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
@@ -214,6 +221,8 @@ def why_halted(replica: Replica, member: Member | None, membership_problem: str 
         return f"HALTED: {replica.divergence}; the certified state is being restored"
     if replica.copied is not None:
         return f"HALTED: {another_machine(replica.copied)}"
+    if replica.is_outdated:
+        return f"HALTED: {unknown}"
     if replica.dispute is not None:
         return f"HALTED: {replica.dispute}; {WHAT_TO_DO}"
     if replica.height < replica.silent_below:

@@ -85,6 +85,9 @@ class Log:
     def is_member(self, peer: bytes) -> bool:
         return True
 
+    def knows_until(self) -> int | None:
+        return None
+
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         return ()
 

@@ -55,6 +55,9 @@ class Counter:
     def is_member(self, peer: bytes) -> bool:
         return peer in self.candidates
 
+    def knows_until(self) -> int | None:
+        return None
+
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         return ()
 

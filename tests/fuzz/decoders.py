@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ledger import jobs
 from ledger.core.genesis import Founder, Genesis
 from ledger.core.module import Refused
-from ledger.state import EMPTY_BODY, decode_body
+from ledger.state import EMPTY_BODY, decode_body, newest
 from peer.api import control
 from peer.api.calls import calls
 from peer.features import modules_of
@@ -112,7 +112,8 @@ def _of_record(kind: type) -> Decoder:
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))
 SCRATCH = JobSpec(name="s", objective=Objective.SCRATCH, data=bytes(32))
-GENESIS = Genesis("net", 5, bytes(16), {key: Founder("a", ("trainer",)) for key in (bytes(32), b"\x01" * 32)})
+FOUNDERS = {key: Founder("a", ("trainer",)) for key in (bytes(32), b"\x01" * 32)}
+GENESIS = Genesis("net", 5, bytes(16), FOUNDERS, newest(modules_of(PlainJobs())))
 
 
 def _special() -> list[Decoder]:

@@ -25,6 +25,7 @@ from ledger.snapshots.transfer import (
     basis_of,
     in_turn,
 )
+from ledger.state import root_over
 from protocol import codec, merkle
 from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
@@ -170,14 +171,14 @@ def other_leaf(request: Request, answer: Any) -> Any:
 
 
 def renamed(offer: SnapshotOffer) -> dict[str, bytes]:
-    """The true leaves in their order: the root stays as it is."""
-    return dict(zip(("a", "b", "c"), [leaf for _, leaf in sorted(offer.modules.items())], strict=True))
+    """The true digests in their order, under other names."""
+    return {f"my {name}": digest for name, digest in offer.modules.items()}
 
 
 def joined(offer: SnapshotOffer) -> dict[str, bytes]:
-    """Of the tree over three leaves the inner node, as if it were one: the root stays as it is."""
-    first, second, third = (leaf for _, leaf in sorted(offer.modules.items()))
-    return {"audits": merkle.node_hash(first, second), "members": third}
+    """Of the tree over the modules an inner node, as if it were one module's digest."""
+    first, second, *rest = sorted(offer.modules)
+    return {first: merkle.node_hash(offer.modules[first], offer.modules[second]), **{name: offer.modules[name] for name in rest}}
 
 
 def with_modules(change: Any) -> Any:
@@ -213,9 +214,7 @@ def forged_root(request: Request, answer: Any) -> Any:
     if not isinstance(answer, SnapshotOffer) or not answer.modules:
         return answer
     modules = {**answer.modules, "members": bytes(32)}
-    header = replace(
-        decode_header(answer.links[-1].header), state_root=merkle.root([leaf for _, leaf in sorted(modules.items())])
-    )
+    header = replace(decode_header(answer.links[-1].header), state_root=root_over(modules))
     last = replace(answer.links[-1], header=encode_header(header))
     return replace(answer, links=(*answer.links[:-1], last), modules=modules)
 

@@ -12,7 +12,7 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
 from ledger.members import Admit, Invitation, Rotate, rotation_preimage, token_preimage
-from ledger.state import Body, Rules, State, core_modules, decode_body
+from ledger.state import Body, Rules, State, core_modules, decode_body, newest
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
@@ -57,12 +57,15 @@ class PlainJobs:
         )
 
 
+MODULES = newest(core_modules(PlainJobs()))
+
+
 class World:
     """The first `voters` people are founders; the first `trainers` of them train."""
 
     def __init__(self, voters: int = 4, trainers: int = 3, audits: AuditTerms = AUDITS) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
-        self.genesis = Genesis("world", 1_000, bytes(16), founders)
+        self.genesis = Genesis("world", 1_000, bytes(16), founders, MODULES)
         self.rules = Rules(self.genesis, FastVerifier(), core_modules(PlainJobs(audits)))
         self.chain = self.genesis.chain_id
         self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)

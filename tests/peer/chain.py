@@ -23,6 +23,7 @@ from protocol.reasons import Verdict
 from rounds.ballots import RoundBook, RoundTimers
 from storage.blobs import Blobs
 from storage.store import Store
+from tests.ledger.world import MODULES
 from training.host import ModelHost
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
@@ -42,7 +43,7 @@ class Chain:
         people = [Identity(bytes([i + 1]) * 32) for i in range(4)]
         self.people = sorted(people, key=lambda person: person.public)
         founders = {person.public: Founder("founder", (TRAINER,)) for person in self.people}
-        self.genesis = Genesis("chain", 1_000, bytes(16), founders)
+        self.genesis = Genesis("chain", 1_000, bytes(16), founders, MODULES)
         self.id = self.genesis.chain_id
         folder.mkdir(exist_ok=True)
         self.store, self.blobs = Store(folder / "ledger.db", self.id), Blobs(folder / "blobs", folder / "buffers")

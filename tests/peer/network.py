@@ -28,6 +28,7 @@ from protocol.errors import StorageError
 from protocol.identity import Identity
 from storage.blobs import Blobs
 from storage.store import Store
+from tests.ledger.world import MODULES
 from training.host import ModelHost
 from training.spec import JobSpec, Objective
 from transport.memory import Mesh
@@ -41,7 +42,7 @@ def identities(count: int) -> list[Identity]:
 
 
 def genesis_of(founders: Sequence[Identity], roles: tuple[str, ...] = ()) -> Genesis:
-    return Genesis("test", 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders})
+    return Genesis("test", 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, MODULES)
 
 
 async def poll(condition: Callable[[], bool]) -> None:

@@ -18,7 +18,7 @@ from peer.settings.invitations import InvitationBook, Made
 from protocol.api import INVITATION_DAYS_MAX
 from protocol.errors import StorageError, UserError
 from protocol.identity import Identity, peer_id, sign
-from tests.ledger.world import World
+from tests.ledger.world import MODULES, World
 from tests.peer.network import network, running
 
 
@@ -139,7 +139,7 @@ async def test_a_machine_that_nobody_reaches_invites_nobody_unless_told_where(tm
 
 @pytest.mark.parametrize("address", ["a b:1", "peer.lab:0"])
 def test_an_invitation_to_dial_what_is_no_address_is_refused(address: str) -> None:
-    genesis = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())})
+    genesis = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())}, MODULES)
     made = make_invitation(Identity(bytes(32)), genesis, 1, (address,))
     with pytest.raises(UserError, match=address):
         parse_invitation(invitation_text(made))

@@ -21,6 +21,7 @@ from peer.settings.invitation import invitation_text, make_invitation, parse_inv
 from protocol.errors import UserError
 from protocol.identity import Identity
 from storage.crash_points import VARIABLE
+from tests.ledger.world import MODULES
 from tests.peer.processes import Daemon, children, daemons, environment, has_torch, peer, poll
 
 LOOPBACK = ("--listen", "127.0.0.1:0")
@@ -217,7 +218,7 @@ def invitation_of(genesis: Genesis) -> str:
     return invitation_text(make_invitation(Identity(bytes(32)), genesis, 7, ("127.0.0.1:1",)))
 
 
-GENESIS = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())})
+GENESIS = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())}, MODULES)
 
 
 @pytest.mark.parametrize("write", ["file-invitation", "file-toml"])

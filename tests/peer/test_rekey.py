@@ -24,6 +24,7 @@ from protocol.errors import UserError
 from protocol.identity import Identity, sign
 from protocol.messages import Prepare
 from storage.store import Store
+from tests.ledger.world import MODULES
 from tests.peer.processes import Daemon, daemons, peer, poll
 
 VOTER = ("--role", "voter", "--listen", "127.0.0.1:0")
@@ -160,7 +161,7 @@ class Past:
 def past(directory: DataDirectory, founders: int) -> Past:
     me = directory.load_identity()
     others = {Identity.generate().public: Founder(f"other-{number}", ()) for number in range(founders - 1)}
-    genesis = Genesis("lab", 1, bytes(16), dict(sorted({**others, me.public: Founder("anna", ())}.items())))
+    genesis = Genesis("lab", 1, bytes(16), dict(sorted({**others, me.public: Founder("anna", ())}.items())), MODULES)
     directory.write_genesis(codec.encode(genesis))
     vote = Voted(("prepare", 1, 0), sign(me, genesis.chain_id, Prepare(genesis.voters.hash, 1, 0, b"A" * 32)))
     with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:

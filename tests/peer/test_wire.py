@@ -42,6 +42,7 @@ from protocol.messages import (
     Vote,
 )
 from protocol.reasons import Verdict
+from tests.ledger.world import MODULES
 from tests.peer.hostile import Hostile, Masquerade, connection, link
 from tests.peer.network import SCRATCH
 from tests.peer.processes import SECONDS_MAX, Daemon, daemons, poll
@@ -100,7 +101,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("wire")
     keys = [Identity.generate() for _ in range(4)]
     founders = {key.public: Founder("founder", ()) for key in sorted(keys, key=lambda key: key.public)}
-    genesis = Genesis("wire", 1_000, bytes(16), founders)
+    genesis = Genesis("wire", 1_000, bytes(16), founders, MODULES)
     for number, key in enumerate(keys[:3]):
         directory = DataDirectory.create(folder / str(number))
         directory.write_identity(key)

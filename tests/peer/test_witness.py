@@ -85,7 +85,7 @@ async def test_another_history_is_told_once_and_is_no_halt(log: EventLog) -> Non
 
 
 def test_the_state_that_people_see_names_the_gravest_reason() -> None:
-    fine = {"height": 9, "divergence": None, "dispute": None, "silent_below": 7, "copied": None}
+    fine = {"height": 9, "divergence": None, "dispute": None, "silent_below": 7, "copied": None, "is_outdated": False}
     assert why_halted(SimpleNamespace(**fine), None) == ""
     assert why_halted(SimpleNamespace(**fine | {"silent_below": 10}), None).startswith("silent until height 10")
     disputed = SimpleNamespace(**fine | {"silent_below": 10, "dispute": "2 of 4 differ"})

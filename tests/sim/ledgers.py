@@ -12,7 +12,7 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import AuditTerms, ClosedRound, JobTerms
-from ledger.state import Rules, State, Transition, core_modules
+from ledger.state import Rules, State, Transition, core_modules, newest
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
@@ -70,7 +70,8 @@ class CountingJobs:
 
 
 def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16)) -> Genesis:
-    return Genesis("simulated", CREATED_MS, salt, {key: Founder("founder", (TRAINER,)) for key in sorted(keys)})
+    founders = {key: Founder("founder", (TRAINER,)) for key in sorted(keys)}
+    return Genesis("simulated", CREATED_MS, salt, founders, newest(modules()))
 
 
 def modules() -> tuple[Module[Any], ...]:

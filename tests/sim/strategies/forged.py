@@ -11,7 +11,7 @@ from consensus.block import block_digest, decode_block, encode_block, encode_hea
 from consensus.evidence import Evidence
 from consensus.turn import Turn
 from ledger.blocks.short import WholeBody
-from ledger.state import EMPTY_BODY, Body, decode_body, module_leaf
+from ledger.state import EMPTY_BODY, Body, decode_body, module_digest
 from protocol import codec, merkle
 from protocol.identity import Signed, preimage
 from protocol.limits import CLOCK_AHEAD_SECONDS
@@ -582,7 +582,7 @@ class BadOffers(BadParts):
     def _leaf(self, offer: SnapshotOffer) -> bytes:
         """Of the altered module, which is made of the state that the shelf serves."""
         state = self._states.get(offer.height)
-        return module_leaf("counter", _counted(state)) if state is not None else self.liar.made_up()
+        return module_digest(_counted(state)) if state is not None else self.liar.made_up()
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
@@ -595,7 +595,7 @@ class BadOffers(BadParts):
 
 
 class RenamedModules(Strategy):
-    """Offers snapshots whose modules have other names, or are fewer, and yet lie under the certified root."""
+    """Offers snapshots whose modules have other names, or are fewer: two are hashed to one as in the tree over them."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, SnapshotOffer) or not message.modules:
@@ -603,7 +603,7 @@ class RenamedModules(Strategy):
         names, leaves = sorted(message.modules), [leaf for _, leaf in sorted(message.modules.items())]
         if self.liar.random.random() < 0.5:
             return (dataclasses.replace(message, modules={f"my {name}": message.modules[name] for name in names}),)
-        joined = [merkle.node_hash(*leaves[:2]), merkle.node_hash(*leaves[2:])]
+        joined = [merkle.node_hash(*leaves[:2]), *leaves[2:]]
         return (dataclasses.replace(message, modules=dict(zip(names, joined, strict=False))),)
 
 

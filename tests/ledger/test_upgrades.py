@@ -1,0 +1,217 @@
+"""A network moves on to other versions of its modules, and a program that lacks one stops before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+
+from ledger.core.genesis import Genesis, ModuleVersion
+from ledger.core.module import Change, Context, Module, Said, View
+from ledger.jobs import JobsModule
+from ledger.network import NetworkState, Upgrade
+from ledger.state import Body, Rules, State, Unknown, core_modules, newest
+from protocol import codec
+from protocol.codec import Count
+from protocol.identity import Signed
+from protocol.limits import UPGRADE_AHEAD_HEIGHTS_MAX, UPGRADE_NOTICE_HEIGHTS
+from tests.ledger.world import PEOPLE, PlainJobs, World
+from tests.sim.keys import FastVerifier
+
+NOTICE, AHEAD = UPGRADE_NOTICE_HEIGHTS, UPGRADE_AHEAD_HEIGHTS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    amount: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    total: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTally:
+    total: Count
+    name: str
+
+
+class TallyModule(Module[Tally]):
+    name = "tally"
+    contents: ClassVar[Mapping[str, type]] = {"tally/add": Add}
+    state_type = Tally
+
+    def genesis(self, genesis: Genesis) -> Tally:
+        return Tally()
+
+    def apply(self, state: Tally, said: Said, view: View, context: Context) -> Change:
+        return Change(Tally(state.total + said.content.amount))
+
+
+class NamedTallyModule(Module[NamedTally]):
+    name = "tally"
+    version = 2
+    contents: ClassVar[Mapping[str, type]] = {"tally/add": Add}
+    state_type = NamedTally
+
+    def genesis(self, genesis: Genesis) -> NamedTally:
+        return NamedTally(0, genesis.network)
+
+    def upgraded(self, old: Tally, version: int) -> NamedTally:
+        assert version == 1
+        return NamedTally(old.total, f"after version {version}")
+
+    def apply(self, state: NamedTally, said: Said, view: View, context: Context) -> Change:
+        return Change(replace(state, total=state.total + 10 * said.content.amount))
+
+
+CORE = core_modules(PlainJobs())
+OLD, NEW = (*CORE, TallyModule()), (*CORE, TallyModule(), NamedTallyModule())
+
+
+class Upgrading(World):
+    """Its genesis names the modules `first`; its program knows `modules`."""
+
+    def __init__(self, first: tuple[Module[Any], ...] = OLD, modules: tuple[Module[Any], ...] = NEW) -> None:
+        super().__init__()
+        self.genesis = replace(self.genesis, modules=newest(first))
+        self.rules = Rules(self.genesis, FastVerifier(), modules)
+        self.chain = self.genesis.chain_id
+        state = self.rules.first_state()
+        self.ledger = type(self.ledger)(self.rules, state, state.root)
+
+    def wish(self, number: int, height: int, module: str = "tally", version: int = 2) -> Signed:
+        return self.tx(PEOPLE[number], "network/upgrade", Upgrade(module, version, height))
+
+    def add(self, amount: int) -> None:
+        self.decide(self.tx(PEOPLE[0], "tally/add", Add(amount)))
+
+    def until(self, height: int) -> State:
+        while self.state.height < height:
+            self.decide()
+        return self.state
+
+    @property
+    def network(self) -> NetworkState:
+        return self.state.of(NetworkState)
+
+    def refusal(self, signed: Signed) -> str | None:
+        return self.rules.problem(self.state, codec.encode(Body((), (), (signed,))))
+
+
+def upgraded(world: Upgrading, height: int, module: str = "tally") -> None:
+    world.decide(*(world.wish(number, height, module) for number in range(3)))
+
+
+def test_a_quorum_s_wish_acts_at_the_height_that_it_names() -> None:
+    world = Upgrading()
+    world.add(3)
+    world.decide(world.wish(0, 20))
+    world.decide(world.wish(1, 20))
+    assert world.network.due == () and len(world.network.wishes) == 2, "two of four are no quorum"
+    world.decide(world.wish(2, 20))
+    assert world.network.due == (Upgrade("tally", 2, 20),) and not world.network.wishes
+    assert world.until(19).modules["tally"] == Tally(3) and world.network.version("tally") == 1
+    world.add(2)
+    assert world.state.modules["tally"] == NamedTally(23, "after version 1"), "the block of that height is the new version's"
+    assert world.network.version("tally") == 2 and world.network.due == ()
+
+
+def test_a_transaction_is_judged_by_the_version_of_the_block_that_could_carry_it() -> None:
+    world = Upgrading()
+    upgraded(world, 15)
+    world.until(14)
+    after = world.rules.apply_transaction(world.state, world.tx(PEOPLE[0], "tally/add", Add(1)))
+    assert after.modules["tally"] == NamedTally(10, "after version 1")
+    world.decide()
+    assert world.state.modules["tally"] == NamedTally(0, "after version 1"), "an empty block is enough"
+
+
+def test_a_module_joins_and_acts_after_all_others() -> None:
+    world = Upgrading(first=CORE)
+    assert "tally" not in world.state.modules and (world.refusal(world.tx(PEOPLE[0], "tally/add", Add(1))) or "").startswith(
+        "unknown-transaction"
+    )
+    world.decide(*(world.wish(number, 15, version=1) for number in range(3)))
+    world.until(15)
+    assert world.network.modules[-1] == ModuleVersion("tally", 1)
+    world.add(4)
+    assert world.state.modules["tally"] == Tally(4)
+    again = world.rules.decode_state(world.rules.encode_state(world.state))
+    assert again == world.state and again.root == world.state.root
+
+
+@pytest.mark.parametrize(
+    ("height", "why"),
+    [
+        (NOTICE, "is not within"),
+        (NOTICE + 1, None),
+        (UPGRADE_AHEAD_HEIGHTS_MAX + 1, None),
+        (UPGRADE_AHEAD_HEIGHTS_MAX + 2, "is not"),
+    ],
+)
+def test_operators_are_given_time(height: int, why: str | None) -> None:
+    world = Upgrading()
+    refusal = world.refusal(world.wish(0, height))  # it would stand in block 1
+    assert refusal is None if why is None else why in (refusal or "")
+
+
+def test_wishes_that_come_too_late_for_their_height_come_to_nothing() -> None:
+    world = Upgrading()
+    world.decide(world.wish(0, 14), world.wish(1, 14))
+    world.until(4)
+    assert "is not within" in (world.refusal(world.wish(2, 14)) or ""), "the third would be decided nine heights before"
+    assert not world.network.wishes and world.network.due == ()
+
+
+def test_only_voters_wish_and_only_for_what_does_not_run_yet() -> None:
+    world = Upgrading()
+    world.decide(world.admission(PEOPLE[7]))
+    assert "does not vote" in (world.refusal(world.tx(PEOPLE[7], "network/upgrade", Upgrade("tally", 2, 30))) or "")
+    assert "runs tally 1 already" in (world.refusal(world.wish(0, 30, version=1)) or "")
+    upgraded(world, 30)
+    assert "is decided already" in (world.refusal(world.wish(3, 40)) or "")
+
+
+def test_a_voter_has_one_wish_and_another_one_takes_its_place() -> None:
+    world = Upgrading()
+    world.decide(world.wish(0, 20), world.wish(1, 20))
+    world.decide(world.wish(0, 25))
+    world.decide(world.wish(2, 20))
+    assert world.network.due == (), "the first one's wish of before counts no more"
+    world.decide(world.wish(0, 20))
+    assert world.network.due == (Upgrade("tally", 2, 20),)
+
+
+def test_a_program_that_lacks_a_version_applies_what_is_below_and_names_what_it_lacks() -> None:
+    knows, old = Upgrading(), Upgrading(modules=OLD)
+    for world in (knows, old):
+        upgraded(world, 15)
+    assert knows.rules.knows_until(knows.state) is None and knows.rules.why_unknown(knows.state) == ""
+    assert old.rules.knows_until(old.state) == 14 == old.ledger.knows_until()
+    told = (
+        "this network goes on with tally 2 from height 15; this program knows 1: install a newer one, and start this peer again"
+    )
+    assert old.rules.why_unknown(old.state) == told
+    assert knows.until(14).root == old.until(14).root
+    with pytest.raises(Unknown, match="tally 2 from height 15"):
+        old.decide()
+    knows.decide()
+    with pytest.raises(Unknown, match="this network runs tally 2; this program knows 1"):
+        old.rules.decode_state(knows.rules.encode_state(knows.state))
+
+
+def test_a_program_refuses_a_genesis_with_modules_that_it_lacks() -> None:
+    world = Upgrading(first=NEW)
+    assert world.genesis.modules[-1] == ModuleVersion("tally", 2)
+    with pytest.raises(Unknown, match="runs tally 2; this program does not know it"):
+        Rules(world.genesis, FastVerifier(), CORE).first_state()
+
+
+def test_the_modules_of_the_genesis_make_another_network() -> None:
+    assert Upgrading(first=CORE).chain != Upgrading(first=OLD).chain
+    with pytest.raises(AssertionError, match="one name, one type"):
+        Rules(World().genesis, FastVerifier(), (*CORE, JobsModule(PlainJobs()))).first_state()
