@@ -99,8 +99,7 @@ class NetworkModule(Module[NetworkState]):
         kept = {
             voter: wish
             for voter, wish in state.wishes.items()
-            if voter in voters
-            and wish.height > context.height + UPGRADE_NOTICE_HEIGHTS
+            if voter in voters and wish.height > context.height + UPGRADE_NOTICE_HEIGHTS
         }
         return Change(replace(state, wishes=kept))
 

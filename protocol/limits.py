@@ -36,9 +36,7 @@ NONCE_BYTES: Final = 16  # nobody finds a second nonce for a commitment, nor gue
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers
 ADDRESSES_MAX: Final = 64  # one peer-exchange message
 ADDRESS_CHARACTERS_MAX: Final = 256  # HOST:PORT; names of the DNS have at most 253 characters, real ones far fewer
-UPGRADE_NOTICE_HEIGHTS: Final = (
-    10  # from the decision of an upgrade to its first block: every peer has applied the decision by then
-)
+UPGRADE_NOTICE_HEIGHTS: Final = 10  # from an upgrade's decision to its first block: every peer has applied the decision by then
 UPGRADE_AHEAD_HEIGHTS_MAX: Final = 1_000_000  # weeks of a busy network; further away nobody knows who will vote
 ADVERTISED_MAX: Final = 8  # addresses of one peer, or in one invitation: several networks, both IP versions, a name
 

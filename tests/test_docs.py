@@ -30,9 +30,10 @@ from ledger.audits import draws
 from ledger.audits import state as audits
 from ledger.blocks.pool import signed_digest, transaction_digest
 from ledger.blocks.short import ShortBody, ShortClosing, WholeBody, condense
-from ledger.core.genesis import Founder, Genesis
+from ledger.core.genesis import Founder, Genesis, ModuleVersion
 from ledger.jobs import JobsState
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
+from ledger.network import NetworkState
 from ledger.state import EMPTY_BODY, Body, newest
 from peer.api.new_job import NOT_SET_BY_NAME
 from peer.features import modules_of
@@ -72,10 +73,12 @@ RECORDS: tuple[type, ...] = (
     ShortClosing,
     Closing,
     Genesis,
+    ModuleVersion,
     Founder,
     Invitation,
     InvitationString,
     Anchor,
+    NetworkState,
     MembersState,
     Member,
     JobsState,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ledger import jobs
 from ledger.core.genesis import Founder, Genesis
 from ledger.core.module import Refused
-from ledger.state import EMPTY_BODY, decode_body, newest
+from ledger.state import EMPTY_BODY, Unknown, decode_body, newest
 from peer.api import control
 from peer.api.calls import calls
 from peer.features import modules_of
@@ -419,7 +419,7 @@ def _ledger() -> list[Decoder]:
     def unsigned(signed: Signed) -> bytes:
         return signed.body
 
-    refuses = (Refused, RemoteProtocolError)
+    refuses = (Refused, RemoteProtocolError, Unknown)
     encoded_state = rules.encode_state(world.decide(world.tx(PEOPLE[0], "member/leave", CONTENTS["member/leave"]())))
     empty = decode_body(EMPTY_BODY)
     bodies = contents.map(lambda signed: codec.encode(replace(empty, transactions=(signed,))))

@@ -213,5 +213,5 @@ def test_a_program_refuses_a_genesis_with_modules_that_it_lacks() -> None:
 
 def test_the_modules_of_the_genesis_make_another_network() -> None:
     assert Upgrading(first=CORE).chain != Upgrading(first=OLD).chain
-    with pytest.raises(AssertionError, match="one name, one type"):
+    with pytest.raises(AssertionError, match="each version once"):
         Rules(World().genesis, FastVerifier(), (*CORE, JobsModule(PlainJobs()))).first_state()

@@ -110,7 +110,9 @@ def test_the_state_that_people_see_names_the_gravest_reason() -> None:
 def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: bool, words: str) -> None:
     keys = sorted(FastSigner(f"voter {number}").public for number in range(4))
     state = SimpleNamespace(height=4, members=SimpleNamespace(voters=tuple(keys)))
-    replica = SimpleNamespace(is_voter=True, height=5, divergence=None, dispute=None, silent_below=0, copied=None)
+    replica = SimpleNamespace(
+        is_voter=True, height=5, divergence=None, dispute=None, silent_below=0, copied=None, is_outdated=False
+    )
     node = SimpleNamespace(me=keys[0], state=state, replica=replica, may_speak=may_speak)
     assert why_waiting(node, {LIAR.public, *keys[1 : 1 + links]}) == words
     state.height = 1
