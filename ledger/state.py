@@ -24,7 +24,7 @@ from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
 from ledger.network import NetworkModule, NetworkState, Upgrade
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
-from protocol.errors import FolkmootError, RemoteProtocolError
+from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Verifier, open_signed
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTION_LIFETIME_HEIGHTS, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
@@ -154,7 +154,7 @@ def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
     return tuple(ModuleVersion(name, version) for name, version in versions.items())
 
 
-class Unknown(FolkmootError):
+class Unknown(Refused, UserError):
     """The network runs a version of a module that this program lacks; the text says which, and the way out."""
 
 

@@ -90,8 +90,8 @@ class _Replay:
         self._expected = {MANIFEST, GENESIS}
         with self._blaming(GENESIS):
             self._genesis = Genesis.decode(self._read(GENESIS))
-        self._rules = rules_of(self._genesis, self._host, self._verifier)
-        self._state = self._rules.first_state()
+            self._rules = rules_of(self._genesis, self._host, self._verifier)
+            self._state = self._rules.first_state()
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
 

@@ -215,3 +215,13 @@ def test_the_modules_of_the_genesis_make_another_network() -> None:
     assert Upgrading(first=CORE).chain != Upgrading(first=OLD).chain
     with pytest.raises(AssertionError, match="each version once"):
         Rules(World().genesis, FastVerifier(), (*CORE, JobsModule(PlainJobs()))).first_state()
+
+
+def test_a_program_that_lacks_a_version_refuses_what_the_next_block_could_carry() -> None:
+    world = Upgrading(modules=OLD)
+    upgraded(world, 15)
+    world.until(14)
+    signed = world.tx(PEOPLE[0], "tally/add", Add(1))
+    world.ledger.pool.add(signed)
+    assert world.ledger.propose(15, world.state.time_ms + 1) is None and not world.ledger.awaits_transactions()
+    assert "goes on with tally 2" in (world.refusal(signed) or "")
