@@ -17,7 +17,7 @@ from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
-from protocol.identity import Signed
+from protocol.identity import Signed, short_id
 from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
 from rounds.ballots import Outcome, RoundTerms
@@ -29,6 +29,8 @@ UNTRAINED_KEPT_MAX = 16  # anybody can have as many of them as there is time for
 WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, until more of them are (`ledger.audits.docket`)
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + RUNNING_MAX  # all that run may end at once
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # none goes in the block that starts or closes it: so many can end in one
+LINE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
+LINE_OF_MEMBER_MAX = 4  # so that nobody alone fills the line
 PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
 
 
@@ -103,8 +105,21 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job that was decided while others had its place."""
+
+    job: Digest
+    spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
+    name: Name
+    author: Key
+    since: Count  # height
+    stops: Keys = ()  # voters that want it out of the line
+
+
+@dataclass(frozen=True, slots=True)
 class JobsState:
     jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
+    line: Annotated[tuple[Waiting, ...], Length(0, LINE_MAX)] = ()  # in the order in which they were decided
 
     def running(self) -> dict[bytes, Job]:
         return {key: job for key, job in self.jobs.items() if job.phase is Phase.RUNNING}
@@ -210,19 +225,36 @@ class JobsModule(Module[JobsState]):
             jobs[key] = self.open_round(jobs[key], members, height, None)
         jobs = abandoned(self.renew_rounds(jobs, members, height, barred), members, height)
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
-        jobs = self.bounded(jobs, members, {fact.job for fact in context.of(Needed)})
-        return Change(JobsState(jobs), (*map(JobStarted, started), *map(JobEnded, ended)))
+        state = self._called_up(JobsState(jobs, state.line), members, height)
+        started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
+        jobs = self.bounded(state.jobs, members, {fact.job for fact in context.of(Needed)})
+        return Change(replace(state, jobs=jobs), (*map(JobStarted, started), *map(JobEnded, ended)))
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
+        """Starts it, or puts it at the end of the line where others have its place."""
         terms = self.rules.terms(spec)
-        running = state.running()
-        if len(running) >= RUNNING_MAX:
-            raise Refused(f"{RUNNING_MAX} jobs are running, the most at once")
-        clash = next(
-            (job.name for job in running.values() if terms.needs_worker and self.rules.terms(job.spec).needs_worker), None
-        )
-        if clash is not None:
-            raise Refused(f"job {clash!r} is training; one job trains at a time")
+        job = self._made(terms, spec, author, members, height)
+        if self._has_place(state.jobs, terms) and not any(self._is_like(terms, waiting) for waiting in state.line):
+            return replace(state, jobs={**state.jobs, key: job})
+        mine = sum(members.current(waiting.author) == author for waiting in state.line)
+        if mine >= LINE_OF_MEMBER_MAX:
+            raise Refused(f"{LINE_OF_MEMBER_MAX} jobs of {short_id(author)} wait in line, the most of one member")
+        if len(state.line) >= LINE_MAX:
+            raise Refused(f"{LINE_MAX} jobs wait in line, the most there can be")
+        return replace(state, line=(*state.line, Waiting(key, spec, terms.name, author, height)))
+
+    def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
+        """One job trains at a time; those that need no worker run beside it."""
+        running = [job for job in jobs.values() if job.phase is Phase.RUNNING]
+        trains = terms.needs_worker and any(self.rules.terms(job.spec).needs_worker for job in running)
+        return len(running) < RUNNING_MAX and not trains
+
+    def _is_like(self, terms: JobTerms, waiting: Waiting) -> bool:
+        """Whether it waits for the same place."""
+        return self.rules.terms(waiting.spec).needs_worker == terms.needs_worker
+
+    def _made(self, terms: JobTerms, spec: bytes, author: bytes, members: MembersState, height: int) -> Job:
+        """Raises `Refused` if the members of now cannot train it."""
         job = Job(
             spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, terms.audited, (), (), (), ()
         )
@@ -234,7 +266,23 @@ class JobsModule(Module[JobsState]):
             mode = "full" if terms.audited else "sampled"
             there = f"there are {len(job.auditors)}: let more voters train, or take another audit"
             raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
-        return JobsState({**state.jobs, key: job})
+        return job
+
+    def _called_up(self, state: JobsState, members: MembersState, height: int) -> JobsState:
+        """Those in line for whom there is a place, in order. One that the members of now cannot train lets the others pass."""
+        jobs, left = dict(state.jobs), list[Waiting]()
+        for waiting in state.line:
+            terms, author = self.rules.terms(waiting.spec), members.current(waiting.author)
+            try:
+                is_called = self._has_place(jobs, terms) and members.speaks(author)
+                job = self._made(terms, waiting.spec, author, members, height) if is_called else None
+            except Refused:
+                job = None
+            if job is not None:
+                jobs[waiting.job] = job
+            elif members.speaks(author):  # an expelled member's go
+                left.append(waiting)
+        return JobsState(jobs, tuple(left))
 
     def open_round(
         self, job: Job, members: MembersState, height: int, closed: Outcome | None, suspended: Suspended = NOBODY
@@ -318,19 +366,28 @@ class JobsModule(Module[JobsState]):
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
+    waiting = next((waiting for waiting in state.line if waiting.job == key), None)
+    if waiting is not None:
+        stops, is_over = _stops(waiting, members, author)
+        others = tuple(replace(other, stops=stops) if other is waiting else other for other in state.line)
+        return replace(state, line=tuple(other for other in others if not (is_over and other.job == key)))
     job = state.jobs.get(key)
     if job is None or job.phase is not Phase.RUNNING:
-        raise Refused("no such job is running")
+        raise Refused("no such job is running or waits in line")
     if job.model_root == UNBUILT:
         raise Refused("the job begins with this block, and can be stopped in a later one")
+    stops, is_over = _stops(job, members, author)
+    phase, opened = (Phase.FINISHED, height) if is_over else (Phase.RUNNING, job.opened)
+    return replace(state, jobs={**state.jobs, key: replace(job, stops=stops, phase=phase, opened=opened)})
+
+
+def _stops(job: Job | Waiting, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
+    """Who wants this job to end, now that `author` does, and whether that is enough: its author alone, or a quorum of voters."""
     is_author = author == members.current(job.author)
     if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop a job")
     stops = tuple(sorted({*job.stops, author} & {*members.voters, author}))
-    enough = len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
-    phase = Phase.FINISHED if is_author or enough else Phase.RUNNING
-    opened = height if phase is Phase.FINISHED else job.opened
-    return JobsState({**state.jobs, key: replace(job, stops=stops, phase=phase, opened=opened)})
+    return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 
 def _is_stuck(job: Job, members: MembersState) -> bool:

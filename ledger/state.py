@@ -125,7 +125,7 @@ class Transition:
         assert model_roots.keys() == {*self.started, *(closed.job for closed in self.closed)}
         jobs = self.state.jobs.jobs
         changed = {key: replace(jobs[key], model_root=root) for key, root in model_roots.items()}
-        return self.state.with_modules(jobs=JobsState({**jobs, **changed}))
+        return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
 
 
 MODULE_BYTES_MAX = 512 << 20  # far above what the bounds inside the modules allow: job specifications are the largest, 18 MB

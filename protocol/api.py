@@ -114,7 +114,7 @@ class JobView:
     job: str
     name: str
     objective: str
-    state: str  # running, finished
+    state: str  # waiting, running, finished
     round: int  # the open round
     rounds: int
     model_root: str
@@ -125,6 +125,7 @@ class JobView:
     started_height: int
     suspended: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
     audits_open: int = 0  # audits not reported yet, and disputes not settled yet
+    place: int = 0  # in the line, from 1 on; 0: it does not wait
 
 
 @dataclass(frozen=True, slots=True)

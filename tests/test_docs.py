@@ -82,6 +82,7 @@ RECORDS: tuple[type, ...] = (
     MembersState,
     Member,
     JobsState,
+    jobs.Waiting,
     jobs.Job,
     audits.AuditsState,
     audits.JobAudits,

@@ -8,7 +8,7 @@ import trio
 
 from consensus.voters import VoterSet
 from ledger.audits.state import JobAudits
-from ledger.jobs import Job, Phase, Start, Stop, job_id
+from ledger.jobs import Job, Phase, Start, Stop, Waiting, job_id
 from peer.api.new_job import LOCAL, job_spec
 from peer.api.running import RunningPeer
 from protocol.api import JobCalls, JobView, RoundView, TrainRequest
@@ -28,9 +28,11 @@ class JobAnswers(JobCalls):
     peer: RunningPeer
 
     async def jobs(self) -> tuple[JobView, ...]:
-        jobs = sorted(self.peer.driver.state.jobs.jobs.items(), key=lambda item: item[1].started)
-        audits = self.peer.driver.state.audits.jobs
-        return tuple(_job(key, job, audits.get(key, JobAudits())) for key, job in jobs)
+        """Those that wait stand behind the others, in the order of the line."""
+        state = self.peer.driver.state
+        jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started)
+        started = [_job(key, job, state.audits.jobs.get(key, JobAudits())) for key, job in jobs]
+        return (*started, *(_in_line(waiting, place) for place, waiting in enumerate(state.jobs.line, start=1)))
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         store = self.peer.driver.store
@@ -78,15 +80,20 @@ class JobAnswers(JobCalls):
         return job_id(self.peer.me, transaction).hex()
 
     async def cancel(self, job: str) -> str:
-        running, wanted = self.peer.driver.state.jobs.running(), job.strip()
-        fits = (key for key, item in running.items() if wanted == item.name or key.hex().startswith(wanted.lower()))
+        before, wanted = self.peer.driver.state.jobs, job.strip()
+        live: dict[bytes, Job | Waiting] = {**before.running(), **{waiting.job: waiting for waiting in before.line}}
+        fits = (key for key, item in live.items() if wanted == item.name or key.hex().startswith(wanted.lower()))
         found = list(fits) if wanted else []
         if len(found) != 1:
-            names = ", ".join(f"{key.hex()[:8]} {item.name!r}" for key, item in running.items()) or "none"
-            raise UserError(f"{job!r} fits {len(found)} running jobs (running: {names})")
+            names = ", ".join(f"{key.hex()[:8]} {item.name!r}" for key, item in live.items()) or "none"
+            raise UserError(f"{job!r} fits {len(found)} jobs that run or wait (there are: {names})")
         await self.peer.author.submit("job/stop", Stop(found[0]))
-        after = self.peer.driver.state.jobs.jobs[found[0]]
-        if after.phase is Phase.FINISHED:
+        jobs = self.peer.driver.state.jobs
+        line = {waiting.job: waiting for waiting in jobs.line}
+        after = line.get(found[0]) or jobs.jobs.get(found[0])
+        if after is None:
+            return f"job {live[found[0]].name!r} waits no more"
+        if isinstance(after, Job) and after.phase is Phase.FINISHED:
             return f"job {after.name!r} is ended"
         voters = VoterSet(self.peer.driver.state.members.voters)
         wanted = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
@@ -104,13 +111,36 @@ def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
         rounds=job.rounds,
         model_root=job.model_root.hex(),
         audit=spec.audit.value,
-        data=spec.data.hex() if spec.data else "" if spec.objective is Objective.SCRATCH else LOCAL,
+        data=_data(spec),
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
         rejected={peer_id(trainer): dict(reasons) for trainer, reasons in job.rejected.items()},
         started_height=job.started,
         suspended={peer_id(trainer): until for trainer, until in audits.suspended.items() if until > job.round},
         audits_open=_open_audits(audits),
     )
+
+
+def _in_line(waiting: Waiting, place: int) -> JobView:
+    spec = JobSpec.decode(waiting.spec)
+    return JobView(
+        job=waiting.job.hex(),
+        name=waiting.name,
+        objective=spec.objective.value,
+        state="waiting",
+        round=0,
+        rounds=spec.rounds,
+        model_root="",
+        audit=spec.audit.value,
+        data=_data(spec),
+        accepted={},
+        rejected={},
+        started_height=waiting.since,
+        place=place,
+    )
+
+
+def _data(spec: JobSpec) -> str:
+    return spec.data.hex() if spec.data else "" if spec.objective is Objective.SCRATCH else LOCAL
 
 
 def _open_audits(audits: JobAudits) -> int:

@@ -148,7 +148,9 @@ async def _tell_why(api: PeerApi, show: Print) -> None:
 async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
     request = train_request(options)
     job = await _decided(api, show, api.train(request))
-    show(f"job {job} is decided; `rounds` shows how it goes")
+    place = next((view.place for view in await api.jobs() if view.job == job), 0)
+    waits = f"waits in line as number {place}: it starts by itself when its turn comes, `jobs` shows the line"
+    show(f"job {job} is decided{f', and {waits}' if place else '; `rounds` shows how it goes'}")
     for warning in warnings_of(request, set_overrides(options.set)):
         show(f"{warning} (`cancel {views.short(job)}` ends this job)")
 

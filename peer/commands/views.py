@@ -225,14 +225,20 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
         table.add_row(
             short(view.job),
             view.name,
-            "stopped" if view.state == "finished" and view.round < view.rounds else view.state,
+            _job_state(view),
             f"{view.round}/{view.rounds}",
             "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
             view.audit,
             view.data if view.data == "local" else short(view.data) or "–",
-            short(view.model_root),
+            short(view.model_root) or "–",
         )
     return table
+
+
+def _job_state(view: JobView) -> str:
+    if view.place:
+        return f"waits, number {view.place}"
+    return "stopped" if view.state == "finished" and view.round < view.rounds else view.state
 
 
 def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: Names, belongs: Callable[[str], bool]) -> list[str]:

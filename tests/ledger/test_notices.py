@@ -10,7 +10,8 @@ from ledger.blocks import ledger as ledger_module
 from ledger.blocks import pool as pool_module
 from ledger.blocks.ledger import Ledger
 from ledger.blocks.pool import NOTICE_HEIGHTS_MAX, Notices, transaction_digest
-from ledger.jobs import RUNNING_MAX, Start, Stop
+from ledger.core.genesis import TRAINER
+from ledger.jobs import Start
 from ledger.members import Register
 from ledger.state import EMPTY_BODY, Body, decode_body
 from protocol import codec
@@ -18,7 +19,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.limits import NOTICED_MAX
 from protocol.messages import Notice
-from tests.ledger.world import PEOPLE, SCRATCH, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner
 
 
@@ -191,17 +192,17 @@ def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World
 
 
 def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight jobs run; the one that is due can start when another transaction of the block has stopped one."""
+    """The job that is due can start when another transaction of the block has registered a third trainer."""
     monkeypatch.setattr(pool_module, "PASSES_MAX", 1)
-    jobs = [world.start(PEOPLE[i % 4], SCRATCH) for i in range(RUNNING_MAX)]
-    start = world.tx(PEOPLE[3], "job/start", Start(SCRATCH), expires=200)
+    world.decide(register(world, PEOPLE[0]))
+    start = world.tx(PEOPLE[3], "job/start", Start(LANGUAGE), expires=200)
     world.ledger.pool.add(start)
     notice(world, *PEOPLE[1:3], of=(start,))
     for _ in range(2):
         world.decide()
     for ahead in range(1, 6):
         world.ledger.pool.add(register(world, PEOPLE[0], ahead))
-    world.ledger.pool.add(world.tx(PEOPLE[0], "job/stop", Stop(jobs[0]), ahead=6, expires=200))
+    world.ledger.pool.add(register(world, PEOPLE[0], 6, (TRAINER,)))
     body = world.ledger.propose(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[-1] == start
     assert world.ledger.check(world.state.height + 1, body, b"") is None

@@ -219,11 +219,10 @@ async def test_what_was_refused_after_it_was_on_the_log_never_acts() -> None:
     async with logged() as (log, author):
         asked = Asked(log, author, *start(LANGUAGE))
         signed = await log.said()
-        theirs = log.world.tx(OTHER, *start(LANGUAGE))
-        log.decide([theirs])
+        log.decide([log.world.tx(OTHER, "member/register", Register(()))])
         await asked.settled()
-        assert "one job trains at a time" in asked.error
-        log.decide(stop(log, job_id(OTHER.public, transaction_of(theirs)), 1))
+        assert "needs 3 voters with a worker" in asked.error
+        log.decide([log.world.tx(OTHER, "member/register", Register((TRAINER,)))])
         assert "nonce" in (log.world.problem(signed) or ""), "else it acts although its author was told that it does not"
         assert log.starts() == 0
 

@@ -11,7 +11,7 @@ import pytest
 
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
-from ledger.jobs import JobsState, Phase
+from ledger.jobs import Phase
 from ledger.members import Member
 from ledger.state import State
 from peer.node import early
@@ -390,7 +390,7 @@ def renew(rounds: Rounds, chain: Chain, key: bytes, **changes: Any) -> Outcome:
     spoken = {codec.unpack(signed.body, len(signed.body))[0]: signed for signed in rounds.own()}
     state = chain.ledger.state
     job = replace(state.jobs.jobs[key], opened=state.height + 1, **changes)
-    later = state.with_modules(jobs=JobsState({**state.jobs.jobs, key: job}))
+    later = state.with_modules(jobs=replace(state.jobs, jobs={**state.jobs.jobs, key: job}))
     number = job.round
     assert rounds.follow(later) == ([(key, number)], [(key, number)]), "it is opened anew"
     return rounds.open(key, job, NOW + 50, spoken, LANGUAGE.proposal_seconds)
