@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from peer.api.new_job import parse_overrides
-from peer.commands.grammar import set_overrides
+from peer.commands.job_fields import set_overrides
 from training.spec import JobSpec, ModelSpec
 
 OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))

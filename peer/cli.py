@@ -10,9 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from peer.commands.arguments import Parser, settings_of, whole_number
-from peer.commands.grammar import COMMANDS, IN_JSON, add_arguments, add_preset_argument, add_set_argument, parse, parse_words
-from peer.settings.config import ROLES, ROLES_LATER, Config, show
+from features.arguments import whole_number
+from peer.commands.arguments import Parser, settings_of
+from peer.commands.completion import SHELLS, script
+from peer.commands.grammar import parse, parse_words
+from peer.commands.job_fields import PRESET, SET
+from peer.commands.words import words
+from peer.settings.config import ROLES, ROLES_LATER, Config, nearest, show
 from protocol.errors import UserError
 
 VERSION = "0.1.0"
@@ -88,7 +92,6 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"folkmoot {VERSION}")
-    parser.elsewhere = {name: f"peer console {name}" for name in COMMANDS if name != "quit"}
     parser.set_defaults(action=lambda options: parser.print_help())  # of `peer` alone
     commands = parser.add_subparsers(dest="command", metavar="command")
 
@@ -100,6 +103,7 @@ def build_parser() -> Parser:
     _add_network_commands(command)
     _add_control_commands(command)
     _add_offline_commands(command)
+    _add_commands_about_commands(command)
     return parser
 
 
@@ -157,10 +161,11 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     console = command("console", "attach the prompt `peer>` to a running peer", _console, "Without a terminal it reads a script.")
     _add_place(console)
     console.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND …", help="one command of the prompt instead")
-    for name in (*IN_JSON, "invite", "connect", "revoke", "approve", "retire", "sample", "export"):
-        made = command(name, COMMANDS[name], _ask)
-        _add_place(made)
-        add_arguments(name, made)
+    for word in words().values():
+        if not word.only_at_prompt:
+            made = command(word.name, word.about, _ask)
+            _add_place(made)
+            word.add_arguments(made)
 
 
 def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -185,8 +190,8 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--trainers", type=whole_number(1, DEMO_PEERS_MAX), metavar="T", help=about)
     demo.add_argument("--attack", choices=ATTACKS, default="sign-flip", metavar="ATTACK", help=f"how: {', '.join(ATTACKS)}")
     demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
-    add_preset_argument(demo)
-    add_set_argument(demo)
+    PRESET.add_to(demo)
+    SET.add_to(demo)
     demo.add_argument("--rounds", type=whole_number(1), metavar="R", help="default 60, which takes a minute or two")
     demo.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the initialisation and the data order")
     demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
@@ -199,6 +204,14 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
     )
     demo.add_argument("--no-web", dest="web", action="store_false", help="no web page (this version has none yet)")
+
+
+def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    explain = command("help", "this list, or one command", _help)
+    explain.add_argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list")
+    about = "print a script that completes commands and their options in a shell"
+    completion = command("completion", about, _completion, 'For bash: eval "$(peer completion bash)"')
+    completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 
 
 # Actions -------------------------------------------------------------------------------------------------------------
@@ -217,6 +230,18 @@ def _hook(name: str) -> Callable[[argparse.Namespace], Any]:
 
 def _config(options: argparse.Namespace) -> None:
     print(show(settings_of(options)), end="")
+
+
+def _help(options: argparse.Namespace) -> None:
+    parser = build_parser()
+    commands = parser.commands()
+    if options.topic and options.topic not in commands:
+        raise UserError(f"no command {options.topic!r}{nearest(options.topic, commands)}")
+    (commands[options.topic] if options.topic else parser).print_help()
+
+
+def _completion(options: argparse.Namespace) -> None:
+    print(script(options.shell, build_parser(), words()), end="")
 
 
 def _demo(options: argparse.Namespace) -> Any:
@@ -239,7 +264,8 @@ def _demo(options: argparse.Namespace) -> Any:
 def _client(options: argparse.Namespace) -> tuple[Any, Config]:
     from peer.api import control
 
-    config = settings_of(options).config
+    place = argparse.Namespace(data_directory=options.data_directory, config=options.config)  # a word's --name is no setting
+    config = settings_of(place).config
     return control.client(config.data_directory, config.control_socket), config
 
 
@@ -247,15 +273,16 @@ def _console(options: argparse.Namespace) -> int:
     import trio
 
     from peer.commands import console
+    from peer.commands.drawing import printer
     from peer.settings.datadir import DataDirectory
 
     options.line = _place_taken(options)
     client, config = _client(options)
     if options.line:
-        command = parse(options.line[0]) if len(options.line) == 1 else parse_words(options.line)
+        command = parse(words(), options.line[0]) if len(options.line) == 1 else parse_words(words(), options.line)
         if command is None:
             raise UserError("an empty line is no command; `peer console help` lists them")
-        trio.run(partial(console.execute, client, command, console.printer()))
+        trio.run(partial(console.execute, client, command, printer()))
         return 0
 
     async def attach() -> int:
@@ -276,9 +303,10 @@ def _ask(options: argparse.Namespace) -> int:
     import trio
 
     from peer.commands import console
+    from peer.commands.drawing import printer
 
     client, _ = _client(options)
-    return trio.run(partial(console.execute, client, options, console.printer()))
+    return trio.run(partial(console.execute, client, options, printer()))
 
 
 if __name__ == "__main__":

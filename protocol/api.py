@@ -6,6 +6,7 @@ full as text (`peer_id` or hex); a display shortens them.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +58,19 @@ class DialView:
     text: str  # all of it, in one line
 
 
+class PeerState(enum.StrEnum):
+    """The gravest that is true, from the last to the first."""
+
+    WORKING = "working"
+    SUSPENDED = "suspended"  # it votes, and does not train for a while
+    BEHIND = "behind"
+    WAITING = "waiting"  # nothing can be decided here before somebody else is there
+    SILENT = "silent"  # it signs nothing until a height that it may have signed for before is passed
+    JOINING = "joining"
+    HALTED = "halted"
+    EXPELLED = "expelled"
+
+
 @dataclass(frozen=True, slots=True)
 class StatusView:
     """One look at a peer, cheap enough to ask for every second."""
@@ -84,7 +98,7 @@ class StatusView:
     suspended: str = ""  # until when and why this peer does not train; empty when it may
     unaudited: tuple[str, ...] = ()  # names of running jobs whose updates nobody re-executes
     disputed: str = ""  # that another block is certified beside one that is here; empty when none is. It stops nothing
-    state: str = "working"  # in one word, of `peer.driver.condition.PeerState`
+    state: str = "working"  # in one word, of `PeerState`
     decided_seconds_ago: float | None = None  # the last decision that came here; None: none yet
     unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
     behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say

@@ -18,7 +18,7 @@ from random import Random
 import trio
 
 from consensus.quorum import faults_tolerated
-from peer.commands.grammar import PRESETS, preset_overrides
+from peer.commands.job_fields import PRESETS, preset_overrides
 from peer.roles.liar import ATTACKS
 from scenarios import network, rolling
 from scenarios.network import Network

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from peer.api.memory import process_memory_mb
-from peer.commands.grammar import set_overrides
+from peer.commands.job_fields import set_overrides
 from peer.demo.cast import DemoPeer
 from protocol.errors import UserError
 from scenarios import network

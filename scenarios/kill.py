@@ -16,7 +16,7 @@ from time import time
 
 import trio
 
-from peer.commands.arguments import whole_number
+from features.arguments import whole_number
 from peer.demo.cast import DemoPeer
 from protocol.identity import peer_id
 from scenarios import network

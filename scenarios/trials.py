@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import provenance
-from peer.commands.arguments import whole_number
+from features.arguments import whole_number
 from peer.demo.cast import DemoPeer
 from protocol.errors import UserError
 from scenarios import network

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from peer.api.naming import Names
+from features.names import Names
 from peer.commands import views
 from protocol.api import EventView, PeerApi
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from peer.settings.config import Config, Settings, load, nearest
-from protocol.codec import COUNT_MAX
 from protocol.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    elsewhere: Mapping[str, str] = {}  # no commands of this parser, but known: what to type instead
-
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
@@ -38,42 +33,23 @@ class Parser(argparse.ArgumentParser):
     def known_options(self) -> list[str]:
         return list(self._option_string_actions)
 
+    def commands(self) -> dict[str, Parser]:
+        """By name, in their order."""
+        return {name: command for action in self._commands_actions() for name, command in action.choices.items()}
+
+    def abouts(self) -> dict[str, str]:
+        """What the help says of each command, in one line."""
+        return {choice.dest: choice.help or "" for action in self._commands_actions() for choice in action._choices_actions}
+
+    def _commands_actions(self) -> list[argparse._SubParsersAction[Parser]]:
+        return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+
     def error(self, message: str) -> NoReturn:
         choice = re.match(r"argument command: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
         if choice:
-            if choice[1] in self.elsewhere:
-                raise UserError(f"{choice[1]!r} belongs to the prompt: `{self.elsewhere[choice[1]]}` asks a running peer")
             known = [item.strip(" '") for item in choice[2].split(",")]
             raise UserError(f"no command {choice[1]!r}{nearest(choice[1], known)}")
         raise UserError(f"{self.prog}: {message}".removeprefix("peer: "))
-
-
-def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
-    """A type for argparse: integers in low..high, whose name is what argparse says of anything else."""
-    most = COUNT_MAX if high is None else high
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not low <= value <= most:
-            is_less = high is None and value < low
-            raise argparse.ArgumentTypeError(f"{value} is less than {low}" if is_less else f"{value} is outside {low}..{most}")
-        return value
-
-    return read
-
-
-def not_negative(text: str) -> float:
-    """A type for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of 0 or more")
-    return value
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

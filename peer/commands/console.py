@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import logging
-import shlex
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 import trio
-from rich.console import Console, RenderableType
 
-from peer.api.naming import Names
+from features.names import Names
+from features.tables import Shown
+from features.words import Asked
 from peer.commands import views
 from peer.commands.announcements import announce
-from peer.commands.as_json import as_json
-from peer.commands.grammar import COMMANDS, help_text, option_names, parse, set_overrides, train_request
-from peer.commands.tables import Pairs, wrapped
-from peer.driver.caveats import SAMPLED_AUDITS
-from peer.driver.condition import EXIT_STATUS, PeerState
-from protocol.api import EventView, PeerApi, TrainRequest
+from peer.commands.drawing import printer
+from peer.commands.grammar import option_names, parse
+from peer.commands.words import words
+from protocol.api import PeerApi
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,48 +32,18 @@ logger = logging.getLogger(__name__)
 
 PROMPT = "peer> "
 PATIENCE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
-TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
-WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
-# A field, the field that decides whether it counts, with which of its values, and what that is unless it was set.
-USED_ONLY_WITH = (
-    ("keep", "compression", ("sparse",), "dense"),
-    ("outer_rate", "outer", ("nesterov", "sgd", "sign"), "nesterov"),
-    ("outer_momentum", "outer", ("nesterov", "sign"), "nesterov"),
-    ("audit_rate", "audit", ("sampled",), "full"),
-    ("auditors", "audit", ("sampled",), "full"),
-    ("audit_window", "audit", ("sampled",), "full"),
-)
+Print = Callable[[Shown], None]
 
 
-class Verbatim(str):
-    """Text for programs, or of a model: it is shown as it is. Other text wraps between words."""
+# Saying a word --------------------------------------------------------------------------------------------------------
 
 
-Print = Callable[[RenderableType], None]
-Action = Callable[[PeerApi, argparse.Namespace, Print], Awaitable[int | None]]  # the exit status of `peer COMMAND`
-
-
-# Commands ------------------------------------------------------------------------------------------------------------
-
-
-async def _status(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
-    status = await api.status()
-    show(Verbatim(as_json(status)) if options.json else views.status(status))
-    return EXIT_STATUS[PeerState(status.state)]
-
-
-async def _stats(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    stats = await api.stats()
-    show(Verbatim(as_json(stats)) if options.json else views.stats(stats))
-
-
-async def _peers(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    peers = await api.peers()
-    show(Verbatim(as_json(peers)) if options.json else views.peers(peers))
-    if not options.json:
-        for dial in (await api.status()).unreached:
-            show(dial.text)
+async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
+    """Carries out one parsed command and returns the exit status that `peer COMMAND` has. Raises `UserError`."""
+    known = words()
+    asked = Asked(api, options, show, partial(names, api), partial(_decided, api, show), known)
+    return await known[options.command].do(asked) or 0
 
 
 async def names(api: PeerApi) -> Names:
@@ -85,41 +51,6 @@ async def names(api: PeerApi) -> Names:
     known = {view.peer: (view.name, view.gone) for view in await api.peers()}
     present = {peer: name for peer, (name, gone) in known.items() if not gone}
     return Names(present, {peer: name for peer, (name, _) in known.items()})
-
-
-async def _jobs(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    jobs = await api.jobs()
-    table = views.jobs(jobs, await names(api)) if jobs else "no job yet; start one with `train --rounds 80`"
-    show(Verbatim(as_json(jobs)) if options.json else table)
-
-
-async def _rounds(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    rounds = await api.rounds(options.last)
-    table = views.rounds(rounds, await names(api)) if rounds else "no round is closed yet"
-    show(Verbatim(as_json(rounds)) if options.json else table)
-
-
-async def _audits(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    view = await api.audits(options.last)
-    if view.standings:
-        known = await names(api)
-        show(views.audits(view.log, known))
-        show(views.standings(view.standings, known))
-        if view.suspended:
-            show(views.suspensions(view.suspended, known))
-    else:
-        show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
-    if any(job.audit == "full" for job in await api.jobs()):
-        show(
-            "audit=full: `rounds` has the verdicts and whose ballots were counted; of those voters, the trainers (`peers`) "
-            "re-execute every proposal before their ballots"
-        )
-
-
-async def _log(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    known = await names(api)
-    for event in await api.events(-options.last, 0.0):
-        show(views.event(event, known))
 
 
 async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
@@ -145,219 +76,7 @@ async def _tell_why(api: PeerApi, show: Print) -> None:
         show(f"{why}; what you ask for may be decided even after you interrupt this" if why else "not decided yet")
 
 
-async def _train(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    request = train_request(options)
-    job = await _decided(api, show, api.train(request))
-    place = next((view.place for view in await api.jobs() if view.job == job), 0)
-    waits = f"waits in line as number {place}: it starts by itself when its turn comes, `jobs` shows the line"
-    show(f"job {job} is decided{f', and {waits}' if place else '; `rounds` shows how it goes'}")
-    for warning in warnings_of(request, set_overrides(options.set)):
-        show(f"{warning} (`cancel {views.short(job)}` ends this job)")
-
-
-def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]:
-    """What is possible, but seldom meant. `said` are the fields that the person named, not a preset."""
-    overrides, local = request.overrides, request.data == "local"
-    for name, other, users, default in USED_ONLY_WITH:
-        value = "off" if local and other == "audit" else overrides.get(other, default)
-        if name in said and value not in users:
-            yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
-    if local:
-        yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
-    elif overrides.get("audit") == "sampled":
-        yield SAMPLED_AUDITS
-    if overrides.get("outer") != "adamw":
-        return
-    if overrides.get("bits") == "1":
-        yield (
-            "bits=1 with outer=adamw trains badly: one bit gives all elements of a chunk one size, and AdamW divides by sizes; "
-            "take bits=4 (the default with adamw), or outer=nesterov"
-        )
-    if (local or overrides.get("audit") == "off") and overrides.get("rule") in (None, "centered-clipping"):
-        yield (
-            "without audits nobody finds liars, and centered clipping lets more of their gradients through: "
-            "rule=arc-nnm-trim stands better against them, and learns a few per cent worse where nobody lies"
-        )
-
-
-async def _test(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    newest = await api.events(-1, 0.0)
-    seen = newest[-1].number if newest else 0
-    before, known = await _trained_roots(api), await names(api)
-    job = await _decided(api, show, api.test())
-    show(f"scratch round, job {views.short(job)}: a known update is proposed, judged, voted and applied")
-    with trio.move_on_after(TEST_SECONDS_MAX):
-        async with aclosing(_phases(api, job, seen)) as phases:
-            async for event in phases:
-                show(views.event(event, known))
-                if event.kind == "applied":
-                    show(_unchanged(before, await _trained_roots(api)))
-                    return
-    raise UserError(f"the scratch round is not decided after {TEST_SECONDS_MAX:.0f} s; `peers` shows who is missing")
-
-
-async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView, None]:
-    """The job's own events, and the deciding and applying of the block that closes its round."""
-    decided: dict[str, EventView] = {}
-    closing: str | None = None
-    while True:
-        for event in await api.events(seen, 1.0):
-            seen = event.number
-            height = event.fields.get("height", "")
-            if event.kind == "decided":
-                decided[height] = dataclasses.replace(event, text=f"{event.text}: {event.fields['signers']}")
-            elif event.kind == "round" and event.fields.get("job") == job:
-                closing = height
-                if closing in decided:
-                    yield decided[closing]
-                yield event
-            elif event.fields.get("job") == job or (event.kind == "applied" and height == closing):
-                yield event
-
-
-async def _trained_roots(api: PeerApi) -> dict[str, tuple[int, str]]:
-    return {job.job: (job.round, job.model_root) for job in await api.jobs() if job.objective != "scratch"}
-
-
-def _unchanged(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, str]]) -> str:
-    """Says of every model in training whether the scratch round touched it; its own rounds may have gone on meanwhile."""
-    if not before:
-        return "no model is being trained, so there is none that the test could have touched"
-    lines = []
-    for job, (number, root) in before.items():
-        same = after[job] == (number, root)
-        lines.append(
-            f"job {views.short(job)}: model root {root[:16]} " + ("unchanged" if same else f"moved on by its own round {number}")
-        )
-    return "\n".join(lines)
-
-
-async def _invite(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await api.invite(options.days, tuple(options.addresses)))
-    note = f"whoever joins with it dials {' '.join((await api.invitations())[-1].addresses)}"
-    if sys.stdout.isatty():
-        show(note)
-    else:
-        print(note, file=sys.stderr)  # standard output is for what reads the invitation
-
-
-async def _connect(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    """All at once. `UserError` with every reason if one of them is not reached."""
-    failed: list[str] = []
-
-    async def dial(address: str) -> None:
-        try:
-            show(await api.connect(address))
-        except UserError as error:
-            failed.append(str(error))
-
-    async with trio.open_nursery() as nursery:
-        for address in dict.fromkeys(options.addresses):
-            nursery.start_soon(dial, address)
-    if failed:
-        raise UserError("; ".join(failed))
-
-
-async def _invitations(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    made = await api.invitations()
-    table = views.invitations(made) if made else "this peer has made no invitation yet; `invite` makes one"
-    show(Verbatim(as_json(made)) if options.json else table)
-
-
-async def _revoke(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await _decided(api, show, api.revoke(options.token)))
-
-
-async def _cancel(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await _decided(api, show, api.cancel(options.job)))
-
-
-async def _approve(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await _decided(api, show, api.approve(options.peer)))
-
-
-async def _retire(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await _decided(api, show, api.retire(options.peer, options.lower_tolerance)))
-
-
-async def _challenge(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await _decided(api, show, api.challenge(options.peer, options.round)))
-
-
-async def _leave(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(await _decided(api, show, api.leave()))
-
-
-async def _sample(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(Verbatim(await api.sample(options.prompt, options.tokens, options.temperature, options.seed)))
-
-
-async def _export(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    view = await api.export(str(Path(options.directory).expanduser().absolute()))
-    model_root = view.model_root or "none: no job was started yet"
-    show(
-        f"{view.path}: {view.files} files, {view.bytes / 1e6:.1f} MB, up to height {view.height}\n"
-        f"state root {view.state_root}\nmodel root of the last job {model_root}\n"
-        f"check it anywhere with `peer audit {shlex.quote(view.path)}`"
-    )
-
-
-async def _help(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    show(help_text(options.topic) if options.topic else Pairs(COMMANDS))
-
-
-async def _quit(api: PeerApi, options: argparse.Namespace, show: Print) -> None:
-    """Done by the reader of the lines, which knows what quitting means here."""
-
-
-ACTIONS: dict[str, Action] = {
-    "stats": _stats,
-    "status": _status,
-    "peers": _peers,
-    "train": _train,
-    "test": _test,
-    "jobs": _jobs,
-    "rounds": _rounds,
-    "audits": _audits,
-    "log": _log,
-    "connect": _connect,
-    "invite": _invite,
-    "invitations": _invitations,
-    "revoke": _revoke,
-    "cancel": _cancel,
-    "approve": _approve,
-    "retire": _retire,
-    "challenge": _challenge,
-    "leave": _leave,
-    "sample": _sample,
-    "export": _export,
-    "help": _help,
-    "quit": _quit,
-}
-assert ACTIONS.keys() == COMMANDS.keys()
-
-
-async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
-    """Carries out one parsed command and returns the exit status that `peer COMMAND` has. Raises `UserError`."""
-    return await ACTIONS[options.command](api, options, show) or 0
-
-
 # Reading lines -------------------------------------------------------------------------------------------------------
-
-
-def printer(out: TextIO | None = None) -> Print:
-    """Prints to this stream, else to standard output."""
-    out = out or sys.stdout
-    console = Console(
-        file=out, width=None if out.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, soft_wrap=False
-    )
-
-    def show(what: RenderableType) -> None:
-        if isinstance(what, str) and not isinstance(what, Verbatim):
-            what = "\n".join(shown for line in what.split("\n") for shown in wrapped(line, console.width))
-        console.print(what, soft_wrap=isinstance(what, str), crop=False)
-
-    return show
 
 
 async def run(api: PeerApi, *, attached: bool, history: Path | None = None) -> int:
@@ -369,7 +88,7 @@ async def run(api: PeerApi, *, attached: bool, history: Path | None = None) -> i
         return await _run_lines(api, printer(), attached=attached)
     from peer.commands.prompt import Prompt
 
-    prompt = Prompt(PROMPT, history, {name: option_names(name) for name in COMMANDS})
+    prompt = Prompt(PROMPT, history, {name: option_names(word) for name, word in words().items()})
     await _run_prompt(api, prompt, printer(cast(TextIO, prompt)), "leaves the peer running" if attached else "stops the peer")
     if not attached:
         await api.stop()
@@ -445,7 +164,7 @@ class _Interrupts:
 async def _do(api: PeerApi, line: str, show: Print) -> str:
     """Executes a line and returns the command's name; `error` if it failed."""
     try:
-        options = parse(line)
+        options = parse(words(), line)
         if options is None:
             return ""
         await execute(api, options, show)

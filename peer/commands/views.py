@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from peer.api.naming import SHORT, Names
-from peer.commands.tables import Column, Fitted, Pairs
+from features.names import SHORT, Names
+from features.tables import Column, Fitted, Pairs
 from protocol.api import (
     AuditView,
     EventView,
@@ -25,10 +25,6 @@ NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
 
 def short(text: str) -> str:
     return text[:SHORT]
-
-
-def _table(*columns: str | Column) -> Fitted:
-    return Fitted(*(column if isinstance(column, Column) else Column(column) for column in columns))
 
 
 def _optional(value: float | None, form: str) -> str:
@@ -136,7 +132,7 @@ def _standing(view: StandingView) -> str:
 
 def standings(views: Iterable[StandingView], names: Names) -> Fitted:
     peer = Column("peer", may_be_cut=True)
-    table = _table(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted")
+    table = Fitted(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted")
     for view in views:
         counts = (view.rewards, view.lost, view.suspensions, view.reports, view.lapsed, view.upheld, view.refuted)
         table.add_row(names[view.peer], *map(str, counts))
@@ -146,7 +142,7 @@ def standings(views: Iterable[StandingView], names: Names) -> Fitted:
 def audits(views: Iterable[AuditView], names: Names) -> Fitted:
     trainer, auditor = Column("trainer", may_be_cut=True), Column("auditor", may_be_cut=True)
     error = Column("relative error", spare=2)
-    table = _table("round", Column("height", spare=1), trainer, "step", auditor, "result", "finding", error)
+    table = Fitted("round", Column("height", spare=1), trainer, "step", auditor, "result", "finding", error)
     for view in views:
         table.add_row(
             f"{view.round} {short(view.job)}",
@@ -163,7 +159,7 @@ def audits(views: Iterable[AuditView], names: Names) -> Fitted:
 
 def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
     trainer, auditor = Column("suspended", may_be_cut=True), Column("found by", may_be_cut=True)
-    table = _table(trainer, "until round", "in job", "because of round", "step", auditor, Column("finding", wraps=True))
+    table = Fitted(trainer, "until round", "in job", "because of round", "step", auditor, Column("finding", wraps=True))
     for view in views:
         cause = view.cause
         finding = cause.finding or "–"
@@ -182,7 +178,7 @@ def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
 def peers(views: Iterable[PeerView]) -> Fitted:
     traffic = (Column("linked for", spare=3), Column("sent", spare=2), Column("received", spare=1))
     who = (Column("name", may_be_cut=True), "peer id", Column("part", wraps=True))
-    table = _table(*who, "link", Column("round trip", spare=4), *traffic, Column("record", wraps=True))
+    table = Fitted(*who, "link", Column("round trip", spare=4), *traffic, Column("record", wraps=True))
     for view in views:
         part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
         part += " (leader)" if view.leader else ""
@@ -203,7 +199,7 @@ def peers(views: Iterable[PeerView]) -> Fitted:
 
 
 def invitations(views: Iterable[InvitationView]) -> Fitted:
-    table = _table("token", "state", "made", "expires", Column("addresses", wraps=True))
+    table = Fitted("token", "state", "made", "expires", Column("addresses", wraps=True))
     for view in views:
         made, expires = (
             f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M}" for ms in (view.made_ms, view.expires_ms)
@@ -214,7 +210,7 @@ def invitations(views: Iterable[InvitationView]) -> Fitted:
 
 def jobs(views: Sequence[JobView], names: Names) -> Fitted:
     beside = (Column("audit", spare=3), Column("data", spare=1), Column("model root", spare=2))
-    table = _table("job", Column("name", may_be_cut=True), "state", "round", Column("proposals", wraps=True), *beside)
+    table = Fitted("job", Column("name", may_be_cut=True), "state", "round", Column("proposals", wraps=True), *beside)
     for view in views:
         told = {
             "accepted": [f"{names[peer]} {count}" for peer, count in view.accepted.items()],
@@ -252,7 +248,7 @@ PLAIN_MEAN = " (plain mean)"  # of two updates no statistic can say which one li
 def rounds(views: Iterable[RoundView], names: Names) -> Fitted:
     figures = (Column("held-out bits/byte"), Column("seconds", spare=4), Column("decision", spare=2))
     who = (Column("verdicts", wraps=True), Column("ballots of", wraps=True))
-    table = _table("round", *who, *figures, Column("height", spare=1), Column("model root", spare=3))
+    table = Fitted("round", *who, *figures, Column("height", spare=1), Column("model root", spare=3))
     for view in views:
         table.add_row(
             f"{view.round} {short(view.job)}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.api import control
-from peer.commands.grammar import preset_overrides, said_of_job
+from peer.commands.job_fields import preset_overrides, said_of_job
 from protocol.api import PARTS, PeerApi, StatsView
 from protocol.identity import Identity
 from training.spec import JobSpec

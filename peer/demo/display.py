@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.quorum import quorum
-from peer.commands.tables import Column, Fitted, fitting, wrapped
+from features.tables import Column, Fitted
+from peer.commands.drawing import WIDTH_WITHOUT_TERMINAL, drawn, fitting, wrapped
 from peer.commands.views import PLAIN_MEAN, milliseconds, seconds, short
 from peer.demo.cast import Demo
 from peer.demo.report import Report
@@ -31,7 +32,6 @@ CURVE_WIDTH = 60
 SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture for reports
 FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # of a panel: its border, and a blank at each side
 HEAD_HEIGHT = 2  # lines over the tables
-WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 
 class Display:
@@ -121,16 +121,16 @@ class Display:
         left = height - 1 - FRAME_HEIGHT - HEAD_HEIGHT - self._height(peers, room)  # beside the line of the cursor
         shown = next(
             (
-                table
+                drawn(table)
                 for count in range(ROUNDS_SHOWN, 0, -1)
                 if self._height(table := self._rounds_table(rounds[-count:]), room) <= left
             ),
             Text(),
         )
-        return Panel(Group(progress, head, shown, peers), title="folkmoot demo", border_style="green", width=width)
+        return Panel(Group(progress, head, shown, drawn(peers)), title="folkmoot demo", border_style="green", width=width)
 
     def _height(self, table: Fitted, width: int) -> int:
-        return len(self._console.render_lines(table, self._console.options.update(width=width, height=None), pad=False))
+        return len(self._console.render_lines(drawn(table), self._console.options.update(width=width, height=None), pad=False))
 
     def _rounds_table(self, rounds: tuple[RoundView, ...]) -> Fitted:
         table = Fitted(

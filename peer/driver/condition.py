@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Set
 
 from consensus.voters import VoterSet
 from peer.node.node import Node
+from protocol.api import PeerState
 
 STALLED_SECONDS = 30.0  # about six views fail meanwhile: a leader or two that died, or a busy machine, take less
 BEHIND_MIN = 4  # heights: one that is being applied, and two whose votes are on their way, are normal
 BEHIND_SECONDS = 10.0  # fewer heights count too if nothing was decided here for so long
-
-
-class PeerState(enum.StrEnum):
-    """The gravest that is true, from the last to the first."""
-
-    WORKING = "working"
-    SUSPENDED = "suspended"  # it votes, and does not train for a while
-    BEHIND = "behind"
-    WAITING = "waiting"  # nothing can be decided here before somebody else is there
-    SILENT = "silent"  # it signs nothing until a height that it may have signed for before is passed
-    JOINING = "joining"
-    HALTED = "halted"
-    EXPELLED = "expelled"
 
 
 # How `peer.driver.witness.why_halted` begins.
@@ -32,17 +19,6 @@ HALTS = {
     "HALTED": PeerState.HALTED,
     "silent": PeerState.SILENT,
     "not a member": PeerState.JOINING,
-}
-# The exit status of `peer status`; 2 is an error, such as that no peer runs there.
-EXIT_STATUS = {
-    PeerState.WORKING: 0,
-    PeerState.SUSPENDED: 0,
-    PeerState.BEHIND: 3,
-    PeerState.WAITING: 3,
-    PeerState.SILENT: 3,
-    PeerState.JOINING: 3,
-    PeerState.HALTED: 4,
-    PeerState.EXPELLED: 4,
 }
 
 

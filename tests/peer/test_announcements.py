@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from peer.api.naming import Names
+from features.names import Names
 from peer.commands.announcements import LINES_A_MINUTE_MAX, Announcements, announce
 from protocol.api import EventView
 from tests.peer.fake_api import ME, OTHER, FakeApi

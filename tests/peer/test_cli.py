@@ -12,13 +12,14 @@ from types import ModuleType
 import pytest
 import trio
 
+from features.as_json import as_json
 from peer import cli
 from peer.api.control import serve
-from peer.commands.as_json import as_json
-from peer.commands.grammar import COMMANDS, IN_JSON
+from peer.commands.words import words
+from protocol.api import EventView
 from protocol.errors import UserError
 from tests.peer import fake_api
-from tests.peer.fake_api import INVITATIONS, JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
+from tests.peer.fake_api import AUDITS, INVITATIONS, JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
 
 Result = tuple[int, str, str]
 
@@ -90,25 +91,27 @@ def test_config_show_says_where_each_value_comes_from(peer: Callable[..., Result
     assert 'name = "anna"  # command line' in out
 
 
-def test_every_command_explains_itself() -> None:
-    for name in (
-        "init",
-        "join",
-        "run",
-        "console",
-        "status",
-        "stats",
-        "invite",
-        "approve",
-        "sample",
-        "export",
-        "audit",
-        "config",
-        "demo",
-    ):
+def test_every_command_explains_itself(peer: Callable[..., Result], capsys: pytest.CaptureFixture[str]) -> None:
+    commands = cli.build_parser().commands()
+    assert {"init", "status", "train", "demo", "help"} < set(commands)
+    for name in commands:
         with pytest.raises(SystemExit) as caught:
             cli.main([name, "--help"])
         assert caught.value.code == 0
+        explained = capsys.readouterr().out
+        assert peer("help", name) == (0, explained, "") and f"usage: peer {name}" in explained
+
+
+def test_help_of_no_command_lists_all_and_of_an_unknown_one_names_the_nearest(peer: Callable[..., Result]) -> None:
+    assert peer("help") == (0, cli.build_parser().format_help(), "")
+    assert peer("help", "sttas") == (2, "", "peer: error: no command 'sttas'; did you mean stats?\n")
+
+
+def test_every_word_of_the_prompt_is_a_command_but_for_those_about_the_prompt() -> None:
+    commands = cli.build_parser().commands()
+    assert {name for name, word in words().items() if word.only_at_prompt} == {"help", "quit"}
+    for name, word in words().items():
+        assert (name in commands) or word.only_at_prompt
 
 
 def test_help_and_version_answer_without_loading_what_is_heavy() -> None:
@@ -203,10 +206,12 @@ async def test_the_exit_status_of_status_says_whether_the_peer_works(
 async def test_lists_are_one_json_document_with_the_fields_of_the_views(
     peer: Callable[..., Result], tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    await nursery.start(serve, FakeApi(), tmp_path)
+    events = (EventView(1, 1_000, "job", "job text begins", {"job": "e" * 64}),)
+    await nursery.start(serve, FakeApi(log=list(events)), tmp_path)
     place = ("--data-dir", str(tmp_path))
     views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS, "invitations": INVITATIONS}
-    assert set(views) == set(IN_JSON)
+    views |= {"audits": AUDITS, "log": events}
+    assert set(views) == {name for name, word in words().items() if word.has_json}
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]
         assert [(status, json.loads(out)) for status, out, _ in told] == [(0, json.loads(as_json(view)))] * 2, command
@@ -218,21 +223,15 @@ def test_json_has_no_word_for_a_loss_that_is_no_number() -> None:
     assert json.loads(as_json((replace(ROUNDS[0], held_out_bits_per_byte=float("nan")),)))[0]["held_out_bits_per_byte"] is None
 
 
-def test_a_command_of_the_prompt_names_where_it_works(peer: Callable[..., Result]) -> None:
-    status, _, error = peer("leave")
-    assert status == 2 and "`peer console leave`" in error
-
-
 def test_every_command_and_setting_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
     from peer.settings.config import NAMES
 
-    parser = cli.build_parser()
-    commands = next(action for action in parser._actions if action.dest == "command").choices
+    commands = cli.build_parser().commands()
     assert commands
     for name, command in commands.items():
         assert f"`peer {name}" in guide, name
         for option in command.known_options():
             assert option in ("-h", "--help") or option in guide, f"{name} {option}"
-    for name in (*NAMES, *COMMANDS):
+    for name in (*NAMES, *words()):
         assert f"`{name}" in guide, name

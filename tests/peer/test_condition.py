@@ -10,18 +10,18 @@ import pytest
 import trio
 
 from consensus.catchup import CatchUp
+from peer.commands.words.this_peer import EXIT_STATUS
 from peer.driver.condition import (
     BEHIND_MIN,
     BEHIND_SECONDS,
-    EXIT_STATUS,
     STALLED_SECONDS,
-    PeerState,
     heights_behind,
     state_of,
     why_stalled,
 )
 from peer.driver.eventlog import EventLog
 from peer.driver.witness import Witness
+from protocol.api import PeerState
 from tests.peer.network import network, one_root, poll, service_of
 from tests.sim.keys import FastSigner
 from transport.memory import MemoryNetwork

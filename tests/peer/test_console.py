@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import io
 import re
 import signal
@@ -18,20 +19,27 @@ from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
 from peer.api.new_job import parse_overrides
-from peer.commands import console, grammar
-from peer.commands.grammar import COMMANDS, option_names, parse
+from peer.commands import console, grammar, job_fields
+from peer.commands.grammar import option_names
 from peer.commands.prompt import Prompt, Words
+from peer.commands.words import words
 from protocol.api import AuditsView, TrainRequest
 from protocol.errors import UserError
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, FakeApi
 from training.spec import PRESETS, completed
 
+WORDS = words()
+
+
+def parse(line: str) -> argparse.Namespace | None:
+    return grammar.parse(WORDS, line)
+
 
 def request(line: str) -> TrainRequest:
     options = parse(line)
     assert options is not None
-    return grammar.train_request(options)
+    return job_fields.train_request(options)
 
 
 @pytest.mark.parametrize("line", ["", "   ", "# a remark"])
@@ -109,19 +117,19 @@ def test_what_contradicts_itself_is_refused(words: str, told: str) -> None:
     assert request("train --preset per-step --rounds 5").overrides["rounds"] == "600", "what a person says comes after the preset"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", WORDS)
 async def test_each_command_explains_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     for line in (f"{name} --help", f"help {name}"):
         printed, status, api = await said(monkeypatch, capsys, line + "\n")
-        assert status == 0 and f"usage: {name}" in printed and COMMANDS[name].split(":")[0] in printed
-        assert all(option in printed for option in option_names(name))
+        assert status == 0 and f"usage: {name}" in printed and WORDS[name].about.split(":")[0] in printed
+        assert all(option in printed for option in option_names(WORDS[name]))
         assert not api.asked, "and is not carried out"
 
 
 def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() -> None:
-    assert tuple(PRESETS) == grammar.PRESETS
+    assert tuple(PRESETS) == job_fields.PRESETS
     for preset, fields in PRESETS.items():
         overrides = request(f"train --preset {preset}").overrides
         assert completed(parse_overrides(overrides)) == fields
@@ -134,11 +142,11 @@ def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() 
 
 async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     printed = (await said(monkeypatch, capsys, "help\n"))[0].splitlines()
-    assert [line.split()[0] for line in printed] == list(COMMANDS)
+    assert [line.split()[0] for line in printed] == list(WORDS)
 
 
 def test_the_options_of_a_command_are_known() -> None:
-    assert option_names("train") == ("--preset", "--rounds", "--data", "--name", "--vocabulary", "--set")
+    assert option_names(WORDS["train"]) == ("--preset", "--rounds", "--data", "--name", "--vocabulary", "--set")
 
 
 async def said(
@@ -395,7 +403,7 @@ async def test_a_line_at_which_the_peer_itself_fails_does_not_stop_it(
     async def fail(*_: object) -> None:
         raise OverflowError("Integer value out of range")
 
-    monkeypatch.setitem(console.ACTIONS, "stats", fail)
+    monkeypatch.setattr(FakeApi, "stats", fail)
     printed, status, _ = await said(monkeypatch, capsys, "stats\ninvite\n")
     assert status == 1
     assert "error: the peer failed at 'stats'; its log says why" in printed

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from peer.api.naming import Names
+from features.names import Names
+from features.tables import Column, Fitted, Pairs
 from peer.commands import views
-from peer.commands.grammar import COMMANDS
-from peer.commands.tables import Column, Fitted, Pairs
+from peer.commands.drawing import drawn
+from peer.commands.words import words
 from tests.peer import fake_api
 
 PEERS = {
@@ -30,7 +31,7 @@ REASONS = {"replay": 60, "norm": 12, "unjudged": 3}
 
 def shown(what: Any, width: int) -> str:
     out = io.StringIO()
-    Console(width=width, file=out, highlight=False, markup=False).print(what, crop=False)
+    Console(width=width, file=out, highlight=False, markup=False).print(drawn(what), crop=False)
     return out.getvalue()
 
 
@@ -65,7 +66,7 @@ TABLES: dict[str, Callable[[], Any]] = {
     "status": lambda: views.status(
         replace(fake_api.STATUS, waiting="waiting for a quorum: 1 of 2 voters are here, 2 are needed")
     ),
-    "help": lambda: Pairs(COMMANDS),
+    "help": lambda: Pairs({name: word.about for name, word in words().items()}),
     "stats": lambda: views.stats(fake_api.STATS),
 }
 

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from peer.commands.arguments import Parser, whole_number
+from features.arguments import whole_number
+from peer.commands.arguments import Parser
 from protocol.errors import UserError
 from tests.sim import campaign, shrink
 from tests.sim.plan import BLOCKS

@@ -1,0 +1,58 @@
+"""Arguments of words and commands: each is declared once, as argparse takes it, and what several words share stands here."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+from protocol.codec import COUNT_MAX
+
+LINES_SHOWN = 20  # of a list, unless told otherwise
+
+
+class Argument:
+    def __init__(self, *names: str, **settings: Any) -> None:
+        """As `add_argument` of argparse takes them."""
+        self._names, self._settings = names, settings
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(*self._names, **self._settings)
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A type for argparse: integers in low..high, whose name is what argparse says of anything else."""
+    most = COUNT_MAX if high is None else high
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if not low <= value <= most:
+            is_less = high is None and value < low
+            raise argparse.ArgumentTypeError(f"{value} is less than {low}" if is_less else f"{value} is outside {low}..{most}")
+        return value
+
+    return read
+
+
+def not_negative(text: str) -> float:
+    """A type for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 0 or more")
+    return value
+
+
+JSON = Argument("--json", action="store_true", help="one JSON document, for programs")
+HOW_MANY = Argument("last", nargs="?", type=whole_number(1), default=LINES_SHOWN, metavar="N", help="how many")
+
+
+def member(name: str, metavar: str) -> Argument:
+    """Whom a word is about."""
+    return Argument(name, metavar=metavar, help="a member's name, or its peer id, of which the first characters are enough")

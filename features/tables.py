@@ -1,0 +1,44 @@
+"""What a person is shown, as values: who draws them knows how wide the screen is (`peer/commands/drawing.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    spare: int = 0  # where room is short, columns are left out in this order, 1 first; 0: it stays
+    may_be_cut: bool = False  # at its end, with `…`
+    wraps: bool = False  # between words
+    is_number: bool = False  # its cells stand at the right
+    style: str = ""  # of its cells
+
+
+class Fitted:
+    """Rows under titles. Cells are plain text; titles wrap."""
+
+    def __init__(self, *columns: str | Column, is_live: bool = False) -> None:
+        """A live table is to stay low: columns are left out before cells wrap, and nothing is said of them."""
+        self.columns = tuple(column if isinstance(column, Column) else Column(column) for column in columns)
+        self.is_live = is_live
+        self.rows: list[tuple[str, ...]] = []
+
+    def add_row(self, *cells: str) -> None:
+        assert len(cells) == len(self.columns)
+        self.rows.append(cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What is said of one thing, a line each, with the names in a column of their own."""
+
+    rows: Mapping[str, object]
+
+
+class Verbatim(str):
+    """Text for programs, or of a model: it is shown as it is. Other text wraps between words."""
+
+
+Shown = str | Fitted | Pairs

@@ -1,0 +1,98 @@
+"""What a person says of a job: its fields, the presets, and what is possible but seldom meant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from features.arguments import Argument
+from peer.driver.caveats import SAMPLED_AUDITS
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+
+PRESETS = ("local", "sparse", "per-step")  # of `training.spec`, which is imported only where they are used
+PRESET = Argument(
+    "--preset",
+    choices=PRESETS,
+    metavar="NAME",
+    help=f"{', '.join(PRESETS)}: settings that go together (default: those of `local`)",
+)
+SET = Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="other fields of the job")
+
+# Fields of a job that `train` or `peer demo` have an argument for.
+ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "audit", "seed": "seed"}
+
+# A field, the field that decides whether it counts, with which of its values, and what that is unless it was set.
+USED_ONLY_WITH = (
+    ("keep", "compression", ("sparse",), "dense"),
+    ("outer_rate", "outer", ("nesterov", "sgd", "sign"), "nesterov"),
+    ("outer_momentum", "outer", ("nesterov", "sign"), "nesterov"),
+    ("audit_rate", "audit", ("sampled",), "full"),
+    ("auditors", "audit", ("sampled",), "full"),
+    ("audit_window", "audit", ("sampled",), "full"),
+)
+
+
+def train_request(options: argparse.Namespace) -> TrainRequest:
+    overrides = preset_overrides(options.preset) | said_of_job(options)
+    if options.data == "":
+        raise UserError("--data '' names no text: give a file or folder, or leave --data out for the built-in text")
+    data = options.data or ""
+    if data not in ("", "local"):
+        data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
+    return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides)
+
+
+def preset_overrides(preset: str | None) -> dict[str, str]:
+    """A preset's fields as a person would type them, but for the warm-up, which follows from how many rounds there are."""
+    from training.spec import PRESETS
+
+    return {name: str(value) for name, value in PRESETS[preset].items() if name != "warmup_rounds"} if preset else {}
+
+
+def said_of_job(options: argparse.Namespace) -> dict[str, str]:
+    """What `--set` says, by field. Raises `UserError`, too, where another argument says something else."""
+    said = set_overrides(options.set)
+    for argument, name in ARGUMENTS.items():
+        value = getattr(options, argument, None)
+        if value and said.get(name, str(value)) != str(value):
+            raise UserError(f"both --{argument} {value} and --set {name}={said[name]}: say one")
+    return said
+
+
+def set_overrides(items: Sequence[str]) -> dict[str, str]:
+    """What `--set` says, by field. Raises `UserError`."""
+    overrides: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
+        if overrides.setdefault(name, value) != value:
+            raise UserError(f"both --set {name}={overrides[name]} and --set {name}={value}: say one")
+    return overrides
+
+
+def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]:
+    """What is possible, but seldom meant. `said` are the fields that the person named, not a preset."""
+    overrides, local = request.overrides, request.data == "local"
+    for name, other, users, default in USED_ONLY_WITH:
+        value = "off" if local and other == "audit" else overrides.get(other, default)
+        if name in said and value not in users:
+            yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
+    if local:
+        yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
+    elif overrides.get("audit") == "sampled":
+        yield SAMPLED_AUDITS
+    if overrides.get("outer") != "adamw":
+        return
+    if overrides.get("bits") == "1":
+        yield (
+            "bits=1 with outer=adamw trains badly: one bit gives all elements of a chunk one size, and AdamW divides by sizes; "
+            "take bits=4 (the default with adamw), or outer=nesterov"
+        )
+    if (local or overrides.get("audit") == "off") and overrides.get("rule") in (None, "centered-clipping"):
+        yield (
+            "without audits nobody finds liars, and centered clipping lets more of their gradients through: "
+            "rule=arc-nnm-trim stands better against them, and learns a few per cent worse where nobody lies"
+        )

@@ -1,0 +1,46 @@
+"""Words about audits and challenges."""
+
+from __future__ import annotations
+
+from features.arguments import HOW_MANY, Argument, member, whole_number
+from features.words import Asked, listing, word
+from peer.commands import views
+from protocol.api import AuditsView, PeerApi
+
+ROUND = Argument(
+    "round",
+    nargs="?",
+    type=whole_number(0),
+    metavar="ROUND",
+    help="which of its proposals (default: the last one that can be challenged)",
+)
+
+
+async def _show_audits(asked: Asked[PeerApi], view: AuditsView) -> None:
+    if view.standings:
+        known = await asked.names()
+        asked.show(views.audits(view.log, known))
+        asked.show(views.standings(view.standings, known))
+        if view.suspended:
+            asked.show(views.suspensions(view.suspended, known))
+    else:
+        asked.show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
+    if any(job.audit == "full" for job in await asked.api.jobs()):
+        asked.show(
+            "audit=full: `rounds` has the verdicts and whose ballots were counted; of those voters, the trainers (`peers`) "
+            "re-execute every proposal before their ballots"
+        )
+
+
+@listing("sampled audits: who, by whom, what came out, and everybody's standing", _show_audits, HOW_MANY)
+async def audits(asked: Asked[PeerApi]) -> AuditsView:
+    return await asked.api.audits(asked.options.last)
+
+
+@word(
+    "re-execute an accepted proposal, and challenge what is false in it: challenge TRAINER [ROUND]",
+    member("trainer", "TRAINER"),
+    ROUND,
+)
+async def challenge(asked: Asked[PeerApi]) -> None:
+    asked.show(await asked.decided(asked.api.challenge(asked.options.trainer, asked.options.round)))

@@ -1,0 +1,117 @@
+"""Words about jobs and their rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from features.arguments import HOW_MANY, Argument, whole_number
+from features.words import Asked, listing, word
+from peer.commands import views
+from peer.commands.job_fields import PRESET, SET, set_overrides, train_request, warnings_of
+from protocol.api import EventView, JobView, PeerApi, RoundView
+from protocol.errors import UserError
+
+TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
+
+ROUNDS = Argument("--rounds", type=whole_number(1), default=0, metavar="N", help="how many rounds to train")
+DATA = Argument("--data", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
+NAME = Argument("--name", default="", metavar="NAME", help="what people call the job")
+VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 256: train a BPE")
+
+
+@word(
+    "start a job: --preset NAME --rounds N --data PATH --name NAME --vocabulary N --set FIELD=VALUE",
+    *(PRESET, ROUNDS, DATA, NAME, VOCABULARY, SET),
+)
+async def train(asked: Asked[PeerApi]) -> None:
+    request = train_request(asked.options)
+    job = await asked.decided(asked.api.train(request))
+    place = next((view.place for view in await asked.api.jobs() if view.job == job), 0)
+    waits = f"waits in line as number {place}: it starts by itself when its turn comes, `jobs` shows the line"
+    asked.show(f"job {job} is decided{f', and {waits}' if place else '; `rounds` shows how it goes'}")
+    for warning in warnings_of(request, set_overrides(asked.options.set)):
+        asked.show(f"{warning} (`cancel {views.short(job)}` ends this job)")
+
+
+@word("a scratch round on the live network, phase by phase")
+async def test(asked: Asked[PeerApi]) -> None:
+    import trio
+
+    api = asked.api
+    newest = await api.events(-1, 0.0)
+    seen = newest[-1].number if newest else 0
+    before, known = await _trained_roots(api), await asked.names()
+    job = await asked.decided(api.test())
+    asked.show(f"scratch round, job {views.short(job)}: a known update is proposed, judged, voted and applied")
+    with trio.move_on_after(TEST_SECONDS_MAX):
+        async with aclosing(_phases(api, job, seen)) as phases:
+            async for event in phases:
+                asked.show(views.event(event, known))
+                if event.kind == "applied":
+                    asked.show(_unchanged(before, await _trained_roots(api)))
+                    return
+    raise UserError(f"the scratch round is not decided after {TEST_SECONDS_MAX:.0f} s; `peers` shows who is missing")
+
+
+async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView, None]:
+    """The job's own events, and the deciding and applying of the block that closes its round."""
+    decided: dict[str, EventView] = {}
+    closing: str | None = None
+    while True:
+        for event in await api.events(seen, 1.0):
+            seen = event.number
+            height = event.fields.get("height", "")
+            if event.kind == "decided":
+                decided[height] = dataclasses.replace(event, text=f"{event.text}: {event.fields['signers']}")
+            elif event.kind == "round" and event.fields.get("job") == job:
+                closing = height
+                if closing in decided:
+                    yield decided[closing]
+                yield event
+            elif event.fields.get("job") == job or (event.kind == "applied" and height == closing):
+                yield event
+
+
+async def _trained_roots(api: PeerApi) -> dict[str, tuple[int, str]]:
+    return {job.job: (job.round, job.model_root) for job in await api.jobs() if job.objective != "scratch"}
+
+
+def _unchanged(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, str]]) -> str:
+    """Says of every model in training whether the scratch round touched it; its own rounds may have gone on meanwhile."""
+    if not before:
+        return "no model is being trained, so there is none that the test could have touched"
+    lines = []
+    for job, (number, root) in before.items():
+        same = after[job] == (number, root)
+        lines.append(
+            f"job {views.short(job)}: model root {root[:16]} " + ("unchanged" if same else f"moved on by its own round {number}")
+        )
+    return "\n".join(lines)
+
+
+@word(
+    "end a job: cancel JOB (its author alone, voters by a quorum)",
+    Argument("job", metavar="JOB", help="a running job's id; its first characters are enough"),
+)
+async def cancel(asked: Asked[PeerApi]) -> None:
+    asked.show(await asked.decided(asked.api.cancel(asked.options.job)))
+
+
+async def _show_jobs(asked: Asked[PeerApi], jobs: tuple[JobView, ...]) -> None:
+    asked.show(views.jobs(jobs, await asked.names()) if jobs else "no job yet; start one with `train --rounds 80`")
+
+
+@listing("what is and was trained", _show_jobs)
+async def jobs(asked: Asked[PeerApi]) -> tuple[JobView, ...]:
+    return await asked.api.jobs()
+
+
+async def _show_rounds(asked: Asked[PeerApi], rounds: tuple[RoundView, ...]) -> None:
+    asked.show(views.rounds(rounds, await asked.names()) if rounds else "no round is closed yet")
+
+
+@listing("the last closed rounds: verdicts, loss, time", _show_rounds, HOW_MANY)
+async def rounds(asked: Asked[PeerApi]) -> tuple[RoundView, ...]:
+    return await asked.api.rounds(asked.options.last)

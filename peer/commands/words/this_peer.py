@@ -1,0 +1,49 @@
+"""Words about this peer itself."""
+
+from __future__ import annotations
+
+from features.arguments import HOW_MANY
+from features.words import Asked, listing
+from peer.commands import views
+from protocol.api import EventView, PeerApi, PeerState, StatsView, StatusView
+
+# The exit status of `peer status`; 2 is an error, such as that no peer runs there.
+EXIT_STATUS = {
+    PeerState.WORKING: 0,
+    PeerState.SUSPENDED: 0,
+    PeerState.BEHIND: 3,
+    PeerState.WAITING: 3,
+    PeerState.SILENT: 3,
+    PeerState.JOINING: 3,
+    PeerState.HALTED: 4,
+    PeerState.EXPELLED: 4,
+}
+
+
+async def _show_stats(asked: Asked[PeerApi], stats: StatsView) -> None:
+    asked.show(views.stats(stats))
+
+
+@listing("decisions, traffic, refusals, memory", _show_stats)
+async def stats(asked: Asked[PeerApi]) -> StatsView:
+    return await asked.api.stats()
+
+
+async def _show_status(asked: Asked[PeerApi], status: StatusView) -> None:
+    asked.show(views.status(status))
+
+
+@listing("who and where this peer is", _show_status, exit_status=lambda view: EXIT_STATUS[PeerState(view.state)])
+async def status(asked: Asked[PeerApi]) -> StatusView:
+    return await asked.api.status()
+
+
+async def _show_events(asked: Asked[PeerApi], events: tuple[EventView, ...]) -> None:
+    known = await asked.names()
+    for event in events:
+        asked.show(views.event(event, known))
+
+
+@listing("what happened last", _show_events, HOW_MANY)
+async def log(asked: Asked[PeerApi]) -> tuple[EventView, ...]:
+    return await asked.api.events(-asked.options.last, 0.0)
