@@ -1,19 +1,20 @@
 """A feature: everything that a package brings to the house, as one value.
 
 Nothing else names a feature's parts: `peer/features.py` lists the features, and the state, the documents' tables, the fuzz
-targets, the help and the completion follow from that list.
+targets, the help and the completion follow from that list. Whoever reads the list imports none of the parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ledger.core.module import Module
-from ledger.jobs import JobRules
+if TYPE_CHECKING:
+    from ledger.core.module import Module
+    from ledger.jobs import JobRules
 
-Modules = Callable[[JobRules], tuple[Module[Any], ...]]
+Modules = Callable[["JobRules"], "tuple[Module[Any], ...]"]
 
 
 def no_modules(rules: JobRules) -> tuple[Module[Any], ...]:
@@ -25,3 +26,6 @@ class Feature:
     name: str
     about: str  # for people, in one line
     modules: Modules = no_modules  # parts of the state, in their order inside a block
+    words: str = ""  # the module that declares them, as `features.words` says
+    calls: str = ""  # `module:class` of the protocol that declares them, as `features.calls` says
+    answers: str = ""  # `module:class` of what answers these calls; it is made with the running peer

@@ -1,18 +1,30 @@
-"""The features of this program. A feature is one folder and one line here; the order is that of its modules inside a block."""
+"""The features of this program. A feature is one folder and one line here; the order is that of its modules inside a block.
+
+The command line reads the list for words and is to answer at once, so that everything heavy is imported where it is used.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from features.feature import Feature
-from ledger.core.genesis import Genesis, ModuleVersion
-from ledger.core.module import Module
-from ledger.jobs import JobRules, JobTerms
-from ledger.state import Rules, core_modules, newest
-from protocol.identity import Ed25519Verifier, Verifier
+
+if TYPE_CHECKING:
+    from ledger.core.genesis import Genesis, ModuleVersion
+    from ledger.core.module import Module
+    from ledger.jobs import JobRules, JobTerms
+    from ledger.state import Rules
+    from protocol.identity import Verifier
+
+
+def _core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
+    from ledger.state import core_modules
+
+    return core_modules(job_rules)
+
 
 FEATURES: list[Feature] = [
-    Feature(name="core", about="members, jobs and their audits", modules=core_modules),
+    Feature(name="core", about="members, jobs and their audits", modules=_core_modules),
 ]
 
 
@@ -23,6 +35,8 @@ def modules_of(job_rules: JobRules) -> tuple[Module[Any], ...]:
 
 def founding_modules() -> tuple[ModuleVersion, ...]:
     """What a network is founded with: the newest version of every module."""
+    from ledger.state import newest
+
     return newest(modules_of(_NoJobs()))
 
 
@@ -35,4 +49,7 @@ class _NoJobs:
 
 def rules_of(genesis: Genesis, job_rules: JobRules, verifier: Verifier | None = None) -> Rules:
     """The transition rules of a network, with the modules of all features."""
+    from ledger.state import Rules
+    from protocol.identity import Ed25519Verifier
+
     return Rules(genesis, verifier or Ed25519Verifier(), modules_of(job_rules))

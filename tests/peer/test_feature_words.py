@@ -1,0 +1,87 @@
+"""What a feature declares, by its own file and one line, shows wherever people and programs look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+import trio
+
+from features.calls import declared, under_one_roof
+from peer import cli
+from peer.api import control
+from peer.api.calls import calls
+from peer.commands.completion import SHELLS, script
+from peer.commands.grammar import help_text
+from peer.commands.words import words
+from peer.features import FEATURES
+from protocol.api import PeerApi
+from protocol.errors import UserError
+from tests.peer.fake_api import FakeApi
+from tests.peer.notes import NOTES, NoteAnswers, NoteCalls, NoteView
+
+
+@pytest.fixture
+def feature() -> Iterator[None]:
+    FEATURES.append(NOTES)
+    yield
+    FEATURES.remove(NOTES)
+
+
+def api() -> PeerApi:
+    return cast(PeerApi, under_one_roof([FakeApi(), NoteAnswers(None)]))
+
+
+async def test_a_call_of_a_feature_is_asked_and_answered(feature: None, tmp_path: Path, nursery: trio.Nursery) -> None:
+    await nursery.start(control.serve, api(), tmp_path)
+    client = cast(NoteCalls, control.client(tmp_path))
+    assert await client.notes(2) == (NoteView("milk", 0.5), NoteView("bread", 1.0))
+    # A whole number does for a float.
+    assert await client.notes(most=2, heaviest=3) == (NoteView("milk", 0.5), NoteView("bread", 3.0))
+    with pytest.raises(TypeError):
+        await client.notes()  # type: ignore[call-arg]
+
+
+async def test_a_word_of_a_feature_is_one_of_the_prompt_and_a_command(
+    feature: None, tmp_path: Path, nursery: trio.Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await nursery.start(control.serve, api(), tmp_path)
+
+    async def peer(*typed: str) -> str:
+        assert await trio.to_thread.run_sync(cli.main, [*typed, "--data-dir", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    assert "milk" in await peer("notes") and "bread" not in await peer("notes", "--most", "1")
+    assert await peer("console", "note", "eggs") == await peer("note", "eggs") == "noted: eggs\n"
+    assert json.loads(await peer("notes", "--json"))[0] == {"text": "milk", "weight": 0.5}
+    assert "--most" in help_text(words(), "notes") and "what was noted" in cli.build_parser().format_help()
+    assert all("notes" in script(shell, cli.build_parser(), words()) for shell in SHELLS)
+    assert list(words())[-2:] == ["help", "quit"], "those about the prompt stay the last"
+
+
+def test_without_the_line_nothing_of_it_shows(tmp_path: Path) -> None:
+    assert {"notes", "note"}.isdisjoint(words()) and {"notes", "note"}.isdisjoint(calls())
+    assert not hasattr(control.client(tmp_path), "notes")
+    with pytest.raises(UserError, match="no command 'notes'"):
+        help_text(words(), "notes")
+
+
+def test_what_is_declared_twice_or_not_answered_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="two declarations of the call 'note"):
+        declared(NoteCalls, NoteAnswers)
+    with pytest.raises(AssertionError, match="two parts answer the call"):
+        under_one_roof([NoteAnswers(None), NoteAnswers(None)])
+    with pytest.raises(AssertionError, match="does not answer it"):
+        under_one_roof([type("Lazy", (NoteCalls,), {})()])
+
+
+def test_an_argument_without_a_type_is_no_declaration() -> None:
+    class Untyped:
+        async def ask(self, what) -> str:  # type: ignore[no-untyped-def]
+            return str(what)
+
+    with pytest.raises(AssertionError, match="the call 'ask' has an argument without a type"):
+        declared(Untyped)
