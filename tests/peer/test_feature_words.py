@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -14,6 +15,7 @@ from features.calls import declared, under_one_roof
 from peer import cli
 from peer.api import control
 from peer.api.calls import calls
+from peer.commands import words as commands
 from peer.commands.completion import SHELLS, script
 from peer.commands.grammar import help_text
 from peer.commands.words import words
@@ -60,6 +62,11 @@ async def test_a_word_of_a_feature_is_one_of_the_prompt_and_a_command(
     assert "--most" in help_text(words(), "notes") and "what was noted" in cli.build_parser().format_help()
     assert all("notes" in script(shell, cli.build_parser(), words()) for shell in SHELLS)
     assert list(words())[-2:] == ["help", "quit"], "those about the prompt stay the last"
+
+
+def test_no_module_of_words_is_forgotten() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    assert modules == {topic.__name__.rpartition(".")[2] for topic in (*commands.TOPICS, commands.prompt)}
 
 
 def test_without_the_line_nothing_of_it_shows(tmp_path: Path) -> None:
