@@ -24,7 +24,7 @@ def _core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
 
 
 FEATURES: list[Feature] = [
-    Feature(name="core", about="members, jobs and their audits", modules=_core_modules),
+    Feature(name="core", about="members, jobs, their audits, and what the network runs", modules=_core_modules),
 ]
 
 
@@ -38,6 +38,14 @@ def founding_modules() -> tuple[ModuleVersion, ...]:
     from ledger.state import newest
 
     return newest(modules_of(_NoJobs()))
+
+
+def versions_of(feature: Feature) -> dict[str, tuple[int, ...]]:
+    """The versions that this program knows of each module of a feature."""
+    found: dict[str, tuple[int, ...]] = {}
+    for module in feature.modules(_NoJobs()):
+        found[module.name] = tuple(sorted((*found.get(module.name, ()), module.version)))
+    return found
 
 
 class _NoJobs:

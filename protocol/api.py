@@ -252,6 +252,20 @@ class InvitationView:
 # person who asked.
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleView:
+    """A part of the state: which of its versions the network runs, and which this program knows."""
+
+    module: str
+    feature: str  # that brings it here; empty if none does
+    about: str
+    runs: int  # version; 0: the network has no such module
+    knows: tuple[int, ...]
+    due_version: int  # 0: no upgrade is decided
+    due_height: int
+    wishes: tuple[str, ...]  # of voters for upgrades that are not decided, in words
+
+
 class ThisPeerCalls(Protocol):
     async def status(self) -> StatusView: ...
 
@@ -330,5 +344,15 @@ class ModelCalls(Protocol):
     async def export(self, path: str) -> ExportView: ...
 
 
-class PeerApi(ThisPeerCalls, MemberCalls, JoiningCalls, JobCalls, AuditCalls, ModelCalls, Protocol):
+class NetworkCalls(Protocol):
+    async def features(self) -> tuple[ModuleView, ...]:
+        """What this program knows and what the network runs, a module each, in their order inside a block."""
+        ...
+
+    async def upgrade(self, module: str, version: int, height: int) -> str:
+        """Says that this voter wants the network to run a version of a module from a height on; height 0: soon."""
+        ...
+
+
+class PeerApi(ThisPeerCalls, MemberCalls, JoiningCalls, JobCalls, AuditCalls, ModelCalls, NetworkCalls, Protocol):
     """Every call that a peer answers, whatever its features."""

@@ -12,12 +12,13 @@ from peer.api.jobs import JobAnswers
 from peer.api.joining import JoiningAnswers
 from peer.api.members import MemberAnswers
 from peer.api.models import ModelAnswers
+from peer.api.network import NetworkAnswers
 from peer.api.running import RunningPeer
 from peer.api.this_peer import ThisPeerAnswers
 from peer.features import FEATURES
 from protocol.api import PeerApi
 
-PARTS = (ThisPeerAnswers, MemberAnswers, JoiningAnswers, JobAnswers, AuditAnswers, ModelAnswers)
+PARTS = (ThisPeerAnswers, MemberAnswers, JoiningAnswers, JobAnswers, AuditAnswers, ModelAnswers, NetworkAnswers)
 
 
 def service(peer: RunningPeer) -> PeerApi:

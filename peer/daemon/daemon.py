@@ -28,6 +28,7 @@ from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
 from peer.driver.membership import Membership
+from peer.driver.upgrades import UpgradeNews
 from peer.roles.base import Role
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter
@@ -129,6 +130,7 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
                     async with trio.open_nursery() as agreeing:
                         await agreeing.start(driver.run)
                         agreeing.start_soon(membership.run)
+                        agreeing.start_soon(UpgradeNews(driver).run)
                         auditing = Auditing(driver, author)
                         agreeing.start_soon(auditing.run)
                         agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))

@@ -1,0 +1,69 @@
+"""Calls about what the network runs, and how it moves on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from consensus.voters import VoterSet
+from ledger.network import NetworkState, Upgrade
+from peer import features
+from peer.api.running import RunningPeer
+from protocol.api import ModuleView, NetworkCalls
+from protocol.errors import UserError
+
+UPGRADE_HEIGHTS = 100  # from now to an upgrade whose height nobody names: minutes of a network that trains
+
+
+@dataclass(frozen=True)
+class NetworkAnswers(NetworkCalls):
+    peer: RunningPeer
+
+    async def features(self) -> tuple[ModuleView, ...]:
+        network = self._network
+        mine = {
+            name: (feature.name, feature.about, versions)
+            for feature in features.FEATURES
+            for name, versions in features.versions_of(feature).items()
+        }
+        views = []
+        for name in dict.fromkeys((*(running.name for running in network.modules), *mine)):
+            feature, about, knows = mine.get(name, ("", "", ()))
+            due = next((upgrade for upgrade in network.due if upgrade.module == name), None)
+            wishes = tuple(self._wish(wish, count) for wish, count in self._wishes(name).items())
+            views.append(
+                ModuleView(
+                    module=name,
+                    feature=feature,
+                    about=about,
+                    runs=network.version(name),
+                    knows=knows,
+                    due_version=due.version if due else 0,
+                    due_height=due.height if due else 0,
+                    wishes=wishes,
+                )
+            )
+        return tuple(views)
+
+    @property
+    def _network(self) -> NetworkState:
+        return self.peer.driver.state.of(NetworkState)
+
+    def _wishes(self, module: str) -> Counter[Upgrade]:
+        return Counter(wish for wish in self._network.wishes.values() if wish.module == module)
+
+    def _wish(self, wish: Upgrade, count: int) -> str:
+        needed = VoterSet(self.peer.driver.state.members.voters).quorum
+        return f"{count} of the {needed} voters needed want {wish.version} from height {wish.height}"
+
+    async def upgrade(self, module: str, version: int, height: int) -> str:
+        self.peer.require_member()
+        known = {name: versions for feature in features.FEATURES for name, versions in features.versions_of(feature).items()}
+        if version not in known.get(module, ()):
+            has = f"it knows {module} {', '.join(map(str, known[module]))}" if module in known else f"it knows {', '.join(known)}"
+            raise UserError(f"this program has no {module} {version} ({has}): it could not go on itself after that upgrade")
+        wish = Upgrade(module, version, height or self.peer.driver.state.height + UPGRADE_HEIGHTS)
+        await self.peer.author.submit("network/upgrade", wish)
+        if wish in self._network.due:
+            return f"decided: the network runs {module} {version} from height {wish.height} on; peers that lack it stop before"
+        return self._wish(wish, self._wishes(module)[wish])

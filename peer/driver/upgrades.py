@@ -1,0 +1,42 @@
+"""Tells people how the network moves on: what voters wish for, what is decided, what has begun."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledger.network import NetworkState
+from peer.driver.driver import Driver
+
+
+@dataclass
+class UpgradeNews:
+    driver: Driver
+
+    async def run(self) -> None:
+        """After every block."""
+        before = self._network
+        while True:
+            applied = self.driver.applied
+            now = self._network
+            if now is not before:
+                self._tell(before, now)
+            before = now
+            await applied.wait()
+
+    @property
+    def _network(self) -> NetworkState:
+        return self.driver.state.of(NetworkState)
+
+    def _tell(self, before: NetworkState, now: NetworkState) -> None:
+        me, add = self.driver.signer.public, self.driver.events.add
+        is_voter = me in self.driver.state.members.voters
+        for wish in dict.fromkeys(now.wishes.values()):
+            if is_voter and wish not in before.wishes.values() and now.wishes.get(me) != wish:
+                command = f"`peer upgrade {wish.module} {wish.version} --at {wish.height}`"
+                add("network", f"a voter wants {wish.module} {wish.version} from height {wish.height} on: {command} says so, too")
+        for upgrade in now.due:
+            if upgrade not in before.due:
+                add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height} on")
+        for running in now.modules:
+            if running not in before.modules:
+                add("network", f"the network runs {running.name} {running.version} now")

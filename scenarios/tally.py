@@ -1,0 +1,78 @@
+"""`python -m scenarios.tally VERSION run …` is `peer run …` by a program with one feature more, which counts closed rounds.
+
+VERSION 1 knows the module's first version alone; VERSION 2 knows both, as a later release of the program would.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from features.feature import Feature
+from ledger.core.genesis import Genesis
+from ledger.core.module import Change, Context, Module, View
+from ledger.jobs import ClosedRound, JobRules
+from peer import cli, features
+from protocol.codec import Count
+
+NAME = "tally"
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    closed: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    closed: Count
+    accepted: Count = 0  # since the upgrade
+
+
+class CountsRounds(Module[Rounds]):
+    name = NAME
+    contents: ClassVar[Mapping[str, type]] = {}
+    state_type = Rounds
+
+    def genesis(self, genesis: Genesis) -> Rounds:
+        return Rounds()
+
+    def settle(self, state: Rounds, view: View, context: Context) -> Change:
+        return Change(Rounds(state.closed + len(context.of(ClosedRound))))
+
+
+class CountsUpdates(Module[Updates]):
+    name = NAME
+    version = 2
+    contents: ClassVar[Mapping[str, type]] = {}
+    state_type = Updates
+
+    def genesis(self, genesis: Genesis) -> Updates:
+        return Updates(0)
+
+    def upgraded(self, old: Rounds, version: int) -> Updates:
+        assert version == CountsRounds.version
+        return Updates(old.closed)
+
+    def settle(self, state: Updates, view: View, context: Context) -> Change:
+        closed = context.of(ClosedRound)
+        accepted = sum(len(item.outcome.accepted) for item in closed)
+        return Change(replace(state, closed=state.closed + len(closed), accepted=state.accepted + accepted))
+
+
+def install(version: int) -> None:
+    """Makes this process the program of that version."""
+    known: list[Module[Any]] = [CountsRounds(), CountsUpdates()][:version]
+
+    def modules(rules: JobRules) -> tuple[Module[Any], ...]:
+        return tuple(known)
+
+    others = [feature for feature in features.FEATURES if feature.name != NAME]
+    features.FEATURES[:] = [*others, Feature(name=NAME, about="counts closed rounds", modules=modules)]
+
+
+if __name__ == "__main__":
+    install(int(sys.argv[1]))
+    sys.exit(cli.main(sys.argv[2:]))
