@@ -1,4 +1,4 @@
-"""`python -m scenarios.tally VERSION run …` is `peer run …` by a program with one feature more, which counts closed rounds.
+"""A program with one feature more, which counts closed rounds: `python -m scenarios.tally VERSION run …` is its `peer run …`.
 
 VERSION 1 knows the module's first version alone; VERSION 2 knows both, as a later release of the program would.
 """

@@ -12,6 +12,7 @@ from protocol.api import (
     EventView,
     InvitationView,
     JobView,
+    ModuleView,
     PeerView,
     RoundView,
     StandingView,
@@ -205,6 +206,15 @@ def invitations(views: Iterable[InvitationView]) -> Fitted:
             f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M}" for ms in (view.made_ms, view.expires_ms)
         )
         table.add_row(short(view.token), view.state, made, expires, " ".join(view.addresses))
+    return table
+
+
+def features(views: Iterable[ModuleView]) -> Fitted:
+    table = Fitted("module", "feature", "runs", "knows", Column("upgrade", wraps=True))
+    for view in views:
+        due = [f"{view.due_version} from height {view.due_height}"] if view.due_version else []
+        knows = ", ".join(map(str, view.knows)) or "–"
+        table.add_row(view.module, view.feature or "–", str(view.runs or "–"), knows, "; ".join([*due, *view.wishes]) or "–")
     return table
 
 

@@ -14,6 +14,7 @@ from protocol.api import (
     InvitationView,
     JobView,
     LinkView,
+    ModuleView,
     PeerView,
     RoundView,
     StandingView,
@@ -69,6 +70,11 @@ AUDITS = AuditsView(
 INVITATIONS = (
     InvitationView(ME, "used", 1_700_000_000_000, 1_700_604_800_000, ("192.0.2.7:7700",)),
     InvitationView(OTHER, "open", 1_700_000_000_000, 1_700_604_800_000, ("192.0.2.7:7700", "[::1]:2")),
+)
+
+MODULES = (
+    ModuleView("members", "core", "what every network has", 1, (1,), 0, 0, ()),
+    ModuleView("curation", "", "", 1, (), 2, 812, ("1 of the 3 voters needed want 3 from height 900",)),
 )
 
 
@@ -164,6 +170,13 @@ class FakeApi:
         if prompt == "bug":
             raise KeyError(prompt)
         return f"{prompt} {tokens} {temperature} {seed}"
+
+    async def features(self) -> tuple[ModuleView, ...]:
+        return MODULES
+
+    async def upgrade(self, module: str, version: int, height: int) -> str:
+        self.asked.append((module, version, height))
+        return f"1 of the 3 voters needed want {version} from height {height}"
 
     async def export(self, path: str) -> ExportView:
         return ExportView(path, 12, "d" * 64, "f" * 64, 7, 123_456)

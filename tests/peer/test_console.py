@@ -545,3 +545,14 @@ async def test_a_cancelled_prompt_ends_and_gives_the_terminal_back(keys: PipeInp
     assert not prompt._session.app.is_running
     keys.send_text("on\r")
     assert await prompt.ask(go_on) == "on"
+
+
+async def test_features_names_what_runs_what_is_known_and_what_is_due(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("features\nupgrade curation 3 --at 900\n"))
+    api = FakeApi()
+    assert await console.run(api, attached=True) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "curation" in line)
+    assert row.split()[:6] == ["curation", "–", "1", "–", "2", "from"] and "want 3 from height 900" in row
+    assert api.asked == [("curation", 3, 900)]

@@ -1,0 +1,28 @@
+"""Words about the network itself: what it runs, and how it moves on."""
+
+from __future__ import annotations
+
+from features.arguments import Argument, whole_number
+from features.words import Asked, listing, word
+from peer.commands import views
+from protocol.api import ModuleView, PeerApi
+
+
+async def _show_features(asked: Asked[PeerApi], modules: tuple[ModuleView, ...]) -> None:
+    asked.show(views.features(modules))
+
+
+@listing("what this program brings along, and what the network runs", _show_features)
+async def features(asked: Asked[PeerApi]) -> tuple[ModuleView, ...]:
+    return await asked.api.features()
+
+
+@word(
+    "let the network run another version of a module: upgrade MODULE VERSION --at HEIGHT (voters by a quorum)",
+    Argument("module", metavar="MODULE", help="as `features` names it"),
+    Argument("version", type=whole_number(1), metavar="VERSION", help="one that this program knows"),
+    Argument("--at", type=whole_number(1), default=0, metavar="HEIGHT", help="first block of that version (default: in 100)"),
+)
+async def upgrade(asked: Asked[PeerApi]) -> None:
+    options = asked.options
+    asked.show(await asked.decided(asked.api.upgrade(options.module, options.version, options.at)))
