@@ -1,0 +1,72 @@
+"""Every room of the house is where rooms are named: what is forgotten there would be checked by nobody, or not be shipped."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rooms import PROJECT, ROOMS, ROOT
+
+NOT_SHIPPED = {"tests", "scenarios", "benchmarks"}
+CONTRACTS: dict[str, dict[str, Any]] = {contract["name"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
+
+
+def test_every_package_is_a_room_is_shipped_and_is_typed() -> None:
+    packages = {file.parent.name for file in ROOT.glob("*/__init__.py")} - NOT_SHIPPED
+    assert packages == set(ROOMS)
+    assert {name.removesuffix("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]} == packages
+    assert set(PROJECT["tool"]["mypy"]["files"]) == packages
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    folders = {file.parent for room in ROOMS for file in (ROOT / room).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_every_room_has_its_place_in_the_order_and_is_in_every_contract_about_all() -> None:
+    layers = CONTRACTS["Imports point down only"]["layers"]
+    named = [name for layer in layers for name in re.split(r" \| ", layer)]
+    assert {name for name in named if not name.startswith("(")} == set(ROOMS)
+    about_all = [contract for contract in CONTRACTS.values() if contract["type"] in ("forbidden", "acyclic_siblings")]
+    lists = [contract.get("ancestors") or contract["source_modules"] for contract in about_all]
+    assert sum(set(ROOMS) <= set(names) for names in lists) == 3, "circles, torch, and the event loop are about every room"
+
+
+PLANTED = {
+    "a circle of two modules": ("ledger/members.py", "from ledger.jobs import Phase"),
+    "a circle behind an import inside a function": (
+        "ledger/members.py",
+        "def _late() -> None:\n    from ledger.jobs import Phase",
+    ),
+    "an arrow upwards": ("rounds/ballots.py", "from ledger.members import Member"),
+    "an arrow upwards for types alone": (
+        "consensus/quorum.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ledger.state import State",
+    ),
+    "a clock in what is decided": ("ledger/audits/draws.py", "import time"),
+    "torch in the daemon": ("peer/driver/news.py", "import torch"),
+    "a new room of the peer without a place": ("peer/attic/__init__.py", ""),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_the_contracts_notice(fault: str, tmp_path: Path) -> None:
+    name, line = PLANTED[fault]
+    for room in ROOMS:
+        (tmp_path / room).symlink_to(ROOT / room)
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    room = name.split("/")[0]
+    (tmp_path / room).unlink()
+    copied = subprocess.run(["cp", "-r", str(ROOT / room), str(tmp_path / room)], check=True)
+    assert copied.returncode == 0
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text((file.read_text() if file.exists() else '"""New."""\n') + f"\n\n{line}\n")
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    found = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 1 and "1 broken" in found.stdout, found.stdout + found.stderr
