@@ -51,6 +51,8 @@ def dialable(text: str, what: str) -> str:
 
 
 def _is_v6(host: str) -> bool:
+    if "%" in host:  # the name of an interface, which means something on one machine alone, and may be any text
+        return False
     try:
         return ipaddress.ip_address(host).version == 6
     except ValueError:

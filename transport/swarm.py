@@ -369,7 +369,7 @@ class Swarm(Hub):
             async with self._dials:
                 with trio.fail_after(DIAL_SECONDS):
                     stream = await trio.open_tcp_stream(host, port)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # `ValueError`: the resolver does not take the name
             known.came_to_something(_why(error))
             return 0.0
         except trio.TooSlowError:
@@ -513,10 +513,10 @@ def _parse_bootstrap(text: str) -> _Known:
     return _Known(address, parse_peer_id(peer) if separator else None, named=True, pinned=bool(separator))
 
 
-def _why(error: OSError) -> str:
+def _why(error: OSError | ValueError) -> str:
     """Why a dial failed, in a few words. Trio tries all addresses of a name and hangs their errors behind its own."""
     causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__ or error]
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, (socket.gaierror, ValueError)):
         return "no such name"
     told = {os.strerror(cause.errno).lower() for cause in causes if isinstance(cause, OSError) and cause.errno}
     return ", ".join(sorted(told)) or str(error)

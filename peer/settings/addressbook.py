@@ -8,7 +8,9 @@ from pathlib import Path
 import trio
 
 from peer.settings.datadir import storage_errors
-from protocol.identity import peer_id
+from protocol.addresses import parse_address
+from protocol.errors import UserError
+from protocol.identity import parse_peer_id, peer_id
 from storage import durable
 
 ADDRESSES_KEPT = 64  # all are dialed at the next start; a quorum of a large network is among them
@@ -16,9 +18,20 @@ SAVE_SECONDS = 10.0  # between looks whether there is something new
 
 
 def load(file: Path) -> tuple[str, ...]:
-    """As `peer id@host:port`; nothing if the file is not there."""
+    """As `peer id@host:port`; nothing if the file is not there. What is no such line is passed over: it was only remembered."""
     with storage_errors(file):
-        return tuple(file.read_text().split()) if file.exists() else ()
+        lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+    return tuple(line for line in lines if _is_readable(line))
+
+
+def _is_readable(line: str) -> bool:
+    peer, _, address = line.rpartition("@")
+    try:
+        parse_peer_id(peer)
+        parse_address(address)
+    except UserError:
+        return False
+    return True
 
 
 async def keep(file: Path, addresses: Callable[[], Mapping[bytes, str]]) -> None:

@@ -48,3 +48,10 @@ async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
         await trio.sleep(SAVE_SECONDS)
         assert len(addressbook.load(file)) == ADDRESSES_KEPT
         nursery.cancel_scope.cancel()
+
+
+def test_what_cannot_be_read_of_the_file_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "addresses"
+    lines = (entry(1, 1), f"{peer_id(key(2))}@[fe80::1%a b]:7700", "nonsense", f"nobody@{entry(3, 3)}", "", entry(4, 4))
+    file.write_bytes("".join(f"{line}\n" for line in lines).encode() + b"\xff\xfe\n")
+    assert addressbook.load(file) == (entry(1, 1), entry(4, 4))

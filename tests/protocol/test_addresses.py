@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protocol.addresses import dialable, format_address, is_loopback, parse_address
 from protocol.errors import UserError
@@ -28,6 +33,7 @@ def test_an_address_survives_parsing(text: str, parts: tuple[str, int]) -> None:
         *("", "a", "host:", ":1", "a:b", "a:65536", "a:-1", "::1:7700", "a:1:2", "a:\u00b2", "host:\u0663", "a:000001"),
         *("a b:1", "a/b:1", "a..b:1", "-a:1", "a\x1b[2J:1", "\u212a:1", "ü.org:1", "999.1.1.1:1", "1.2.3:1", "[1.2.3.4]:1"),
         *("x" * 64 + ".org:1", "a." * 127 + "org:7700"),
+        *("[fe80::1%é]:7700", "[fe80::1%a b]:7700", "[fe80::1%eth0]:7700", "[fe80::1%]:1"),
     ],
 )
 def test_what_is_no_address_is_named_in_one_line(text: str) -> None:
@@ -49,3 +55,25 @@ def test_loopback_is_known_by_address_and_by_name() -> None:
         "::1",
         "LocalHost",
     ]
+
+
+HOSTS = st.one_of(
+    st.text(max_size=70),
+    st.from_regex(r"\[[0-9a-f:.%]{1,45}.{0,4}\]"),
+    st.from_regex(r"[a-z0-9_.-]{1,70}"),
+    st.ip_addresses().map(str),
+    st.ip_addresses(v=6).map(lambda address: f"[{address}]"),
+)
+
+
+@settings(max_examples=500)
+@given(HOSTS, st.integers(0, 70_000))
+def test_whatever_is_accepted_is_an_ip_address_or_a_name_that_a_resolver_takes(host: str, port: int) -> None:
+    """Others say addresses, and this peer dials them: what no resolver takes would end it with an error that no dial expects."""
+    with contextlib.suppress(UserError):
+        found, _ = parse_address(f"{host}:{port}")
+        assert found.isascii() and "%" not in found
+        if ":" in found:
+            ipaddress.IPv6Address(found)
+        else:
+            found.encode("idna")

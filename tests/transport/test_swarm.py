@@ -468,3 +468,23 @@ async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewher
         await trio.testing.wait_all_tasks_blocked()
         assert await alice.connect(bob.address) == bob.me
         assert alice.connected() == {bob.me, carol.me}
+
+
+@pytest.mark.parametrize("error", [UnicodeError("label empty or too long"), ValueError("no such thing")])
+async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    real = trio.open_tcp_stream
+
+    async def fails(host: str, port: int) -> trio.SocketStream:
+        if host == "strange.example":
+            await trio.lowlevel.checkpoint()
+            raise error
+        return await real(host, port)
+
+    monkeypatch.setattr(trio, "open_tcp_stream", fails)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=["strange.example:1"])
+        await until(lambda: alice.unreached())
+        assert alice.unreached()[0].reason == "no such name"
+        await linked(alice, await tcp.start(BOB, bootstrap=[alice.address]))
