@@ -22,10 +22,12 @@ things tell it apart:
 
 - *What may still be silent asks at each height.* While a voter is silent, the check begins anew whenever a height opens, so that
   what the other machine signed meanwhile is heard before anything is signed here.
-- *A height opened after our own start.* Let H be the height at which the check was over first. An earlier life of this voter
-  signed nothing above H + 1: a signature at height x needs x − 1 decided; q voters committed x − 1 before they answered us, and q
-  have answered from H or below; these share an honest voter, so x − 1 ≤ H. A signature of ours above H + 1 that is not in our
-  log was made by another machine. We stop for good, since both would soon sign two things for one slot.
+- *A height opened after our own start.* Once n − q + f + 1 others have answered, or all of them, let H be
+  the highest of the heights from which they answered and of that at which the check was over first. An earlier life of this voter
+  signed nothing above H + 1: a signature at height x needs x − 1 decided; at least q − 1 others committed x − 1 before they
+  answered us; of any so many and these, more than f are the same, so an honest voter has answered after it committed x − 1, and
+  x − 1 ≤ H. A signature of ours above H + 1 that is not in our log was made by another machine. We stop for good, since both
+  would soon sign two things for one slot. Fewer answers prove nothing: then we are silent, as for anything forgotten.
 - *A link with our own key.* Whoever answers where our key is said to be, proves the key, and is not this process, is another
   machine (`events.Copied`). That takes no signature, so it may come before the first one.
 
@@ -60,6 +62,7 @@ class RollbackCheck:
     _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts once their height is reached
     silent_below: int = 0
     first_height: int | None = None  # of the first signature that the check allowed: none before it was made in this life
+    _last_before: int | None = None  # no earlier life signed above the height after this one; None: too few have answered to tell
     copied: str | None = None  # what another machine with our key did in this life: nothing more is signed
     _next: float = 0.0
 
@@ -85,13 +88,17 @@ class RollbackCheck:
 
     def is_of_this_life(self, height: int) -> bool:
         """Whether no earlier life of this voter can have signed anything at this height."""
-        return self.first_height is not None and height > self.first_height + EARLIER_HEIGHTS
+        return self._last_before is not None and height > self._last_before + EARLIER_HEIGHTS
 
     def may_sign(self, me: bytes, height: int, voters: VoterSet) -> bool:
         if not self.is_over:
             self.is_over = self._is_answered(me, height, voters)
         if self.is_over and self.first_height is None:
             self.first_height = height
+        if self.first_height is not None and self._last_before is None:
+            others = [claim for voter, claim in self._claims.items() if voter in voters and voter != me]
+            if len(others) >= min(len(voters) - 1, len(voters) - voters.quorum + voters.faults_tolerated + 1):
+                self._last_before = max(self.first_height, *others, 0)
         return self.is_over and height >= self.silent_below and self.copied is None
 
     def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:

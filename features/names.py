@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 import shlex
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 
 SHORT = 8  # characters of a peer id, or of a root, that people see
 _ID = re.compile(rf"\b[a-z2-7]{{{SHORT}}}\b")
+_WHOLE_ID = re.compile(r"[a-z2-7]{52}")
 
 
 class Names:
@@ -20,6 +22,7 @@ class Names:
         self._present = present
         self._many = {name for name, count in Counter(present.values()).items() if count > 1}
         self._ids = {peer[:SHORT]: peer for peer in self._names}
+        self._sorted = sorted(self._names)
 
     def __getitem__(self, peer: str) -> str:
         name, short = self._names.get(peer, ""), peer[:SHORT]
@@ -28,9 +31,13 @@ class Names:
         return name if self._is_clear(peer) else f"{name} ({short})"
 
     def _is_clear(self, peer: str) -> bool:
-        # Anybody may take another's name, or call itself as the beginning of another's id reads.
+        # Anybody may take another's name, or call itself as an id or the beginning of one reads: commands take those for the id.
         name = self._names[peer]
-        return peer in self._present and name not in self._many and name not in self._ids
+        return peer in self._present and name not in self._many and not self._reads_as_id(name.lower())
+
+    def _reads_as_id(self, name: str) -> bool:
+        at = bisect.bisect_left(self._sorted, name)
+        return _WHOLE_ID.fullmatch(name) is not None or (at < len(self._sorted) and self._sorted[at].startswith(name))
 
     def in_text(self, text: str) -> str:
         """Names in the place of short ids. In a command, between backquotes, only such a name as the command understands."""

@@ -396,7 +396,7 @@ def _is_stuck(job: Job, members: MembersState) -> bool:
         return False
     voters = members.round_voters
     ballots = len(set(voters) & set(job.voters)) - (len(voters) - quorum(len(voters)))
-    return ballots < VoterSet(job.voters).quorum or not any(map(members.speaks, job.trainers))
+    return ballots < VoterSet(job.voters).quorum or not any(map(members.takes_part, job.trainers))
 
 
 def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dict[bytes, Job]:
@@ -404,7 +404,7 @@ def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dic
     ended = {
         key: replace(job, phase=Phase.FINISHED, opened=height)
         for key, job in jobs.items()
-        if job.phase is Phase.RUNNING and not any(map(members.speaks, job.trainers))
+        if job.phase is Phase.RUNNING and not any(map(members.takes_part, job.trainers))
     }
     return {**jobs, **ended}
 

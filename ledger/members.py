@@ -143,6 +143,12 @@ class MembersState:
         member = self.members.get(key)
         return member is not None and member.expelled is None and member.successor is None
 
+    def takes_part(self, key: bytes) -> bool:
+        """Whether this member's present key may still do its work in a round: it was not retired, or has come back since."""
+        member = self.members.get(key)
+        is_gone = member is not None and member.retired is not None and not member.roles and key not in self.upcoming
+        return self.speaks(key) and not is_gone
+
     def current(self, key: bytes) -> bytes:
         """The key that the member of this key has now; at most `ROTATIONS_MAX` steps away."""
         member = self.members.get(key)
@@ -353,7 +359,7 @@ def _retire(state: MembersState, retire: Retire, author: bytes, context: Context
         raise Refused(f"{short_id(subject)} neither votes, stands nor trains: there is nothing to take from it")
     if _is_last(state, subject):
         raise Refused(f"{short_id(subject)} is the last voter")
-    if not retire.lower_tolerance and _lowers_tolerance(state, subject):
+    if not retire.lower_tolerance and lowers_tolerance(state, subject):
         warning = warning_for_removal(len(_staying(state)))
         raise Refused(f"{warning}: it takes a quorum that says --lower-tolerance, or another voter first")
     if retire.expires < context.time_ms:
@@ -385,7 +391,7 @@ def _to_retire(state: MembersState) -> bytes | None:
 def wishes_about(state: MembersState, subject: bytes) -> int:
     """How many voters want this member retired; where f falls with it, those that say so."""
     assert state.retiring.keys() <= set(state.voters), "wishes go with their vote"
-    lowers = _lowers_tolerance(state, subject)
+    lowers = lowers_tolerance(state, subject)
     return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retiring.values())
 
 
@@ -403,7 +409,7 @@ def _retired(state: MembersState, height: int) -> MembersState:
     )
 
 
-def _lowers_tolerance(state: MembersState, subject: bytes) -> bool:
+def lowers_tolerance(state: MembersState, subject: bytes) -> bool:
     """Whether f is smaller without this voter, when all have gone who leave or are expelled. Joins that wait come later."""
     left = len(_staying(state))
     return subject in state.upcoming and faults_tolerated(left - 1) < faults_tolerated(left)

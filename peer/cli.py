@@ -282,8 +282,7 @@ def _console(options: argparse.Namespace) -> int:
         command = parse(words(), options.line[0]) if len(options.line) == 1 else parse_words(words(), options.line)
         if command is None:
             raise UserError("an empty line is no command; `peer console help` lists them")
-        trio.run(partial(console.execute, client, command, printer()))
-        return 0
+        return trio.run(partial(console.execute, client, command, printer()))
 
     async def attach() -> int:
         await client.status()  # says at once if no peer runs here

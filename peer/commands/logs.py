@@ -7,6 +7,8 @@ import logging
 from datetime import datetime
 from typing import Any
 
+from features.as_json import plain
+
 
 def formatter(log_format: str) -> logging.Formatter:
     """For one of `peer.settings.config.LOG_FORMATS`."""
@@ -35,4 +37,4 @@ class _JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         fields: dict[str, Any] = getattr(record, "fields", {})
-        return json.dumps(line | {name: value for name, value in fields.items() if name not in line}, ensure_ascii=False)
+        return json.dumps(plain(line | {name: value for name, value in fields.items() if name not in line}), ensure_ascii=False)

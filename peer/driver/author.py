@@ -22,6 +22,7 @@ from ledger.core.module import Refused
 from ledger.members import Register
 from ledger.state import decode_body
 from peer.driver.driver import Driver
+from peer.driver.witness import another_machine
 from peer.node.rounds import Outcome as Said
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
@@ -124,6 +125,12 @@ class Author:
         return signed, _opened(signed)
 
     def _signed(self, nonce: int, kind: str, content: object) -> Signed:
+        """Raises `UserError` where this peer signs nothing any more."""
+        replica = self._driver.replica
+        if replica.copied is not None:
+            raise UserError(another_machine(replica.copied))
+        if replica.is_outdated:
+            raise UserError(self._driver.rules.why_unknown(self._driver.state))
         expires = self._driver.state.height + LIFETIME_HEIGHTS
         return sign(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
 

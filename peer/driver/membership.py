@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ledger.members import Approve, Register, Rename, Rotate, Stand, rotation_preimage
+from ledger.members import Approve, Register, Rename, Rotate, Stand, lowers_tolerance, rotation_preimage
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.settings.invitation import InvitationString, admission
@@ -73,8 +73,13 @@ class Membership:
         members, me = self.driver.state.members, self.driver.signer.public
         wanted = frozenset(wish.subject for wish in members.retiring.values())
         for subject in sorted(wanted - self._told_wanted):
-            if me in members.voters and me not in members.retiring:
-                text = f"another voter wants {short_id(subject)} retired: `peer retire {short_id(subject)}` says so, too"
+            mine = members.retiring.get(me)
+            if me in members.voters and (mine is None or mine.subject != subject):
+                command = f"peer retire {short_id(subject)}" + (
+                    " --lower-tolerance" if lowers_tolerance(members, subject) else ""
+                )
+                instead = f", instead of your wish about {short_id(mine.subject)}" if mine else ""
+                text = f"another voter wants {short_id(subject)} retired: `{command}` says so, too{instead}"
                 self.driver.events.add("member", text, peer=subject)
         self._told_wanted = wanted
         retired = {key: member.retired for key, member in members.members.items() if member.retired is not None}

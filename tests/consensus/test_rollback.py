@@ -315,6 +315,7 @@ def of_a_copy(bench: Bench, height: int) -> Signed:
 def at_height(height: int) -> Bench:
     """It was allowed to sign at height 1, and is at this one now."""
     bench = follower(Bench)
+    tell_all(bench)
     assert bench.replica.may_speak
     for number in range(height - 1):
         decide(bench, bytes([0x91, number + 1]))
@@ -529,3 +530,33 @@ def test_while_it_is_silent_a_voter_neither_repeats_timeouts_nor_sets_view_timer
     bench.step(Disconnected(bench.signers[others(bench)[0]].public))
     bench.step(Connected(bench.signers[others(bench)[0]].public))
     assert not [kind for kind in (TimedOut, Vote, Proposed) if bench.sent(kind)]
+
+
+@pytest.mark.parametrize(("n", "needed"), [(2, 1), (3, 2), (4, 3), (5, 3), (7, 5)])
+def test_in_which_life_something_was_signed_is_known_when_enough_others_have_answered(n: int, needed: int) -> None:
+    """A backup that asks the voter that lags behind must not take what it signed itself for another machine's."""
+    keys = tuple(bytes([number]) * 32 for number in range(1, n + 1))
+    me, others, voters = keys[0], keys[1:], VoterSet(keys)
+
+    def asked(answers: int, claim: int = 5) -> RollbackCheck:
+        check = RollbackCheck()
+        for voter in others[:answers]:
+            check.answer(voter, claim, 5)
+        assert check.may_sign(me, 5, voters) == (answers >= voters.quorum - 1)
+        return check
+
+    for answers in range(voters.quorum - 1, n):
+        check = asked(answers)
+        check.forgot(7)
+        assert (check.copied is not None) == (answers >= needed), answers
+        assert check.silent_below == 9
+    if needed < voters.quorum:
+        return  # as many as open the check are enough
+    late = asked(voters.quorum - 1)
+    for voter in others:
+        late.answer(voter, 8, 5)
+    assert late.may_sign(me, 5, voters)
+    late.forgot(9)
+    assert late.copied is None, "who answered later was further on by then"
+    late.forgot(10)
+    assert late.copied is not None

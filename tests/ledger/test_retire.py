@@ -10,9 +10,10 @@ from consensus.quorum import faults_tolerated
 from consensus.voters import VoterSet
 from ledger import members
 from ledger.core.genesis import TRAINER
+from ledger.jobs import Phase
 from ledger.members import Approve, Leave, MembersState, Register, Retire, Stand
 from protocol.identity import Signed
-from tests.ledger.world import FAR_MS, PEOPLE, World
+from tests.ledger.world import FAR_MS, PEOPLE, SCRATCH, UNAUDITED, World
 from tests.sim.keys import FastSigner
 
 SUBJECT = PEOPLE[4]  # of five voters f stays 1 when one of them goes
@@ -208,6 +209,39 @@ def test_a_trainer_without_a_vote_loses_its_place_until_it_registers_again(world
     assert NEW.public not in world.job(key).trainers
     world.decide(world.tx(NEW, "member/register", Register((TRAINER,))))
     assert world.state.members.members[NEW.public].roles == (TRAINER,)
+
+
+def alone_in_training(newcomers: int) -> tuple[World, bytes]:
+    """A running job whose only trainer is NEW, who does not vote, and how many members without a vote there are."""
+    world = World(voters=5, trainers=0)
+    for number, person in enumerate(PEOPLE[9 : 9 + newcomers]):
+        world.decide(world.admission(person, token=FastSigner(f"token {number}")))
+    world.decide(world.tx(NEW, "member/register", Register((TRAINER,))))
+    return world, world.start(spec=UNAUDITED)
+
+
+def test_a_job_whose_only_trainer_is_retired_ends(world: World) -> None:
+    world, key = alone_in_training(1)
+    wished(world, 0, 1, 2, 3, subject=NEW)
+    assert world.job(key).phase is Phase.FINISHED
+
+
+def test_a_round_whose_only_trainer_is_retired_goes_on_with_who_registered_since() -> None:
+    world, key = alone_in_training(2)
+    other = PEOPLE[10]
+    world.decide(world.tx(other, "member/register", Register((TRAINER,))))
+    assert world.job(key).trainers == (NEW.public,), "the round is open already"
+    wished(world, 0, 1, 2, 3, subject=NEW)
+    assert other.public in world.job(key).awaited and NEW.public not in world.job(key).awaited
+    wished(world, 0, 1, 2, 3, subject=other)
+    assert world.job(key).phase is Phase.FINISHED, "nobody is left, whoever was retired first"
+
+
+def test_a_scratch_job_whose_author_is_retired_ends() -> None:
+    world, _ = alone_in_training(1)
+    key = world.start(NEW, SCRATCH)
+    wished(world, 0, 1, 2, 3, subject=NEW)
+    assert world.job(key).phase is Phase.FINISHED
 
 
 def test_a_key_that_waits_for_its_turn_or_leaves_is_not_retired_meanwhile(world: World) -> None:

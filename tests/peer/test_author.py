@@ -45,6 +45,7 @@ class Log:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery, self.world, self.signer, self.store = nursery, World(), ME, self
         self.rules, self.chain_id = self.world.rules, self.world.chain
+        self.replica = SimpleNamespace(copied=None, is_outdated=False)
         self.applied = trio.Event()
         self.blocks: dict[int, Decided] = {}
         self._say, self._said = trio.open_memory_channel[Signed](100)
@@ -433,3 +434,11 @@ async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_o
         await trio.testing.wait_all_tasks_blocked()
         assert author.waits and peer.witness.membership_problem == NOT_DECIDED
         assert await peer.witness.events.after(0, 0.0) == ()
+
+
+async def test_a_peer_whose_key_another_machine_has_signs_no_transaction() -> None:
+    async with logged() as (log, author):
+        log.replica.copied = "is at 10.0.0.9:7700"
+        asked = Asked(log, author, *start(SCRATCH))
+        await asked.settled()
+        assert "another machine has this peer's key" in asked.error and log.is_silent() and log.starts() == 0

@@ -74,6 +74,15 @@ def test_json_is_one_object_a_line_with_the_fields_of_the_event(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("restored")
+def test_json_has_no_word_for_what_is_no_number(tmp_path: Path) -> None:
+    file = tmp_path / "peer.log"
+    _log_to(Config(data_directory=tmp_path, log_file=str(file), log_format="json"), None)
+    EventLog().add("measured", "it diverged", value=float("nan"), loss=float("inf"))
+    line = file.read_text()
+    assert "NaN" not in line and "Infinity" not in line and json.loads(line)["value"] is None
+
+
+@pytest.mark.usefixtures("restored")
 def test_debug_tells_the_details_too(tmp_path: Path) -> None:
     assert "DEBUG round 3: ann votes" in "\n".join(lines(tmp_path, log_level="debug"))
 

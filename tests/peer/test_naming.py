@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from ledger.members import MembersState
+from features.names import SHORT, Names
+from ledger.members import Member, MembersState
 from peer.api.naming import find
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
@@ -63,3 +65,26 @@ def test_a_long_list_of_namesakes_is_cut() -> None:
     with pytest.raises(UserError) as caught:
         find("founder", world.state.members)
     assert "fits 12 peers" in str(caught.value) and str(caught.value).count("founder") == 9 and ", …;" in str(caught.value)
+
+
+@pytest.mark.parametrize("characters", [1, 6, SHORT - 1, SHORT, SHORT + 1, 20, 51, 52])
+@pytest.mark.parametrize("change", [str, str.upper])
+def test_no_advice_names_a_peer_as_another_s_id_reads(characters: int, change: Callable[[str], str]) -> None:
+    """Commands take an id, or the beginning of one, for that id: the advice would act on whom the liar chose."""
+    victim, liar = PEOPLE[0].public, PEOPLE[1].public
+    looks = change(peer_id(victim)[:characters])
+    table = {victim: Member("anna", (), 0, None, 0), liar: Member(looks, (), 0, None, 0)}
+    members = MembersState(table, (victim,), (victim,), (victim,))
+    assert short_id(liar) in Names(present_of(members))[peer_id(liar)]
+    advice = Names(present_of(members)).in_text(f"`peer retire {short_id(liar)}` says so, too")
+    assert find(advice.split("`")[1].split()[-1], members) == liar
+
+
+def present_of(members: MembersState) -> dict[str, str]:
+    return {peer_id(key): member.name for key, member in members.members.items()}
+
+
+def test_an_id_of_nobody_is_no_name_either() -> None:
+    me = PEOPLE[0].public
+    members = MembersState({me: Member(peer_id(PEOPLE[5].public), (), 0, None, 0)}, (me,), (me,), (me,))
+    assert short_id(me) in Names(present_of(members))[peer_id(me)]

@@ -61,7 +61,7 @@ async def test_a_peer_that_is_retired_alive_trains_and_stands_again_and_no_polic
         await seats[0].until(lambda driver: driver.state.members.members[gone.public].roles == (TRAINER,))
         assert seats[0].driver.state.members.standing[gone.public] == ()
         assert any(f"{short_id(gone.public)} was retired at height" in text for text in told(gone))
-        assert any(f"`peer retire {short_id(gone.public)}` says so, too" in text for text in told(seats[2]))
+        assert any(f"`peer retire {short_id(gone.public)} --lower-tolerance` says so, too" in text for text in told(seats[2]))
         for seat in seats[:2]:
             await seat.author.submit("member/approve", Approve(gone.public))
         await gone.until(lambda driver: gone.public in driver.state.members.voters)

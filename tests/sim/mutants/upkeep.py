@@ -192,7 +192,7 @@ def _retired_by_few(planter: Planter) -> None:
 
 
 def _tolerance_falls_unsaid(planter: Planter) -> None:
-    planter.replace(ledger.members, "_lowers_tolerance", lambda state, subject: False)
+    planter.replace(ledger.members, "lowers_tolerance", lambda state, subject: False)
 
 
 # Evidence ------------------------------------------------------------------------------------------------------------
