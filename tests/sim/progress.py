@@ -84,6 +84,7 @@ class Progress:
     _voted: dict[bytes, int] = field(default_factory=dict)  # the last height at which each honest peer voted
     _votes_since: dict[bytes, int] = field(default_factory=dict)  # from which height on it is a voter
     _approved: dict[bytes, set[bytes]] = field(default_factory=dict)  # candidate -> by whom
+    _wishes: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)  # voter -> whom it wants retired, also where f falls
     _heard: dict[bytes, dict[bytes, dict[Slot, Signed]]] = field(default_factory=dict)  # receiver -> signer -> said
     _contradicted: dict[tuple[bytes, bytes], set[Slot]] = field(default_factory=dict)  # (receiver, signer)
 
@@ -126,6 +127,7 @@ class Progress:
         """With a key goes its successor, or the one it succeeds."""
         for key in {culprit, self._current(culprit), *(old for old in self._successors if self._current(old) == culprit)}:
             self.expelled.setdefault(key, height)
+            self._forget_wishes(key)
             self.going.setdefault(key, height)
             self.coming.pop(key, None)
         self._count("liars expelled")
@@ -159,6 +161,9 @@ class Progress:
             case "member/leave":
                 self.coming.pop(signer, None)
                 self.going.setdefault(signer, height)
+            case "member/retire":
+                self._wishes[signer] = (fields[0], fields[1])
+                self._on_wish(fields[0], height)
             case "member/rotate":
                 self._on_rotated(signer, fields[0], height)
 
@@ -169,8 +174,22 @@ class Progress:
             self.coming.setdefault(candidate, height)
             self.going.pop(candidate, None)  # it left, and comes back
 
+    def _on_wish(self, subject: bytes, height: int) -> None:
+        """A quorum that says, too, that f may fall. Wishes live longer than a history."""
+        voters = self._next(height)
+        said = [lowers for voter, (other, lowers) in self._wishes.items() if other == subject and voter in voters]
+        if subject in voters and len(voters) > 1 and all(said) and len(said) >= quorum(len(voters)):
+            self.going.setdefault(subject, height)
+            self.coming.pop(subject, None)
+            self._forget_wishes(subject)
+
+    def _forget_wishes(self, key: bytes) -> None:
+        """Of this member and about it."""
+        self._wishes = {voter: wish for voter, wish in self._wishes.items() if key not in (voter, wish[0])}
+
     def _on_rotated(self, old: bytes, new: bytes, height: int) -> None:
         self._successors[old] = new
+        self._forget_wishes(old)
         self.coming.pop(old, None)
         if old in self.sets[max(self.sets)]:
             self.going.setdefault(old, height)
@@ -282,9 +301,13 @@ class Progress:
 
     def _of_jobs(self, now: float, running: Collection[bytes], voters: Keys) -> Iterator[Demand]:
         assert self.began is not None
+        first = next((key for key, job in self.jobs.items() if not job.is_alone), None)
         for key, job in sorted(self.jobs.items()):
             if job.is_alone and self._current(job.author) not in running:
                 continue  # a round to which nobody may propose stays open until its trainer is back
+            if not job.is_alone and key != first:
+                job.since = now
+                continue  # it waits in line
             seen = f"job {key.hex()[:6]} (round {job.closed})"
             age = now - max(job.since, self.began)
             yield Demand("rounds", f"{seen} closes no round", age, ROUND_SECONDS_MAX, job.since <= self.began)

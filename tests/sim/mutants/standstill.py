@@ -11,7 +11,7 @@ from consensus.evidence import Evidence
 from consensus.rollback import RollbackCheck
 from consensus.voters import VoterSet
 from ledger.blocks.ledger import Ledger
-from ledger.members import Change, MembersState
+from ledger.members import MembersState, VoterChange
 from peer.node.rounds import Rounds
 from protocol.messages import Ballot
 from rounds.ballots import RoundBook
@@ -22,6 +22,7 @@ from tests.sim.mutants.scenarios import Scenario
 FIRST_HEIGHTS = 6  # in which a peer that starts late may still vote where one that starts again never does
 TWO_PREPARES = with_liar("two-prepares", blocks=40, work=0.2, jobs=False)
 ROUNDS = Scenario(blocks=12)
+ONE_RETIRES = Scenario(retires=1.0, blocks=40, jobs=False)
 ONE_JOINS = Scenario(joiners=1, blocks=16)
 ONE_RESTARTS = Scenario(crashes=1, calm_seconds=2.0, seconds=4.0, blocks=24, jobs=False)
 
@@ -103,7 +104,7 @@ def _approvals_of_all(planter: Planter) -> None:
 def _expelled_go_on_voting(planter: Planter) -> None:
     real = ledger.members._changes
 
-    def changes(state: MembersState) -> list[Change]:
+    def changes(state: MembersState) -> list[VoterChange]:
         return [change for change in real(state) if change.goes is None or not state.is_expelled(change.goes)]
 
     planter.replace(ledger.members, "_changes", changes)
@@ -128,7 +129,12 @@ def _newcomers_stay_silent(planter: Planter) -> None:
     planter.replace(RollbackCheck, "may_sign", may_sign)
 
 
+def _nobody_is_retired(planter: Planter) -> None:
+    planter.replace(ledger.members, "_to_retire", lambda state: None)
+
+
 STANDSTILL = (
+    Mutant("nobody-is-retired", "a quorum's wishes come to nothing", ("changes",), _nobody_is_retired, ONE_RETIRES),
     Mutant("no-ballots", "no ballot is ever cast", ("rounds",), _no_ballots, ROUNDS),
     Mutant("one-casts-no-ballots", "one voter casts no ballot", ("ballots",), _one_casts_no_ballots, ROUNDS),
     Mutant("no-closings", "ballots are cast, and no leader proposes what they decide", ("rounds",), _no_closings, ROUNDS),
