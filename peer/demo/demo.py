@@ -17,8 +17,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -69,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
     make_places(folder, options.json)
     end_like_ctrl_c()
     try:
-        return trio.run(_run, demo)
+        return trio.run(until_hung_up, partial(_run, demo))
     except BaseException as error:
         if not _is_interrupt(error):
             raise
@@ -114,6 +115,30 @@ def end_like_ctrl_c() -> None:
 
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, hung_up)
+
+
+async def until_hung_up(run: Callable[[], Awaitable[int]]) -> int:
+    """What `run` gives. `KeyboardInterrupt` when the terminal closes first.
+
+    A KeyboardInterrupt that a signal raises comes out of whatever line runs just then, and may be lost in one that swallows it.
+    Nothing but SIGHUP would end this process then, and its peers with it. So here SIGHUP cancels.
+    """
+    streams = terminals()
+
+    async def cancel_at_the_end(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGHUP) as signals:
+            task_status.started()
+            async for _ in signals:
+                let_go(streams)
+                scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            await nursery.start(cancel_at_the_end, nursery.cancel_scope)
+        status = await run()
+        nursery.cancel_scope.cancel()
+        return status
+    raise KeyboardInterrupt
 
 
 def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -14,8 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from peer.cli import build_parser, main
+from peer.demo import demo as demo_module
 from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles
 from peer.demo.report import make_places
 from protocol.errors import UserError
@@ -239,3 +242,38 @@ def _peers_of(pid: int) -> list[int]:
         time.sleep(0.05)
     time.sleep(0.5)  # so that workers are hit while they import
     return [*daemons, *(worker for daemon in daemons for worker in children(daemon))]
+
+
+async def forever() -> int:
+    await trio.sleep_forever()
+    return 1
+
+
+def test_a_demo_whose_terminal_closes_ends_whatever_swallows_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_module, "let_go", lambda streams: None)
+
+    async def swallowing() -> int:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await trio.sleep_forever()
+        return await forever()
+
+    before = signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trio.run(demo_module.until_hung_up, swallowing)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_demo_under_nohup_goes_on_when_the_terminal_closes() -> None:
+    async def hung_up() -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await trio.sleep(0.01)
+        return 7
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert trio.run(demo_module.until_hung_up, hung_up) == 7
+    finally:
+        signal.signal(signal.SIGHUP, before)
