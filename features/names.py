@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 SHORT = 8  # characters of a peer id, or of a root, that people see
-_ID = re.compile(rf"\b[a-z2-7]{{{SHORT}}}\b")
+CALLED = "is called"  # between an id and a name: the one sentence in which the id stays an id
+_ID = re.compile(rf"\b[a-z2-7]{{{SHORT}}}\b(?! {CALLED} )")
 _WHOLE_ID = re.compile(r"[a-z2-7]{52}")
 
 

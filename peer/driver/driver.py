@@ -165,7 +165,9 @@ class Driver:
             self._nursery.start_soon(self._apply_decided)
             task_status.started()
             while True:
-                await self._turn(await self._next_items())
+                items = await self._next_items()
+                self._note_links(items)
+                await self._turn(items)
                 if self._restores is not None:
                     await self._take_over(self._restores)
 
@@ -205,8 +207,6 @@ class Driver:
     # One turn
 
     async def _turn(self, items: list[Item]) -> None:
-        for item in items:
-            self._note_links(item)
         turn = self.node.turn(items, self.now())
         self._deadline = turn.deadline
         for fault in turn.faults:
@@ -233,13 +233,14 @@ class Driver:
             for peer in to:
                 self.network.send(peer, data, priority)
 
-    def _note_links(self, item: Item) -> None:
-        if isinstance(item, Connected):
-            self.events.add("peer", f"connected to {short_id(item.peer)}", peer=item.peer)
-        elif isinstance(item, Disconnected):
-            self.events.add("peer", f"lost the link to {short_id(item.peer)}", peer=item.peer)
-        elif isinstance(item, Copied):
-            self._copied = item
+    def _note_links(self, items: Sequence[Item]) -> None:
+        for item in items:
+            if isinstance(item, Connected):
+                self.events.add("peer", f"connected to {short_id(item.peer)}", peer=item.peer)
+            elif isinstance(item, Disconnected):
+                self.events.add("peer", f"lost the link to {short_id(item.peer)}", peer=item.peer)
+            elif isinstance(item, Copied):
+                self._copied = item
 
     def _note(self, turn: Turn, changes: Sequence[RoundChange]) -> None:
         opened = {change.key for change in changes if not isinstance(change, RoundClosed)}
@@ -335,9 +336,12 @@ class Driver:
         restores.is_taken = await trio.to_thread.run_sync(self._install, restores)
         self.node = self._restored_node(self.node.rounds.measured)
         self.workshop.follow(self.rounds)
+        self.witness.restored(self.state, self.signer.public)
         self._applying, self._applying_ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._apply_decided)
-        waiting = [item for item in self._items_here(INBOX_MAX) if isinstance(item, Received | Do | Copied)]
+        here = self._items_here(INBOX_MAX)
+        self._note_links(here)
+        waiting = [item for item in here if isinstance(item, Received | Do)]
         copied = [self._copied] if self._copied else []
         await self._turn([*copied, *map(Connected, sorted(self.network.connected())), *waiting])
         applied, self.applied = self.applied, trio.Event()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import trio
 
+from features.names import Names
 from protocol.api import EventView
 from protocol.identity import peer_id
 
@@ -22,6 +23,7 @@ class EventLog:
         self._events: deque[EventView] = deque(maxlen=EVENTS_KEPT)
         self._last = 0
         self._more = trio.Event()
+        self.names = Names({})  # of the members now; events keep the ids, and the log's lines are for people
 
     def add(self, kind: str, text: str, **fields: object) -> None:
         """Keys called `peer` become peer ids, other bytes hex."""
@@ -36,7 +38,7 @@ class EventLog:
         shown = {name: _shown(name, value) for name, value in fields.items()}
         self._events.append(EventView(self._last, int(time.time() * 1000), kind, text, shown))
         numbers = {name: value for name, value in fields.items() if isinstance(value, (int, float))}
-        log.log(level, "%s", text, extra={"kind": kind, "fields": shown | numbers})
+        log.log(level, "%s", self.names.in_text(text), extra={"kind": kind, "fields": shown | numbers})
         more, self._more = self._more, trio.Event()
         more.set()
 

@@ -33,7 +33,6 @@ class Membership:
     _told: frozenset[bytes] = field(default_factory=frozenset)
     _told_wanted: frozenset[bytes] = frozenset()
     _told_retired: dict[bytes, int] | None = None  # when who was, as far as this peer has looked
-    _is_joining: bool = False
     _has_said_name: bool = False  # once a start: two peers with one key and two names would else never stop
 
     async def run(self) -> None:
@@ -91,9 +90,6 @@ class Membership:
     async def _next(self) -> None:
         state, me = self.driver.state, self.driver.signer.public
         member = state.members.members.get(me)
-        if self._is_joining and member is not None:
-            self._is_joining = False
-            self.driver.events.add("member", f"{short_id(me)} was admitted as a member")
         if state.members.is_expelled(me):
             raise UserError("this peer was expelled: the network has proof that its key signed what no honest peer signs")
         if self.former is not None and self.former.signer.public in state.members.members:
@@ -127,7 +123,7 @@ class Membership:
     async def _join(self) -> None:
         if self.invitation is None:
             return
-        self._is_joining, witness = True, self.driver.witness
+        witness = self.driver.witness
         witness.membership_problem = witness.membership_problem or NOT_DECIDED
         is_known = self.invitation.invitation.signer in self.driver.state.members.voters
         if not is_known or not self.driver.network.connected():

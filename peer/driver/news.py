@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from features.names import CALLED, Names
 from ledger.jobs import Job, Phase
 from ledger.members import MembersState
 from ledger.state import State
-from protocol.identity import short_id
+from protocol.identity import peer_id, short_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,33 @@ def _of_members(before: MembersState, after: MembersState) -> Iterator[News]:
     replaced = {member.successor for member in after.members.values()}  # a new key is no new member
     for key, member in after.members.items():
         known = before.members.get(key)
-        if known is None and member.invited_by is not None and key not in replaced:
-            yield News("member", f"{short_id(key)} was admitted as a member, invited by {short_id(member.invited_by)}", key)
+        if known is None and key not in replaced and (item := admission(key, before, after)) is not None:
+            yield item
         elif known is not None and known.name != member.name:
-            yield News("member", f"{short_id(key)} was {known.name} before", key)
+            yield News("member", _called(key, known.name, member.name), key)
     voted, vote = (set(map(after.current, voters)) for voters in (before.voters, after.voters))
     for key in sorted(vote - voted):
         yield News("member", f"{short_id(key)} votes now, as one of {len(after.voters)}", key)
     for key in sorted(voted - vote):
         yield News("member", f"{short_id(key)} votes no more; {len(after.voters)} voters are left", key)
+
+
+def admission(key: bytes, before: MembersState, after: MembersState) -> News | None:
+    """If somebody's invitation has made this key a member meanwhile."""
+    member = after.members.get(key)
+    if member is None or member.invited_by is None or key in before.members:
+        return None
+    return News("member", f"{short_id(key)} was admitted as a member, invited by {short_id(member.invited_by)}", key)
+
+
+def names_of(members: MembersState) -> Names:
+    present = {peer_id(key): member.name for key, member in members.members.items() if members.speaks(key)}
+    return Names(present, {peer_id(key): member.name for key, member in members.members.items()})
+
+
+def _called(key: bytes, before: str, now: str) -> str:
+    """A founder whom the genesis does not name is called as its id begins."""
+    return f"{short_id(key)} {CALLED} {now}" + (f", and was {before} before" if before != short_id(key) else "")
 
 
 def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:

@@ -15,7 +15,7 @@ from ledger.state import State
 from peer.driver.caveats import SAMPLED_AUDITS
 from peer.driver.eventlog import EventLog
 from peer.driver.lateness import Missed
-from peer.driver.news import news
+from peer.driver.news import admission, names_of, news
 from peer.node.early import RoundKey, RoundMessage
 from peer.node.node import Node, RoundClosed
 from protocol import codec
@@ -51,6 +51,8 @@ class Witness:
         self._muted: Set[RoundKey] = frozenset()
         self._before = state  # the last one that was applied
         self.membership_problem = ""  # why this peer is not yet what its operator wants
+        if state is not None:
+            self.events.names = names_of(state.members)
 
     def turn(self, turn: Turn) -> None:
         for record in turn.records:
@@ -189,6 +191,7 @@ class Witness:
         self.events.add("job", text, job=key[0], round=key[1])
 
     def applied(self, state: State) -> None:
+        self._learn_names(state)
         text = f"height {state.height} applied, state root {state.root.hex()[:16]}"
         self.events.detail("applied", text, height=state.height, root=state.root)
         if self._before is not None and self._before.height + 1 == state.height:  # else a snapshot came in between
@@ -199,6 +202,18 @@ class Witness:
                     self.events.add("job", item.text, job=item.about)
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
+
+    def restored(self, state: State, me: bytes) -> None:
+        """A snapshot has come in between. Of all that happened up to it, only this peer's own admission is told."""
+        self._learn_names(state)
+        item = admission(me, self._before.members, state.members) if self._before is not None else None
+        if item is not None:
+            self.events.add("member", item.text, peer=me)
+        self._before = state
+
+    def _learn_names(self, state: State) -> None:
+        if self._before is None or self._before.members.members is not state.members.members:
+            self.events.names = names_of(state.members)
 
 
 def _is_test(job: Job) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ledger.members import Rotate
+from features.names import Names
+from ledger.members import Rename, Rotate
 from peer.commands.commands import _log_to
 from peer.driver.eventlog import EventLog
 from peer.driver.witness import Witness, rotations
@@ -19,6 +20,7 @@ from peer.settings.config import Config
 from protocol import codec
 from protocol.identity import peer_id, short_id, sign
 from protocol.messages import Transaction
+from tests.ledger.world import PEOPLE, World
 from tests.peer.network import certified, network
 from tests.sim.keys import FastSigner
 
@@ -95,7 +97,7 @@ async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCap
         kinds = [event.kind for event in await seat.driver.events.after(0, 0.0)]
     assert {"decided", "proposal", "ballot", "applied"} < set(kinds), "people at the prompt see all of it"
     told = [record.getMessage() for record in caplog.records if record.name == "peer"]
-    assert told == [f"round 0: accepted {short_id(seat.public)}"]
+    assert told == ["round 0: accepted founder"]
 
 
 async def test_a_key_that_replaces_another_is_one_line_in_the_log_of_everybody() -> None:
@@ -107,3 +109,33 @@ async def test_a_key_that_replaces_another_is_one_line_in_the_log_of_everybody()
     witness.rotated(*pair)
     ((event,),) = [await witness.events.after(0, 0.0)]
     assert (event.kind, event.text) == ("member", f"{short_id(NEW.public)} is now the key of {short_id(OLD.public)}")
+
+
+async def test_the_log_speaks_of_names_and_its_fields_keep_the_ids(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    events, short = EventLog(), short_id(NEW.public)
+    events.names = Names({peer_id(NEW.public): "erin"})
+    with caplog.at_level(logging.INFO, "peer"):
+        events.add("round", f"round 3: accepted {short}", peer=NEW.public)
+    (record,) = caplog.records
+    assert record.getMessage() == "round 3: accepted erin" and vars(record)["fields"]["peer"] == peer_id(NEW.public)
+    (event,) = await events.after(0, 0.0)
+    assert event.text == f"round 3: accepted {short}", "consoles put the names in, as they are when it is read"
+
+
+async def test_the_names_are_those_of_the_members_now(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=1) as made:
+        (seat,) = made.seats
+        assert seat.events.names[peer_id(seat.public)] == "founder", "from the start on"
+        await seat.author.submit("member/name", Rename("carl"))
+        await seat.until(lambda driver: driver.state.members.members[seat.public].name == "carl")
+        assert seat.events.names[peer_id(seat.public)] == "carl"
+
+
+async def test_an_own_admission_that_came_in_a_snapshot_is_told(tmp_path: Path) -> None:
+    before, world = World().state, World()
+    after = world.decide(world.admission(PEOPLE[8]))
+    witness = Witness(EventLog(), lambda: 0.0, before)
+    witness.restored(after, PEOPLE[8].public)
+    witness.restored(after, PEOPLE[8].public)
+    (event,) = await witness.events.after(0, 0.0)
+    assert event.text == f"{short_id(PEOPLE[8].public)} was admitted as a member, invited by {short_id(PEOPLE[0].public)}"

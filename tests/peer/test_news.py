@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ledger.jobs import Stop
 from ledger.members import Approve, Leave, Rename, Stand
 from ledger.state import State
-from peer.driver.news import news
+from peer.driver.news import names_of, news
 from protocol.identity import short_id
 from tests.ledger.world import PEOPLE, World
 
@@ -31,7 +33,7 @@ def test_who_comes_stands_and_goes_is_told() -> None:
     world.decide(world.admission(NEW))
     assert world.told == [f"{NAMES[8]} was admitted as a member, invited by {NAMES[0]}"]
     world.decide(world.tx(NEW, "member/name", Rename("erin")))
-    assert world.told[1:] == [f"{NAMES[8]} was newcomer before"]
+    assert world.told[1:] == [f"{NAMES[8]} is called erin, and was newcomer before"]
     height = world.state.height - 1
     world.decide(world.tx(NEW, "member/stand", Stand(height, world.state.certified_roots[height])))
     world.decide(*(world.tx(person, "member/approve", Approve(NEW.public)) for person in FOUNDERS[:3]))
@@ -60,3 +62,13 @@ def test_jobs_that_begin_and_end_are_told() -> None:
     assert world.told == [f"job language of {NAMES[0]} begins: 2 rounds"]
     world.decide(world.tx(PEOPLE[0], "job/stop", Stop(job)))
     assert world.told[1:] == ["job language ended early, after 0 rounds"]
+
+
+def test_a_founder_says_its_name_for_the_first_time_and_its_id_stays_beside_it() -> None:
+    dora, world = FOUNDERS[3], World()
+    before, after = world.state, world.decide(world.tx(dora, "member/name", Rename("dora")))
+    unnamed = replace(before.members.members[dora.public], name=NAMES[3])
+    members = replace(before.members, members=before.members.members | {dora.public: unnamed})
+    (told,) = news(before.with_modules(members=members), after)
+    assert told.text == f"{NAMES[3]} is called dora"
+    assert names_of(after.members).in_text(told.text) == told.text, "nobody reads that dora is called dora"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,8 @@ async def test_a_newcomer_restores_a_snapshot_and_goes_on_with_the_rounds_that_a
         assert len({seat.store.roots()[height] for seat in made.seats}) == 1
         assert len({seat.driver.host.model(job, last).root for seat in made.seats}) == 1
         newcomer.driver.host.model(job, last).verify()
+        told = Counter(event.text for event in await newcomer.events.after(0, 0.0) if event.kind == "peer")
+        assert told == {f"connected to {short_id(seat.public)}": 1 for seat in seats}
 
 
 async def test_what_was_restored_survives_a_restart_and_serves_the_next_newcomer(tmp_path: Path) -> None:
@@ -386,7 +389,7 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
         service, kept = service_of(seat), replace(SCRATCH, rounds=1_000_000, name="long")
         await seat.author.submit("job/start", Start(kept.encode()))
         for text in ("", "other", "zz"):
-            with pytest.raises(UserError, match=r"fits 0 running jobs .* 'long'"):
+            with pytest.raises(UserError, match=r"fits 0 jobs that run or wait .* 'long'"):
                 await service.cancel(text)
         assert await service.cancel("long") == "job 'long' is ended"
 
