@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from features.names import CALLED
 from ledger.members import MembersState
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
@@ -33,4 +34,4 @@ def find(text: str, members: MembersState) -> bytes:
 
 def _shown(key: bytes, members: MembersState) -> str:
     name = members.members[key].name
-    return short_id(key) if name == short_id(key) else f"{short_id(key)} ({name})"
+    return short_id(key) if name == short_id(key) else f"{short_id(key)} {CALLED} {name}"

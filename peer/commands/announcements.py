@@ -16,12 +16,17 @@ WAIT_SECONDS = 30.0  # for the next event, in one question
 
 
 class Announcements:
-    """Chooses among events, by their own times."""
+    """Chooses among events, by their own times. What a command at this prompt answers is no news there."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: str = "") -> None:
+        self._me = me
         self._met: set[str] = set()
         self._loss_ms = float("-inf")
         self._minute, self._lines = 0, 0
+
+    def typed(self, line: str) -> None:
+        """Its answer says what becomes of the addresses in it."""
+        self._met |= {f"cannot reach {word.rpartition('@')[2]}" for word in line.split()}
 
     def of(self, event: EventView) -> EventView | None:
         """What to show for this event."""
@@ -39,6 +44,8 @@ class Announcements:
             is_new = what not in self._met and not what.startswith("lost")
             self._met.add(what)
             return is_new
+        if event.kind == "warning" and self._me and event.fields.get("author") == self._me:
+            return False  # `train` has said it
         if event.fields.get("name") == "held_out_bits_per_byte":
             is_due = event.at_ms - self._loss_ms >= 1_000 * LOSS_SECONDS
             self._loss_ms = event.at_ms if is_due else self._loss_ms
@@ -46,9 +53,11 @@ class Announcements:
         return event.kind in KINDS
 
 
-async def announce(api: PeerApi, names: Callable[[], Awaitable[Names]], show: Callable[[str], None]) -> None:
+async def announce(
+    api: PeerApi, names: Callable[[], Awaitable[Names]], show: Callable[[str], None], chosen: Announcements
+) -> None:
     """Follows the events from now on, until cancelled. Raises `UserError` when the peer is gone."""
-    chosen, newest = Announcements(), await api.events(-1, 0.0)
+    newest = await api.events(-1, 0.0)
     seen = newest[-1].number if newest else 0
     while True:
         for event in await api.events(seen, WAIT_SECONDS):

@@ -18,7 +18,7 @@ from features.names import Names
 from features.tables import Shown
 from features.words import Asked
 from peer.commands import views
-from peer.commands.announcements import announce
+from peer.commands.announcements import Announcements, announce
 from peer.commands.drawing import printer
 from peer.commands.grammar import option_names, parse
 from peer.commands.words import words
@@ -43,7 +43,18 @@ async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> int
     """Carries out one parsed command and returns the exit status that `peer COMMAND` has. Raises `UserError`."""
     known = words()
     asked = Asked(api, options, show, partial(names, api), partial(_decided, api, show), known)
-    return await known[options.command].do(asked) or 0
+    try:
+        return await known[options.command].do(asked) or 0
+    except UserError as error:
+        raise UserError(await _with_names(api, str(error))) from None
+
+
+async def _with_names(api: PeerApi, text: str) -> str:
+    """What a peer says, which speaks of ids, for people."""
+    try:
+        return (await names(api)).in_text(text)
+    except UserError:  # it does not answer any more, and what it said counts
+        return text
 
 
 async def names(api: PeerApi) -> Names:
@@ -65,7 +76,7 @@ async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
         nursery.cancel_scope.cancel()
     if isinstance(answer, Exception):
         raise answer
-    return answer
+    return await _with_names(api, answer)
 
 
 async def _tell_why(api: PeerApi, show: Print) -> None:
@@ -101,20 +112,21 @@ async def _run_prompt(api: PeerApi, prompt: Prompt, show: Print, quitting: str) 
     who = f"{status.name} ({views.short(status.peer)})" if status.name else views.short(status.peer)
     show(f"network {status.network}, {who} at {status.address}: {(await names(api)).in_text(views.state(status))}")
     show(f"type `help`; `quit` {quitting}")
-    interrupts = _Interrupts(show, quitting)
+    interrupts, chosen = _Interrupts(show, quitting), Announcements(status.peer)
     async with trio.open_nursery() as nursery:
         await nursery.start(interrupts.follow, nursery.cancel_scope)
-        nursery.start_soon(_announce, api, show)
+        nursery.start_soon(_announce, api, show, chosen)
         while (line := await prompt.ask(interrupts.dropped)) is not None:
+            chosen.typed(line)
             if await interrupts.run(line, partial(_do, api, line, show)) == "quit":
                 break
         nursery.cancel_scope.cancel()
 
 
-async def _announce(api: PeerApi, show: Print) -> None:
+async def _announce(api: PeerApi, show: Print, chosen: Announcements) -> None:
     """Above the line that is being typed."""
     try:
-        await announce(api, lambda: names(api), show)
+        await announce(api, lambda: names(api), show, chosen)
     except UserError as error:
         show(f"error: {error}")
     except Exception:  # what cannot be announced must not stop a peer that votes

@@ -20,7 +20,7 @@ from peer.node.early import RoundKey, RoundMessage
 from peer.node.node import Node, RoundClosed
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, short_id
+from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from protocol.reasons import Verdict
 from training.spec import JobSpec, Objective
@@ -184,7 +184,8 @@ class Witness:
 
     def started(self, key: bytes, state: State) -> None:
         if key in state.audits.jobs:
-            self.events.add("warning", f"job {state.jobs.jobs[key].name}: {SAMPLED_AUDITS}", job=key)
+            job = state.jobs.jobs[key]
+            self.events.add("warning", f"job {job.name}: {SAMPLED_AUDITS}", job=key, author=peer_id(job.author))
 
     def renewed(self, key: RoundKey, job: Job) -> None:
         text = f"round {key[1]} of {job.name} goes on with {len(job.voters)} voters: too few of those it was opened with are left"

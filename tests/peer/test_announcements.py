@@ -46,6 +46,15 @@ def test_a_peer_is_said_to_be_here_once_however_often_its_link_breaks() -> None:
     assert [chosen.of(dial) for dial in failed] == [failed[0], None, None]
 
 
+def test_what_a_command_at_this_prompt_answers_is_no_news_there() -> None:
+    chosen = Announcements(ME)
+    chosen.typed(f"connect h:1 {OTHER}@h:2")
+    failed = [event("peer", f"cannot reach h:{port}: no route to host (1 tries)") for port in (1, 2, 3)]
+    assert [chosen.of(dial) for dial in failed] == [None, None, failed[2]]
+    started = [event("warning", "job text: audit=sampled is not", author=author) for author in (ME, OTHER)]
+    assert [chosen.of(start) for start in started] == [None, started[1]], "of its own job `train` has said it"
+
+
 def test_a_flood_of_warnings_does_not_fill_the_screen() -> None:
     chosen = Announcements()
     said = [chosen.of(event("warning", "dropped a liar", at)) for at in range(1_000)]
@@ -70,7 +79,7 @@ async def test_announcements_begin_with_the_newest_and_speak_of_names_and_of_the
 
     lines: list[str] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(announce, Api(), names, lines.append)
+        nursery.start_soon(announce, Api(), names, lines.append, Announcements())
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     (line,) = lines

@@ -23,10 +23,10 @@ from peer.commands import console, grammar, job_fields
 from peer.commands.grammar import option_names
 from peer.commands.prompt import Prompt, Words
 from peer.commands.words import words
-from protocol.api import AuditsView, TrainRequest
+from protocol.api import AuditsView, PeerView, TrainRequest
 from protocol.errors import UserError
 from tests.peer import fake_api
-from tests.peer.fake_api import ME, FakeApi
+from tests.peer.fake_api import ME, OTHER, FakeApi
 from training.spec import PRESETS, completed
 
 WORDS = words()
@@ -211,6 +211,30 @@ async def test_an_address_that_is_not_reached_keeps_no_other_from_being_dialed(
     assert sorted(api.asked) == ["a:1", "b:2", "c:1"]
     (line,) = [line for line in printed.splitlines() if "cannot reach" in line]
     assert "a:1: no route" in line and "c:1: no route" in line
+
+
+async def test_answers_and_complaints_speak_of_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Api(FakeApi):
+        async def peers(self) -> tuple[PeerView, ...]:
+            return tuple(replace(view, name=name) for view, name in zip(fake_api.PEERS, ("anna", "erin"), strict=True))
+
+        async def approve(self, peer: str) -> str:
+            return f"{OTHER[:8]} has 1 of 3 approvals"
+
+        async def retire(self, peer: str, lower_tolerance: bool) -> str:
+            raise UserError(f"{OTHER[:8]} votes already")
+
+        async def connect(self, address: str) -> str:
+            return f"connected to {OTHER[:8]} at {address}"
+
+    for line, answer in (
+        ("approve erin", "erin has 1 of 3 approvals"),
+        ("retire erin", "error: erin votes already"),
+        ("connect h:1", "connected to erin at h:1"),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
+        await console.run(Api(), attached=True)
+        assert capsys.readouterr().out == f"{answer}\n"
 
 
 async def test_who_is_suspended_sees_until_when_and_why_in_its_status(

@@ -30,7 +30,7 @@ def test_a_name_is_enough_and_so_are_the_first_letters_of_an_id() -> None:
 
 
 def test_a_name_of_two_is_refused_with_the_ids_of_both() -> None:
-    with pytest.raises(UserError, match=rf"'ben' fits 2 peers: .*{short_id(KEYS[1])} \(ben\).*; type more of the peer id"):
+    with pytest.raises(UserError, match=rf"'ben' fits 2 peers: .*{short_id(KEYS[1])} is called ben.*; type more of the peer id"):
         find("ben", known("anna", "ben", "ben", "dora"))
 
 

@@ -48,7 +48,7 @@ async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventL
 
 async def test_every_peer_is_told_when_a_job_with_sampled_audits_starts(log: EventLog) -> None:
     witness = Witness(log, lambda: 0.0)
-    job, audited = SimpleNamespace(name="text"), {CHAIN: SimpleNamespace()}
+    job, audited = SimpleNamespace(name="text", author=LIAR.public), {CHAIN: SimpleNamespace()}
     for key in (CHAIN, bytes([1]) * 32):
         witness.started(key, SimpleNamespace(jobs=SimpleNamespace(jobs={key: job}), audits=SimpleNamespace(jobs=audited)))
     (line,) = await lines(log)

@@ -40,7 +40,7 @@ async def connect(asked: Asked[PeerApi]) -> None:
 
     async def dial(address: str) -> None:
         try:
-            asked.show(await asked.api.connect(address))
+            asked.show((await asked.names()).in_text(await asked.api.connect(address)))
         except UserError as error:
             failed.append(str(error))
 
