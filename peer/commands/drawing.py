@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -18,6 +18,7 @@ from rich.text import Text
 from features.tables import Fitted, Pairs, Shown, Verbatim
 
 GAP = 2  # blanks between columns
+READABLE = 36  # characters of a cell that wraps: for less room columns are left out, or a row grows taller than a screen bears
 CUT_MIN = 8  # characters that stay of a cell that may be cut
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
@@ -82,25 +83,34 @@ class _Table:
 
     def _widths(self, room: int) -> dict[int, int]:
         """Of the columns that are shown, by their place."""
-        natural, narrow = {}, {}
+        natural, whole, narrow, readable = {}, {}, {}, {}
         for at, column in enumerate(self._fitted.columns):
             cells, title = [row[at] for row in self._fitted.rows], max(map(cell_len, column.title.split()))
-            natural[at] = max(map(cell_len, (column.title, *cells)))
+            whole[at] = max(map(cell_len, cells), default=0)
+            natural[at] = max(whole[at], cell_len(column.title))
             if column.may_be_cut:
                 narrow[at] = max(title, min(CUT_MIN, natural[at]))
             else:
                 parts = [word for text in cells for word in text.split()] if column.wraps else cells
                 narrow[at] = max([title, *map(cell_len, parts)])
+            readable[at] = max(narrow[at], min(natural[at], READABLE if column.wraps else 0))
         by_spare = sorted((column.spare, at) for at, column in enumerate(self._fitted.columns) if column.spare)
-        wanted = dict(natural if self._fitted.is_live else narrow)
-        while by_spare and sum(wanted.values()) + GAP * (len(wanted) - 1) > room:
-            del wanted[by_spare[0][1]], narrow[by_spare.pop(0)[1]]
-        widths, left = dict(narrow), room - sum(narrow.values()) - GAP * (len(narrow) - 1)
-        while left > 0 and (wanting := [at for at in widths if widths[at] < natural[at]]):
-            for at in wanting[:left]:
-                widths[at] += 1
-            left -= len(wanting[:left])
+        wanted = dict(natural if self._fitted.is_live else readable)
+        while by_spare and _width(wanted) > room:
+            at = by_spare.pop(0)[1]
+            del wanted[at], narrow[at], readable[at]
+        widths = dict(readable if _width(readable) <= room else narrow)
+        for aim in (whole, natural):  # first the cells, then the titles on one line
+            left = room - _width(widths)
+            while left > 0 and (wanting := [at for at in widths if widths[at] < aim[at]]):
+                for at in wanting[:left]:
+                    widths[at] += 1
+                left -= len(wanting[:left])
         return widths
+
+
+def _width(columns: Mapping[int, int]) -> int:
+    return sum(columns.values()) + GAP * (len(columns) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,7 @@ class _Lines:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         indent = max(map(cell_len, self._pairs.rows)) + GAP
         for name, value in self._pairs.rows.items():
-            for number, line in enumerate(wrapped(str(value), options.max_width - indent)):
+            lines = (line for part in str(value).split("\n") for line in wrapped(part, options.max_width - indent))
+            for number, line in enumerate(lines):
                 text = Text(set_cell_size(name if number == 0 else "", indent), "dim", no_wrap=True, overflow="ignore")
                 yield text.append(line, "not dim")

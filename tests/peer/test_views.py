@@ -16,6 +16,7 @@ from features.tables import Column, Fitted, Pairs
 from peer.commands import views
 from peer.commands.drawing import drawn
 from peer.commands.words import words
+from protocol.api import DialView, JobView
 from tests.peer import fake_api
 
 PEERS = {
@@ -79,7 +80,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_broken(name: str, wid
     assert max(map(len, printed.splitlines())) <= width, printed
     words = {word.strip("(),") for word in f"{whole} a wider terminal also shows {' '.join(PEERS.values())}".split()}
     for word in printed.split():
-        is_cut = word.endswith("…") and any(name.startswith(word[:-1]) for name in (*PEERS.values(), "everything", "that"))
+        is_cut = word.endswith("…") and any(name.startswith(word[:-1]) for name in (*PEERS.values(), "everything", "that", "was"))
         assert is_cut or word.strip("(),") in words, f"{word!r} is no word of\n{whole}\nbut in\n{printed}"
 
 
@@ -111,6 +112,28 @@ def test_the_least_important_columns_go_first_and_are_named() -> None:
     assert shown(table, 33).split("\n")[1].split() == ["a" * 8 + "…", "b" * 10, "c" * 10]
     narrow = shown(table, 24)
     assert "c" not in narrow.split("\n")[1] and "b" * 10 in narrow and "(a wider terminal also" in narrow
+
+
+def five(view: Any) -> Any:
+    """A job or a round with five trainers, of which one was absent."""
+    if isinstance(view, JobView):
+        return replace(view, accepted=dict.fromkeys(KEYS[:4], 12), rejected={KEYS[4]: {"absent": 3}}, suspended={})
+    return replace(view, verdicts=dict.fromkeys(KEYS[:4], "accept") | {KEYS[4]: "absent"}, ballots=KEYS[:5])
+
+
+def test_of_five_trainers_no_row_is_higher_than_three_lines_at_80_columns() -> None:
+    few_rounds = shown(views.rounds([five(round_view())] * 2, NAMES), 80).splitlines()
+    few_jobs = shown(views.jobs([five(job())] * 2, NAMES), 80).splitlines()
+    for lines in (few_rounds, few_jobs):
+        rows = [at for at, line in enumerate(lines) if "eeeeeeee" in line]
+        assert rows[1] - rows[0] <= 3 and lines[-1].startswith("(a wider terminal also shows"), "\n".join(lines)
+
+
+def test_each_line_of_a_value_stands_in_the_column_of_values() -> None:
+    unreached = tuple(DialView(f"h:{n}", "", "no route to host", 3, 9.0, f"cannot reach h:{n}: no route to host") for n in (1, 2))
+    lines = shown(views.status(replace(fake_api.STATUS, unreached=unreached)), 80).splitlines()
+    first, second = (line for line in lines if "cannot reach" in line)
+    assert first.split()[0] == "unreached" and second.index("cannot") == first.index("cannot") > 0
 
 
 def test_a_word_wider_than_the_terminal_is_left_whole() -> None:
