@@ -42,3 +42,8 @@ class Verbatim(str):
 
 
 Shown = str | Fitted | Pairs
+
+
+def counted(count: int, what: str) -> str:
+    """`1 proposal`, `2 proposals`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -15,6 +15,7 @@ from peer.commands.arguments import Parser, settings_of
 from peer.commands.completion import SHELLS, script
 from peer.commands.grammar import parse, parse_words
 from peer.commands.job_fields import PRESET, SET
+from peer.commands.terminal import EXIT_INTERRUPTED
 from peer.commands.words import words
 from peer.settings.config import ROLES, ROLES_LATER, Config, nearest, show
 from protocol.errors import UserError
@@ -27,7 +28,6 @@ ATTACKS = (
 AUDITS = ("full", "sampled")  # of `training.spec`, which is imported only where it is used
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 EXAMPLES = """examples:
   peer demo                                    four peers on this machine, one of them lying

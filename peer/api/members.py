@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import trio
 
 from consensus.voters import VoterSet
+from features.tables import counted
 from ledger.members import Approve, Leave, Member, Retire, warning_for_removal, wishes_about
 from peer.api.naming import find
 from peer.api.running import RunningPeer
@@ -33,7 +34,7 @@ class MemberAnswers(MemberCalls):
         members = self.peer.driver.state.members
         member = members.members.get(key)
         accepted = sum(job.accepted.get(key, 0) for job in self.peer.driver.state.jobs.jobs.values())
-        seen = [f"{accepted} proposals accepted"] if accepted else []
+        seen = [f"{counted(accepted, 'proposal')} accepted"] if accepted else []
         if key in members.standing:
             seen.append(f"stands as a voter: {self._approvals(key)}")
         if wishes := wishes_about(members, key):

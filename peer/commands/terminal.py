@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 DESCRIPTORS = (0, 1, 2)
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def terminals() -> tuple[int, ...]:

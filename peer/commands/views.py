@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from features.names import SHORT, Names
-from features.tables import Column, Fitted, Pairs
+from features.tables import Column, Fitted, Pairs, counted
 from protocol.api import (
     AuditView,
     EventView,
@@ -183,7 +183,7 @@ def peers(views: Iterable[PeerView]) -> Fitted:
     for view in views:
         part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
         part += " (leader)" if view.leader else ""
-        part += f" {len(view.approvals)} approvals" if view.approvals and not view.voter else ""
+        part += f" {counted(len(view.approvals), 'approval')}" if view.approvals and not view.voter else ""
         link = view.link
         table.add_row(
             (view.name or "–") + " (me)" * view.me,

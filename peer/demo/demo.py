@@ -26,7 +26,7 @@ import trio
 
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.api.new_job import parse_overrides
-from peer.commands.terminal import let_go, terminals
+from peer.commands.terminal import EXIT_INTERRUPTED, let_go, terminals
 from peer.demo.cast import Demo, DemoPeer, sent
 from peer.demo.display import Display
 from peer.demo.report import Disk, Report, make_places, make_report, usable, write_files
@@ -55,7 +55,7 @@ WIDE = "X86_V3 X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_I
 
 
 def main(options: argparse.Namespace) -> int:
-    """The exit status: 0 only if everything that the demo promises was seen."""
+    """The exit status: 0 only if everything that the demo promises was seen. An interrupt is told here."""
     if options.data:
         options.data = str(Path(options.data).expanduser().absolute())
         _require_usable(Path(options.data))
@@ -75,9 +75,8 @@ def main(options: argparse.Namespace) -> int:
         if not _is_interrupt(error):
             raise
         stop(demo)
-        text = f"\npeer demo: interrupted; all {len(demo.peers)} peers are stopped, their data is in {demo.folder}"
-        print(text, file=sys.stderr)
-        raise KeyboardInterrupt from None
+        print(f"\npeer demo: interrupted; {_all_stopped(demo)}", file=sys.stderr)
+        return EXIT_INTERRUPTED
     finally:
         stop(demo)
 
@@ -176,7 +175,7 @@ async def _run(demo: Demo) -> int:
     with display:
         make_directories(demo)
         await start(demo)
-        display.say(f"{len(demo.peers)} peers are running, data in {demo.folder}")
+        display.say(f"{len(demo.peers)} peers are running, data in", demo.folder)
         job = await begin_job(demo)
         rounds, finished = await watch(demo, job, display)
         report = await conclude(demo, job, rounds, finished, display)
@@ -371,7 +370,11 @@ async def keep(demo: Demo) -> None:
         async for _ in signals:
             break
     await trio.to_thread.run_sync(stop, demo)
-    print(f"peer demo: all {len(demo.peers)} peers are stopped, their data is in {demo.folder}")
+    print(f"peer demo: {_all_stopped(demo)}")
+
+
+def _all_stopped(demo: Demo) -> str:
+    return f"all {len(demo.peers)} peers are stopped, their data is in {shlex.quote(str(demo.folder))}"
 
 
 # The rival -----------------------------------------------------------------------------------------------------------

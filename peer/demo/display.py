@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import time
 from pathlib import Path
 from types import TracebackType
 
 from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -17,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from consensus.quorum import quorum
-from features.tables import Column, Fitted
+from features.tables import Column, Fitted, counted
 from peer.commands.drawing import WIDTH_WITHOUT_TERMINAL, drawn, fitting, wrapped
 from peer.commands.views import PLAIN_MEAN, milliseconds, seconds, short
 from peer.demo.cast import Demo
@@ -50,8 +52,11 @@ class Display:
     def __enter__(self) -> Display:
         options = self._demo.options
         liars = f"{options.malicious} of them lying ({options.attack})" if options.malicious else "all honest"
-        text = options.data or "the language reference inside Python"
-        self._print(f"folkmoot demo: {options.peers} peers, {liars}, training on {text}")
+        begins = f"folkmoot demo: {options.peers} peers, {liars}, training on"
+        if options.data:
+            self._print(begins, Path(options.data))
+        else:
+            self._print(f"{begins} the language reference inside Python")
         if self._live:
             self._live.start()
         return self
@@ -60,12 +65,17 @@ class Display:
         if self._live:
             self._live.stop()
 
-    def say(self, text: str) -> None:
-        self._print(f"{time.time() - self._demo.started:6.1f} s  {text}")
+    def say(self, text: str, path: Path | None = None) -> None:
+        self._print(f"{time.time() - self._demo.started:6.1f} s  {text}", path)
 
-    def _print(self, text: str) -> None:
-        """Words stay whole, and a path can be copied."""
-        self._console.print("\n".join(wrapped(text, self._console.width)), soft_wrap=True)
+    def _print(self, text: str, path: Path | None = None) -> None:
+        """Words stay whole. A path at the end is written as a shell wants it and never broken, so that it can be copied."""
+        *lines, last = wrapped(text, self._console.width)
+        if path is not None:
+            quoted = shlex.quote(str(path))
+            fits = cell_len(last) + 1 + cell_len(quoted) <= self._console.width
+            lines, last = (lines, f"{last} {quoted}") if fits else ([*lines, last], quoted)
+        self._console.print("\n".join([*lines, last]), soft_wrap=True)
 
     def say_who_is_expelled(self) -> None:
         seen = self._demo.watched.stats
@@ -184,7 +194,7 @@ class Display:
     def summary(self, report: Report) -> None:
         width = self._console.width
         self._console.print(self._summary(report, width) if self._live else self._summary_table(report, width))
-        self._print(f"report, curve, sample and export: {self._demo.folder}")
+        self._print("report, curve, sample and export:", self._demo.folder)
         if self._last is not None:
             screen = self._picture(*self._last, SCREEN_WIDTH, SCREEN_HEIGHT)
             picture(self._demo.folder / "screen.svg", screen, self._summary(report, SCREEN_WIDTH))
@@ -206,7 +216,7 @@ class Display:
             ratio = bits[-1] / report.baseline_bits_per_byte
             table.add_row("one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; ours is {ratio:.3f} × that")
         for name, count in report.accepted.items():
-            table.add_row(f"{name}", f"{count} proposals accepted")
+            table.add_row(name, f"{counted(count, 'proposal')} accepted")
         for name, reasons in report.rejected.items():
             told = ", ".join(f"{reason} {count} × ({MEANINGS.get(reason, reason)})" for reason, count in reasons.items())
             table.add_row(name, Text(f"rejected: {told}", "red"))

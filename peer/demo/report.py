@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import tempfile
 from collections.abc import Container, Iterator, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from consensus.quorum import faults_tolerated, quorum
+from features.tables import counted
 from ledger.audits.state import Standing
 from ledger.core.genesis import Genesis
 from ledger.jobs import Job
@@ -208,7 +210,7 @@ def find_failures(
         if peer.lies and demo.is_sampled:
             failures += _unpunished(peer.name, options.attack, standing, accepted, rejected)
         elif peer.lies and accepted.get(peer.name):
-            failures.append(f"{accepted[peer.name]} proposals of {peer.name} were accepted")
+            failures.append(f"the network accepted {counted(accepted[peer.name], 'proposal')} of {peer.name}")
         elif peer.lies and not rejected.get(peer.name):
             failures.append(f"{peer.name} was never named")
         if not peer.lies and standing.suspensions:
@@ -276,28 +278,34 @@ def usable(flag: str, path: Path, remedy: str) -> Iterator[None]:
 
 def make_places(folder: Path, json_file: str) -> None:
     """Makes the folder of the report and tries whether both places can be written: the end of a run would be too late."""
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        _make_folder(folder)
+        if json_file:
+            _try_file(Path(json_file))
+    except UserError:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()  # nothing is left of a demo that never started
+        raise
+
+
+def _make_folder(folder: Path) -> None:
     with usable("--report", folder, "name a new folder where you may write"):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--report {folder} is a file: name a new folder")
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"--report {folder} is not empty: name a new folder")
-        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    if not json_file:
-        return
-    file = Path(json_file)
-    try:
-        with usable("--json", file, "name a file in a folder that is there, where you may write"):
-            was_there = file.exists()
-            file.open("ab").close()
-            if not was_there:
-                file.unlink()
-    except UserError:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()  # nothing is left of a demo that never started
-        raise
+
+
+def _try_file(file: Path) -> None:
+    with usable("--json", file, "name a file in a folder that is there, where you may write"):
+        was_there = file.exists()
+        file.open("ab").close()
+        if not was_there:
+            file.unlink()
 
 
 def write_files(demo: Demo, report: Report, sample: str, export: str) -> None:

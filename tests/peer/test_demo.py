@@ -208,6 +208,16 @@ def test_a_place_that_may_not_be_written_is_told_before_anything_starts(tmp_path
         make_places(tmp_path / "run", "")
 
 
+def test_of_a_refused_demo_no_folder_is_left_that_it_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--json"):
+        make_places(tmp_path / "runs" / "demo", str(tmp_path / "nowhere" / "r.json"))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UserError, match="--json"):
+        make_places(tmp_path / "runs" / "demo", str(tmp_path / "nowhere" / "r.json"))
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"], "what was there stays"
+
+
 def test_a_report_may_lie_inside_its_own_folder_and_what_was_there_is_kept(tmp_path: Path) -> None:
     make_places(tmp_path / "run", str(tmp_path / "run" / "r.json"))
     assert list((tmp_path / "run").iterdir()) == []
@@ -230,7 +240,7 @@ def test_control_c_stops_every_process_and_says_so(tmp_path: Path) -> None:
             process.kill()
             process.wait()
     assert process.returncode == 130
-    assert re.search(rb"interrupted; all 4 peers are stopped", out)
+    assert re.search(rb"interrupted; all 4 peers are stopped", out) and out.count(b"interrupted") == 1
     assert [pid for pid in pids if not ended(pid)] == []
 
 

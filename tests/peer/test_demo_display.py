@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ ROUNDS = 60
 REASONS = {"replay": 48, "norm": 7, "unjudged": 4, "absent": 1}
 
 
+def demo_of(folder: Path, *arguments: str) -> Demo:
+    options = build_parser().parse_args(["demo", *arguments])
+    return Demo(options, folder, cast_roles(options, folder))
+
+
 def picture(folder: Path, peers: int, liars: int, width: int, height: int) -> list[str]:
-    options = build_parser().parse_args(["demo", "--peers", str(peers), "--malicious", str(liars)])
-    demo = Demo(options, folder, cast_roles(options, folder))
+    demo = demo_of(folder, "--peers", str(peers), "--malicious", str(liars))
     keys = {peer_id(peer.identity.public): peer for peer in demo.peers}
     accepted = {key: ROUNDS for key, peer in keys.items() if peer.trains and not peer.lies}
     rejected = {key: REASONS for key, peer in keys.items() if peer.lies}
@@ -55,3 +60,16 @@ def test_the_live_table_fits_and_the_liars_rows_have_all_their_reasons(
 def test_a_terminal_too_low_for_the_rounds_shows_the_peers(tmp_path: Path) -> None:
     lines = picture(tmp_path, 10, 3, 80, 16)
     assert sum("replay 48" in line for line in lines) == 3
+
+
+@pytest.mark.parametrize("name", ["a short one", "one with blanks " + "that no line has room for " * 4])
+def test_a_path_is_written_as_a_shell_wants_it_and_stays_on_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    folder = tmp_path / name
+    Display(demo_of(folder)).say("4 peers are running, data in", folder)
+    printed = capsys.readouterr().out
+    assert shlex.quote(str(folder)) in printed and "data in" in printed
