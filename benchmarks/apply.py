@@ -34,7 +34,8 @@ from training.replicated import aggregate, codec, outer
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted, ReplicatedModel
 from training.replicated.state import leaf_of
-from training.spec import Audit, Compression, JobSpec, ModelSpec, Outer, Rule
+from training.spec import Audit, Compression, JobSpec, Outer, Rule
+from training.transformer import ModelSpec
 
 JOB = bytes(32)
 MODELS = {

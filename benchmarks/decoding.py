@@ -22,11 +22,13 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from scenarios.trials import COUNT, Parser
-from training.replicated import codec, stream
+from training import stream
+from training.replicated import codec
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.codec.header import HEADER_BYTES
 from training.replicated.layout import CHUNK, Float32Array, Layout, layout_of
-from training.spec import BITS, Compression, JobSpec, ModelSpec
+from training.spec import BITS, Compression, JobSpec
+from training.transformer import ModelSpec
 
 LAYERS = 4  # with the default width: 4.3 million parameters
 MODES = (

@@ -24,9 +24,9 @@ from peer.roles.trainer import Trainer
 from peer.settings.config import Config
 from peer.worker.supervisor import Worker
 from protocol.errors import UserError
+from training import stream
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
-from training.replicated import stream
 from training.replicated.layout import Float32Array
 
 WORKER = "worker"  # the argument that makes this process the worker

@@ -44,7 +44,8 @@ from protocol.errors import UserError
 from scenarios import network as scenario
 from scenarios.network import Watch
 from scenarios.trials import COUNT, Parser
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 TICKS = os.sysconf("SC_CLK_TCK")
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; then something hangs

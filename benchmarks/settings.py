@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 
 from peer.api.new_job import parse_overrides
 from peer.commands.job_fields import set_overrides
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))
 

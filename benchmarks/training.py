@@ -57,7 +57,8 @@ from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser, duration
 from training.host import ModelHost
-from training.spec import PRESETS, Audit, JobSpec, ModelSpec
+from training.spec import PRESETS, Audit, JobSpec
+from training.transformer import ModelSpec
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
 BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)

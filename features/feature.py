@@ -26,6 +26,7 @@ class Feature:
     name: str
     about: str  # for people, in one line
     modules: Modules = no_modules  # parts of the state, in their order inside a block
+    objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
     words: str = ""  # the module that declares them, as `features.words` says
     calls: str = ""  # `module:class` of the protocol that declares them, as `features.calls` says
     answers: str = ""  # `module:class` of what answers these calls; it is made with the running peer

@@ -12,9 +12,10 @@ from typing import Annotated, ClassVar, Protocol
 
 from consensus.quorum import quorum
 from consensus.voters import VoterSet
-from ledger.core.genesis import TRAINER, Genesis
+from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.members import MembersState
+from ledger.network import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.identity import Signed, short_id
@@ -27,7 +28,8 @@ RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a m
 TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # anybody can have as many of them as there is time for
 WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, until more of them are (`ledger.audits.docket`)
-FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + RUNNING_MAX  # all that run may end at once
+BASES_MAX = 8  # finished jobs that stay since others start from their models: each costs every peer's disk a model
+FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + RUNNING_MAX  # all that run may end
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # none goes in the block that starts or closes it: so many can end in one
 LINE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 LINE_OF_MEMBER_MAX = 4  # so that nobody alone fills the line
@@ -45,6 +47,18 @@ class AuditTerms:
     suspension_rounds: int  # the first time; doubled each time after
 
 
+JOBS = ModuleVersion("jobs", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The model that a job starts from: a finished job's, after its last round."""
+
+    job: Digest
+    round: Count
+    root: Digest
+
+
 @dataclass(frozen=True, slots=True)
 class JobTerms:
     """What a job specification says to the ledger."""
@@ -56,6 +70,8 @@ class JobTerms:
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
     proposal_seconds: float  # how long a round waits for proposals
     audits: AuditTerms | None = None  # re-executed afterwards, where and by whom is drawn: then not `audited`
+    base: Base | None = None
+    requires: ModuleVersion = JOBS  # the network must run this module, in this version or a later one
 
     @property
     def is_reexecuted(self) -> bool:
@@ -65,6 +81,9 @@ class JobTerms:
 class JobRules(Protocol):
     def terms(self, spec: bytes) -> JobTerms:
         """Raises `RemoteProtocolError` for a specification that is none."""
+
+    def misfit(self, base: bytes, spec: bytes) -> str | None:
+        """Why a job cannot start from the model of another, whose specification is `base`; None if it can."""
 
 
 class Phase(enum.StrEnum):
@@ -91,6 +110,7 @@ class Job:
     auditors: Keys  # voters that can re-execute; none where nobody does
     trainers: Keys
     awaited: Keys
+    base: Digest | None = None  # job whose model it started from, which stays as long as this one runs
     stops: Keys = ()  # voters that want it to end
     patience: Annotated[int, Between(0, PATIENCE_MAX)] = 0
     # Over all rounds more may train than in one.
@@ -113,6 +133,7 @@ class Waiting:
     name: Name
     author: Key
     since: Count  # height
+    base: Digest | None = None
     stops: Keys = ()  # voters that want it out of the line
 
 
@@ -120,6 +141,12 @@ class Waiting:
 class JobsState:
     jobs: Annotated[dict[Digest, Job], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
     line: Annotated[tuple[Waiting, ...], Length(0, LINE_MAX)] = ()  # in the order in which they were decided
+
+    @property
+    def bases(self) -> set[bytes]:
+        """The jobs from whose models others start, or started and still run."""
+        live: tuple[Job | Waiting, ...] = (*self.running().values(), *self.line)
+        return {job.base for job in live if job.base is not None}
 
     def running(self) -> dict[bytes, Job]:
         return {key: job for key, job in self.jobs.items() if job.phase is Phase.RUNNING}
@@ -205,11 +232,19 @@ class JobsModule(Module[JobsState]):
         members, author = view.of(MembersState), said.author
         match said.content:
             case Start(spec):
+                self._require_known(spec, view.of(NetworkState))
                 key = job_id(author, said.transaction)
                 return Change(self._start(state, members, key, spec, author, context.height))
             case Stop(key):
                 return Change(_stop(state, members, key, author, context.height))
         raise AssertionError(said.content)
+
+    def _require_known(self, spec: bytes, network: NetworkState) -> None:
+        """Every program of a network knows the modules that it runs, and with them their objectives: all refuse the same jobs."""
+        terms = self.rules.terms(spec)
+        if network.version(terms.requires.name) < terms.requires.version:
+            needs = f"objective {terms.objective!r} needs {terms.requires.name} {terms.requires.version}"
+            raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
 
     def end_block(self, state: JobsState, view: View, context: Context) -> Change:
         """Closed rounds are counted and the next ones opened, also those of jobs that begin; open rounds that the members of now
@@ -227,12 +262,13 @@ class JobsModule(Module[JobsState]):
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
         state = self._called_up(JobsState(jobs, state.line), members, height)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
-        jobs = self.bounded(state.jobs, members, {fact.job for fact in context.of(Needed)})
+        jobs = self.bounded(state.jobs, members, {fact.job for fact in context.of(Needed)} | state.bases)
         return Change(replace(state, jobs=jobs), (*map(JobStarted, started), *map(JobEnded, ended)))
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """Starts it, or puts it at the end of the line where others have its place."""
         terms = self.rules.terms(spec)
+        self._require_base(state, terms, spec)
         job = self._made(terms, spec, author, members, height)
         if self._has_place(state.jobs, terms) and not any(self._is_like(terms, waiting) for waiting in state.line):
             return replace(state, jobs={**state.jobs, key: job})
@@ -241,7 +277,21 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"{LINE_OF_MEMBER_MAX} jobs of {short_id(author)} wait in line, the most of one member")
         if len(state.line) >= LINE_MAX:
             raise Refused(f"{LINE_MAX} jobs wait in line, the most there can be")
-        return replace(state, line=(*state.line, Waiting(key, spec, terms.name, author, height)))
+        return replace(state, line=(*state.line, Waiting(key, spec, terms.name, author, height, job.base)))
+
+    def _require_base(self, state: JobsState, terms: JobTerms, spec: bytes) -> None:
+        if terms.base is None:
+            return
+        base = state.jobs.get(terms.base.job)
+        if base is None or base.phase is not Phase.FINISHED:
+            raise Refused("the job to start from is not among the finished ones that are kept: `jobs` lists them")
+        if (base.round, base.model_root) != (terms.base.round, terms.base.root):
+            raise Refused(f"the model of job {base.name!r} is that of round {base.round} with another root")
+        misfit = self.rules.misfit(base.spec, spec)
+        if misfit is not None:
+            raise Refused(f"job {base.name!r} is no base for it: {misfit}")
+        if len({*state.bases, terms.base.job}) > BASES_MAX:
+            raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
         """One job trains at a time; those that need no worker run beside it."""
@@ -258,6 +308,7 @@ class JobsModule(Module[JobsState]):
         job = Job(
             spec, terms.name, author, height, terms.rounds, Phase.RUNNING, 0, height, UNBUILT, terms.audited, (), (), (), ()
         )
+        job = replace(job, base=terms.base.job if terms.base else None)
         job = self.open_round(job, members, height, None)
         if not job.trainers:
             raise Refused("no member is registered as a trainer")
@@ -343,13 +394,13 @@ class JobsModule(Module[JobsState]):
             return replace(job, phase=Phase.FINISHED, opened=height)
         return self.open_round(job, members, height, closed, suspended)
 
-    def bounded(self, jobs: dict[bytes, Job], members: MembersState, audited: Set[bytes]) -> dict[bytes, Job]:
-        """Forgets finished jobs when there are too many; once a block, after everything in it. What is `audited` stays.
+    def bounded(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
+        """Forgets finished jobs when there are too many; once a block, after everything in it. What is `needed` stays.
 
         First the oldest of those that trained nothing, then the oldest of whoever has the most: nobody can make others' results
         go with jobs that cost nothing.
         """
-        finished = [key for key, job in jobs.items() if job.phase is Phase.FINISHED and key not in audited]
+        finished = [key for key, job in jobs.items() if job.phase is Phase.FINISHED and key not in needed]
         finished.sort(key=lambda key: (jobs[key].opened, key))
         untrained = [key for key in finished if not self.has_trained(jobs[key])]
         trained = [key for key in finished if key not in untrained]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from features.feature import Feature
+from features.lazily import named
 
 if TYPE_CHECKING:
     from ledger.core.genesis import Genesis, ModuleVersion
@@ -25,7 +26,17 @@ def _core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
 
 FEATURES: list[Feature] = [
     Feature(name="core", about="members, jobs, their audits, and what the network runs", modules=_core_modules),
+    Feature(name="training", about="language models on text", objectives="training.objectives.registry:OBJECTIVES"),
 ]
+
+
+def install() -> None:
+    """Makes the objectives of all features known in this process: each program does so before it reads any job."""
+    from training.objectives import registry
+
+    for feature in FEATURES:
+        if feature.objectives:
+            registry.add(named(feature.objectives))
 
 
 def modules_of(job_rules: JobRules) -> tuple[Module[Any], ...]:
@@ -54,10 +65,14 @@ class _NoJobs:
     def terms(self, spec: bytes) -> JobTerms:
         raise AssertionError("no job is looked at")
 
+    def misfit(self, base: bytes, spec: bytes) -> str | None:
+        raise AssertionError("no job is looked at")
+
 
 def rules_of(genesis: Genesis, job_rules: JobRules, verifier: Verifier | None = None) -> Rules:
     """The transition rules of a network, with the modules of all features."""
     from ledger.state import Rules
     from protocol.identity import Ed25519Verifier
 
+    install()
     return Rules(genesis, verifier or Ed25519Verifier(), modules_of(job_rules))

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks import apply
 from training.replicated.model import ReplicatedModel
-from training.spec import ModelSpec, Outer
+from training.spec import Outer
+from training.transformer import ModelSpec
 
 
 def test_a_round_is_measured_as_a_whole_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,8 @@ from tests.ledger.test_draws import EFFECTIVE, escape
 from training import grid
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
-from training.spec import PRESETS, Audit, JobSpec, ModelSpec, Outer, Rule
+from training.spec import PRESETS, Audit, JobSpec, Outer, Rule
+from training.transformer import ModelSpec
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
 LINE_BITS = 100e6

@@ -47,13 +47,15 @@ from protocol.reasons import Finding, Verdict
 from rounds.ballots import Closing
 from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
+from training import stream
 from training.data.corpus import Manifest, batch_offsets
-from training.replicated import codec, outer, stream
+from training.replicated import codec, outer
 from training.replicated.feedback import Record, accumulate, buffer_digest
 from training.replicated.files import Saved
 from training.replicated.layout import of_shapes
 from training.replicated.state import State
-from training.spec import Compression, JobSpec, ModelSpec
+from training.spec import Compression, JobSpec
+from training.transformer import ModelSpec
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -93,6 +95,7 @@ RECORDS: tuple[type, ...] = (
     audits.Standing,
     audits.Entry,
     JobSpec,
+    jobs.Base,
     ModelSpec,
     State,
     Record,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ledger.jobs import AuditTerms, ClosedRound, JobTerms
+from ledger.core.genesis import ModuleVersion
+from ledger.jobs import AuditTerms, Base, ClosedRound, JobTerms
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
@@ -17,7 +18,7 @@ from protocol.reasons import Verdict
 from training.replicated import files
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Audit, JobSpec, Objective
+from training.spec import Audit, JobSpec
 
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
 # From one durable model to the next: the disk may take longer to make one durable than a whole round of single steps takes, and
@@ -49,13 +50,21 @@ class ModelHost:
         job = JobSpec.decode(spec)
         return JobTerms(
             name=job.name,
-            objective=job.objective.value,
+            objective=job.objective,
+            requires=ModuleVersion(job.kind.module, job.kind.version),
             rounds=job.rounds,
             audited=job.audit is Audit.FULL,
-            needs_worker=job.objective is not Objective.SCRATCH,
+            needs_worker=job.kind.needs_worker,
             proposal_seconds=job.proposal_seconds,
             audits=_audit_terms(job) if job.audit is Audit.SAMPLED else None,
+            base=job.base,
         )
+
+    def misfit(self, base: bytes, spec: bytes) -> str | None:
+        before, after = JobSpec.decode(base), JobSpec.decode(spec)
+        if before.model != after.model:
+            return f"its model has other sizes ({before.model}, wanted are {after.model})"
+        return "its tokens are another tokenizer's" if before.tokenizer != after.tokenizer else None
 
     def directory(self, job: bytes, number: int) -> Path:
         """Where the model that round `number` starts from is."""
@@ -77,7 +86,16 @@ class ModelHost:
         return model
 
     def create(self, job: bytes, spec: bytes) -> bytes:
-        return self._save(ReplicatedModel.initial(job, JobSpec.decode(spec)))
+        decoded = JobSpec.decode(spec)
+        return self._save(ReplicatedModel.initial(job, decoded, self._start(decoded.base)))
+
+    def _start(self, base: Base | None) -> ReplicatedModel | None:
+        if base is None:
+            return None
+        model = self.opened(base.job, base.round)
+        if model.root != base.root:
+            raise StorageError(f"{self.directory(base.job, base.round)} holds another model than the network decided")
+        return model
 
     def step(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
         """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""
@@ -200,5 +218,5 @@ class ModelHost:
 
 
 def _audit_terms(job: JobSpec) -> AuditTerms:
-    steps = 1 if job.objective is Objective.SCRATCH else job.local_steps  # a known update has no steps
+    steps = job.kind.steps(job)
     return AuditTerms(job.audit_rate, job.auditors, job.audit_window, steps, job.suspension_rounds)

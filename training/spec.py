@@ -9,20 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+from ledger.jobs import Base
 from protocol import codec
-from protocol.codec import Between, Count, Digest
+from protocol.codec import Between, Count, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX, TRAINERS_MAX
 from protocol.messages import Name
 from protocol.names import name_problem
+from training.objectives import registry
+from training.objectives.objective import Objective
+from training.transformer import ModelSpec
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
 BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
+SETTINGS_BYTES_MAX: Final = 4_096  # of an objective's own record: hashes and numbers; what is larger is a blob
 BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
 ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
 WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
-BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
 AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
@@ -39,11 +43,7 @@ INNER_RATE_MIN: Final = 1e-6
 # Squares of gradients that are cut shorter are subnormal numbers, of which processors differ in what becomes zero.
 CLIP_MIN: Final = 1e-6
 
-Positive = Annotated[int, Between(1, 2**31)]
-
-PARAMETERS_MAX: Final = BLOB_BYTES_MAX // 4  # a committed buffer of float32 must fit a blob
 NORM_START_MAX: Final = 1e9  # its square is computed exactly by every voter; no float may overflow on the way
-LAYERS_MAX: Final = 1_024  # bounds the number of tensors, whatever their size
 
 
 # Far above anything useful; beyond them float32 parameters overflow, and what is decided would be no model.
@@ -58,11 +58,6 @@ FLOATS_MAX: Final = {
 }
 # Below them honest work differs between processors by more than auditors may allow.
 FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
-
-
-class Objective(enum.StrEnum):
-    LANGUAGE = "language"  # next-token prediction on text
-    SCRATCH = "scratch"  # a known update on one small tensor: tests a live network
 
 
 class Audit(enum.StrEnum):
@@ -113,42 +108,12 @@ class Rule(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """A decoder-only transformer; the output layer is the transposed token embedding."""
-
-    vocabulary: Positive = BYTES
-    context: Positive = 128  # tokens per training sequence
-    width: Positive = 64  # features of the residual stream
-    layers: Positive = 3
-    heads: Positive = 4  # query heads
-    kv_heads: Positive = 2  # key/value heads, shared by heads // kv_heads query heads each
-    hidden: Positive = 192  # features inside the SwiGLU
-
-    def problem(self) -> str | None:
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            return f"width {self.width} must be an even multiple of heads {self.heads}"
-        if self.heads % self.kv_heads:
-            return f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
-        if self.layers > LAYERS_MAX:
-            return f"layers {self.layers} are more than {LAYERS_MAX}"
-        if self.parameters > PARAMETERS_MAX:
-            return f"{self.parameters} parameters are more than {PARAMETERS_MAX}"
-        return None
-
-    @property
-    def parameters(self) -> int:
-        """How many the model has; `replicated.layout` lists them."""
-        kv_width = self.kv_heads * (self.width // self.heads)
-        layer = 2 * self.width + 2 * self.width * (self.width + kv_width) + 3 * self.width * self.hidden
-        return self.vocabulary * self.width + self.layers * layer + self.width
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     name: Name
-    objective: Objective = Objective.LANGUAGE
+    objective: Name = "language"
     model: ModelSpec = field(default_factory=ModelSpec)
     tokenizer: Digest | None = None  # blob of a byte-level BPE in tokenizers' JSON; None: the 256 bytes
+    base: Base | None = None  # the finished job whose model this one starts from; None: it starts anew
     data: Digest | None = None  # blob of the data manifest (`training.data.corpus`); None: each trainer's own text
     held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never trained on
     seed: Count = 0  # of the initialisation and of the sampler
@@ -186,6 +151,27 @@ class JobSpec:
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
     norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
+    settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
+
+    @property
+    def kind(self) -> Objective:
+        """The objective of a valid job."""
+        found = registry.find(self.objective)
+        assert found is not None, self.objective
+        return found
+
+    @property
+    def own(self) -> Any:
+        """The objective's own record; None if it has none. Raises `RemoteProtocolError` for other bytes."""
+        kind = self.kind.settings
+        if kind is None and self.settings:
+            what = f"objective {self.objective!r} has no settings"
+            raise RemoteProtocolError("bad-job", f"{what}, {len(self.settings)} bytes were given")
+        return None if kind is None else codec.decode(kind, self.settings)
+
+    @property
+    def is_reexecuted(self) -> bool:
+        return self.audit is not Audit.OFF
 
     @property
     def sends_gradients(self) -> bool:
@@ -195,7 +181,7 @@ class JobSpec:
     @property
     def traces_states(self) -> bool:
         """Whether a proposal commits to the states between its inner steps. A single step is replayed whole."""
-        return self.audit is Audit.SAMPLED and self.local_steps > 1 and self.objective is not Objective.SCRATCH
+        return self.audit is Audit.SAMPLED and self.local_steps > 1 and self.kind.needs_worker
 
     @property
     def rounds_audited(self) -> int:
@@ -204,14 +190,22 @@ class JobSpec:
 
     @property
     def keeps_inner_state(self) -> bool:
-        return self.inner_state is InnerState.KEEP and self.objective is not Objective.SCRATCH
+        return self.inner_state is InnerState.KEEP and self.kind.needs_worker
 
     def problem(self) -> str | None:
         """What is wrong with it, naming the value; None if nothing is."""
         name = name_problem(self.name)
         if name:
             return f"its name {name}"
-        return self._number_problem() or self._combination_problem() or self.model.problem()
+        if registry.find(self.objective) is None:
+            return f"objective {self.objective!r} is none that this program knows: {', '.join(registry.names())}"
+        return self._number_problem() or self._own_problem() or self._combination_problem() or self.model.problem()
+
+    def _own_problem(self) -> str | None:
+        try:
+            return self.kind.problem(self, self.own)
+        except RemoteProtocolError as error:
+            return error.detail
 
     def _number_problem(self) -> str | None:
         positive = ("inner_rate", "clip", "outer_rate", "norm_start", "proposal_seconds", "replay_tolerance")
@@ -236,9 +230,6 @@ class JobSpec:
         return None
 
     def _combination_problem(self) -> str | None:
-        if self.objective is Objective.LANGUAGE and self.tokenizer is None and self.model.vocabulary != BYTES:
-            needs = f"model.vocabulary {self.model.vocabulary} needs a tokenizer"
-            return f"{needs}: use `train --vocabulary {max(BYTES + 1, self.model.vocabulary)}`, or leave it at the {BYTES} bytes"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
         # A job of one round keeps the usual warm-up: nobody has to say that it needs none.
@@ -264,8 +255,6 @@ class JobSpec:
         return None
 
     def _audit_problem(self) -> str | None:
-        if self.objective is Objective.LANGUAGE and self.data is None and self.audit is not Audit.OFF:
-            return f"audit {self.audit.value!r} needs shared data: name a text, or take audit 'off' for local data"
         inner = 8 + 8 * self.model.parameters
         if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
             size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"

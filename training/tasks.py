@@ -16,7 +16,7 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.reasons import Finding, Verdict
-from training.spec import PARAMETERS_MAX
+from training.transformer import PARAMETERS_MAX
 
 # The largest is a Proposed: 8 bits to say, and one to place, each element of the largest model. The rest is scales and digests.
 FRAME_BYTES_MAX = PARAMETERS_MAX + PARAMETERS_MAX // 8 + (1 << 20)

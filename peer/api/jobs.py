@@ -18,7 +18,7 @@ from protocol.reasons import Verdict
 from storage.store import StoredRound
 from training.data import corpus as data
 from training.replicated.aggregate import is_plain_mean
-from training.spec import JobSpec, Objective
+from training.spec import JobSpec
 
 ROUNDS_SHOWN_MAX = 10_000
 
@@ -75,7 +75,7 @@ class JobAnswers(JobCalls):
 
     async def test(self) -> str:
         self.peer.require_member()
-        spec = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
+        spec = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
         transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
         return job_id(self.peer.me, transaction).hex()
 
@@ -105,7 +105,7 @@ def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
     return JobView(
         job=key.hex(),
         name=job.name,
-        objective=spec.objective.value,
+        objective=spec.objective,
         state=job.phase.value,
         round=job.round,
         rounds=job.rounds,
@@ -125,7 +125,7 @@ def _in_line(waiting: Waiting, place: int) -> JobView:
     return JobView(
         job=waiting.job.hex(),
         name=waiting.name,
-        objective=spec.objective.value,
+        objective=spec.objective,
         state="waiting",
         round=0,
         rounds=spec.rounds,
@@ -140,7 +140,7 @@ def _in_line(waiting: Waiting, place: int) -> JobView:
 
 
 def _data(spec: JobSpec) -> str:
-    return spec.data.hex() if spec.data else "" if spec.objective is Objective.SCRATCH else LOCAL
+    return spec.data.hex() if spec.data else LOCAL if spec.kind.reads_text else ""
 
 
 def _open_audits(audits: JobAudits) -> int:

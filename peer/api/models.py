@@ -14,7 +14,7 @@ from peer.roles.trainer import Trainer
 from protocol.api import ExportView, ModelCalls
 from protocol.errors import UserError
 from training import tasks
-from training.spec import JobSpec, Objective
+from training.spec import JobSpec
 
 FETCHING_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
 FETCHING_ONE_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more
@@ -38,7 +38,7 @@ class ModelAnswers(ModelCalls):
         jobs = [
             (job.started, key, job)
             for key, job in self.peer.driver.state.jobs.jobs.items()
-            if JobSpec.decode(job.spec).objective is Objective.LANGUAGE
+            if JobSpec.decode(job.spec).kind.makes_text
         ]
         if not jobs:
             raise UserError("no model has been trained yet: start one with `train`")

@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import trio
+
 from consensus.voters import VoterSet
 from ledger.core.genesis import TRAINER
+from ledger.jobs import Base, Phase
 from peer.api.running import RunningPeer
 from peer.settings.config import nearest
 from protocol import codec
@@ -18,17 +21,22 @@ from protocol.api import TrainRequest
 from protocol.errors import UserError
 from training.data import corpus as data
 from training.data import default_text, shards, tokenizer
-from training.spec import BYTES, Audit, JobSpec, ModelSpec, completed
+from training.spec import Audit, JobSpec, completed
+from training.transformer import BYTES, ModelSpec
 
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
-NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name"})  # they follow from what else was said
+FETCHING_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
+# They follow from what else was said.
+NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name", "base", "settings"})
 
 
 def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     """Makes the job's blobs: shards, manifest and tokenizer. `UserError` for text or values that cannot be used."""
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=_tolerated(peer)), **completed(said))
+    if request.base:
+        spec = _on_base(peer, request, spec)
     if request.data == LOCAL:
         if request.vocabulary > BYTES:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
@@ -43,7 +51,9 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     if request.data and shards.is_token_folder(Path(request.data).expanduser()):
         return _job_on_tokens(spec, request, keep)
     pieces, bpe = _pieces(request.data), None
-    if request.vocabulary > BYTES:
+    if spec.tokenizer is not None:  # the base's
+        bpe = tokenizer.BpeTokenizer(_fetched(peer, spec.tokenizer))
+    elif request.vocabulary > BYTES:
         made = tokenizer.train_bpe(pieces(), request.vocabulary)
         bpe = tokenizer.BpeTokenizer(made)
         spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
@@ -53,6 +63,40 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     if bpe is not None:
         manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
     return replace(spec, data=keep(manifest.encode())).checked()
+
+
+def _on_base(peer: RunningPeer, request: TrainRequest, spec: JobSpec) -> JobSpec:
+    """The job with the model and the tokenizer of the finished job that was named. Raises `UserError`."""
+    finished = {key: job for key, job in peer.driver.state.jobs.jobs.items() if job.phase is Phase.FINISHED and job.round}
+    wanted = request.base.strip()
+    found = [key for key, job in finished.items() if wanted == job.name or key.hex().startswith(wanted.lower())]
+    if len(found) != 1:
+        names = ", ".join(f"{key.hex()[:8]} {job.name!r}" for key, job in finished.items()) or "none"
+        raise UserError(f"--from {request.base!r} fits {len(found)} finished jobs (there are: {names})")
+    (key,), job = found, finished[found[0]]
+    before = JobSpec.decode(job.spec)
+    if not before.kind.makes_text:
+        raise UserError(f"--from {request.base!r}: job {job.name!r} has trained no model")
+    others = [name for name in request.overrides if name.startswith("model.")]
+    if request.vocabulary or (others and spec.model != before.model):
+        said = f"--vocabulary {request.vocabulary}" if request.vocabulary else f"--set {others[0]}={request.overrides[others[0]]}"
+        raise UserError(f"{said}: the model is that of job {job.name!r}; leave it out")
+    return replace(spec, base=Base(key, job.round, job.model_root), model=before.model, tokenizer=before.tokenizer)
+
+
+def _fetched(peer: RunningPeer, digest: bytes) -> bytes:
+    """A tokenizer that this peer may lack; this runs in a thread. Raises `UserError`."""
+
+    async def fetch() -> bool:
+        with trio.move_on_after(FETCHING_SECONDS_MAX):
+            await peer.driver.network.fetch(digest, tokenizer.TOKENIZER_BYTES_MAX, ())
+            return True
+        return False
+
+    if not trio.from_thread.run(fetch):
+        lacks = f"nobody who is here has the tokenizer {digest.hex()[:16]} of that job"
+        raise UserError(f"{lacks}: start this one at a peer that trained it")
+    return peer.driver.blobs.read(digest)
 
 
 def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.Manifest, bpe: tokenizer.BpeTokenizer) -> bytes:

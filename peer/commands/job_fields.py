@@ -41,7 +41,7 @@ def train_request(options: argparse.Namespace) -> TrainRequest:
     data = options.data or ""
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
-    return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides)
+    return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides, options.base)
 
 
 def preset_overrides(preset: str | None) -> dict[str, str]:

@@ -23,7 +23,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from protocol.reasons import Verdict
-from training.spec import JobSpec, Objective
+from training.spec import JobSpec
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
@@ -218,7 +218,7 @@ class Witness:
 
 
 def _is_test(job: Job) -> bool:
-    return JobSpec.decode(job.spec).objective is Objective.SCRATCH
+    return not JobSpec.decode(job.spec).kind.needs_worker
 
 
 def rotations(transactions: Iterable[Signed]) -> Iterator[tuple[bytes, bytes]]:

@@ -30,7 +30,7 @@ from storage.store import Store
 from training import checkpoint
 from training.host import ModelHost
 from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec, Objective
+from training.spec import JobSpec
 
 FORMAT = 1
 FOUNDERS_NAMED_MAX = 4  # in an error message
@@ -175,7 +175,7 @@ def write_models(folder: Path, host: ModelHost, state: State, rounds: dict[bytes
     models: dict[str, dict[str, str | int]] = {}
     for job, number in rounds.items():
         spec = JobSpec.decode(state.jobs.jobs[job].spec)
-        if spec.objective is Objective.LANGUAGE:
+        if spec.kind.makes_text:
             model = ReplicatedModel.open(host.directory(job, number))
             origin = checkpoint.Origin(job, number, model.root)
             checkpoint.export(folder / model_path(job), spec, model.parameters, origin)

@@ -24,11 +24,11 @@ from protocol.reasons import Verdict
 from storage import durable
 from training import tasks
 from training.data import corpus as data
-from training.spec import Audit, Objective
+from training.data.tokenizer import TOKENIZER_BYTES_MAX
+from training.spec import Audit
 
 R = TypeVar("R")
 SPARE_BYTES = 256 << 20  # of the disk, for ledger and models when a text has been fetched
-TOKENIZER_BYTES_MAX = 16 << 20  # a byte-level BPE of 65536 tokens is about 4 MB of JSON
 
 
 EVALUATION_REST = 3.0  # times what the last measurement took, before the next: the worker is there for training first
@@ -63,7 +63,7 @@ class Trainer(Voter):
         self._left.update(*map(self.texts.glob, ("*.buffer*", f"{CHALLENGE}*")))  # of an earlier process
 
     async def propose(self, round: OpenRound) -> None:
-        if round.spec.objective is Objective.SCRATCH:
+        if not round.spec.kind.needs_worker:
             await super().propose(round)
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
@@ -79,7 +79,7 @@ class Trainer(Voter):
         await round.measured("training_nats", done.loss)
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        if round.spec.objective is Objective.SCRATCH or round.spec.audit is not Audit.FULL:
+        if not round.spec.kind.needs_worker or round.spec.audit is not Audit.FULL:
             return await super().judge(round, signed, proposal)
         verdict = await self.check(round, signed, proposal)
         if verdict is not Verdict.ACCEPT or signed.signer == round.me:
@@ -90,7 +90,7 @@ class Trainer(Voter):
         return Judged(audited.verdict, audited.seconds)
 
     async def replay(self, round: Round, request: tasks.Audit | tasks.Replay) -> tasks.Replayed:
-        if round.spec.objective is Objective.SCRATCH:
+        if not round.spec.kind.needs_worker:
             return await super().replay(round, request)
         if isinstance(request, tasks.Replay):
             return await self.ask(round, request)
@@ -98,7 +98,7 @@ class Trainer(Voter):
 
     async def observe(self, round: OpenRound) -> None:
         """Opens the job, however many rounds close meanwhile, and measures the newest model; those in between are skipped."""
-        if round.spec.objective is Objective.SCRATCH:
+        if not round.spec.kind.needs_worker:
             return
         job = self._job(round)
         waiting, job.to_evaluate = job.to_evaluate, round

@@ -19,7 +19,6 @@ from training.replay.inner_state import inner_bytes
 from training.replay.trace import Trace, needed, trace_bytes_max
 from training.replicated.codec import Mode, payload_bytes_max
 from training.spec import Audit as AuditMode
-from training.spec import Objective
 from training.tasks import Audit, Audited, Propose, Proposed, Replay, Replayed
 
 
@@ -28,17 +27,17 @@ class Voter:
 
     async def propose(self, round: OpenRound) -> None:
         """Only scratch rounds, whose update is known: they need no worker."""
-        if round.spec.objective is Objective.SCRATCH:
+        if not round.spec.kind.needs_worker:
             with tempfile.TemporaryDirectory(dir=round.model_directory.parent) as folder:
                 request = propose_request(round, Path(folder) / "buffer")
-                done = await trio.to_thread.run_sync(proposals.propose, request, proposals.scratch_update(round.spec))
+                done = await trio.to_thread.run_sync(proposals.propose, request, proposals.known_update(round.spec))
                 await publish(round, request, done)
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         verdict = await self.check(round, signed, proposal)
-        if verdict is Verdict.ACCEPT and (round.spec.objective, round.spec.audit) == (Objective.SCRATCH, AuditMode.FULL):
+        if verdict is Verdict.ACCEPT and not round.spec.kind.needs_worker and round.spec.audit is AuditMode.FULL:
             request = await audit_request(round, signed.signer, proposal)
-            audited = await trio.to_thread.run_sync(proposals.audit, request, proposals.scratch_update(round.spec))
+            audited = await trio.to_thread.run_sync(proposals.audit, request, proposals.known_update(round.spec))
             return Judged(audited.verdict)
         return Judged(verdict)
 
@@ -54,9 +53,9 @@ class Voter:
 
     async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
         """Only scratch rounds, which are re-executed whole."""
-        if not isinstance(request, Audit) or round.spec.objective is not Objective.SCRATCH:
+        if not isinstance(request, Audit) or round.spec.kind.needs_worker:
             raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
-        return replayed(await trio.to_thread.run_sync(proposals.audit, request, proposals.scratch_update(round.spec)))
+        return replayed(await trio.to_thread.run_sync(proposals.audit, request, proposals.known_update(round.spec)))
 
     async def observe(self, round: OpenRound) -> None:
         """Nothing to measure without an engine."""

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from peer import features
 from protocol.errors import FolkmootError
 from training import tasks
 from training.data.corpus import open_tokens
@@ -209,6 +210,7 @@ def _end() -> None:
 
 
 def main(make_jobs: Callable[[Callable[[], None], int], Jobs] = Jobs) -> None:
+    features.install()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
     parser.add_argument("--threads", type=int, help="of torch; default: what torch chooses")
     parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")

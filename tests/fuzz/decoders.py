@@ -36,15 +36,15 @@ from tests.ledger.world import LANGUAGE, PEOPLE, PlainJobs, World
 from tests.peer.nodes import Pack
 from tests.sim.keys import FastVerifier
 from tests.transport.helpers import ALICE, BOB, exchange_bytes, make_session
-from training import checkpoint, tasks
+from training import checkpoint, stream, tasks
 from training.data.corpus import Manifest, read_text
 from training.data.tokenizer import load_tokenizer
 from training.replay.trace import StateDigests, Trace
 from training.replicated import codec as payloads
-from training.replicated import stream
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Layout, layout_of, of_shapes
-from training.spec import BITS, Compression, JobSpec, ModelSpec, Objective
+from training.spec import BITS, Compression, JobSpec
+from training.transformer import ModelSpec
 from transport.framing import Channel, Inbox, Outbox, Priority
 from transport.network import Received
 
@@ -111,7 +111,7 @@ def _of_record(kind: type) -> Decoder:
 # Those that do more than the codec -----------------------------------------------------------------------------------
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))
-SCRATCH = JobSpec(name="s", objective=Objective.SCRATCH, data=bytes(32))
+SCRATCH = JobSpec(name="s", objective="scratch", data=bytes(32))
 FOUNDERS = {key: Founder("a", ("trainer",)) for key in (bytes(32), b"\x01" * 32)}
 GENESIS = Genesis("net", 5, bytes(16), FOUNDERS, newest(modules_of(PlainJobs())))
 

@@ -25,7 +25,7 @@ from protocol.reasons import Verdict
 from rounds.ballots import Closing
 from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, World
 from tests.sim.keys import FastSigner
-from training.spec import JobSpec, Objective
+from training.spec import JobSpec
 
 ACCEPT, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED
 
@@ -464,5 +464,5 @@ def test_an_unknown_field_or_foreign_bytes_are_no_body(world: World) -> None:
 
 @pytest.mark.parametrize("norm, fine", [(1e9, True), (1e200, False)])
 def test_a_specification_that_would_overflow_in_every_voter_is_refused(norm: float, fine: bool) -> None:
-    spec = JobSpec(name="x", objective=Objective.SCRATCH, norm_start=norm)
+    spec = JobSpec(name="x", objective="scratch", norm_start=norm)
     assert (spec.problem() is None) == fine

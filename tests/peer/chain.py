@@ -25,14 +25,15 @@ from storage.blobs import Blobs
 from storage.store import Store
 from tests.ledger.world import MODULES
 from training.host import ModelHost
+from training.objectives.scratch import Scratch
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
-from training.replicated.scratch import known_update
-from training.spec import JobSpec, ModelSpec, Objective
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 MODEL = ModelSpec(vocabulary=16, context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 LANGUAGE = JobSpec(name="tiny", tokenizer=bytes(32), data=bytes(32), model=MODEL, rounds=2, liars=0)
-SCRATCH = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
+SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
 TIMERS = RoundTimers(1.0, 1.0)
 
 
@@ -108,7 +109,7 @@ class Chain:
         """A real payload of a known update, kept as a blob."""
         job = self.ledger.state.jobs.jobs[key]
         model = self.host.model(key, job.round)
-        m = known_update(key, job.round, trainer.public, model.layout).astype(np.float32)
+        m = Scratch().known_update(key, job.round, trainer.public, model.layout.size).astype(np.float32)
         payload = self.blobs.add(codec.encode(model.header(trainer.public), m, model.layout))
         size = self.blobs.size(payload)
         assert size is not None

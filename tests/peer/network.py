@@ -30,11 +30,11 @@ from storage.blobs import Blobs
 from storage.store import Store
 from tests.ledger.world import MODULES
 from training.host import ModelHost
-from training.spec import JobSpec, Objective
+from training.spec import JobSpec
 from transport.memory import Mesh
 
 SECONDS_MAX = 30.0  # for anything that takes well under one when it works
-SCRATCH = JobSpec(name="test", objective=Objective.SCRATCH, rounds=1, liars=0)
+SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
 
 
 def identities(count: int) -> list[Identity]:

@@ -40,8 +40,9 @@ from training.data import corpus as data
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import Trace
-from training.spec import Audit, JobSpec, ModelSpec
+from training.spec import Audit, JobSpec
 from training.spec import InnerState as Kept
+from training.transformer import ModelSpec
 
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 TEXT = b"Nobody is above the others. " * 40

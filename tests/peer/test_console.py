@@ -146,7 +146,7 @@ async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_the_options_of_a_command_are_known() -> None:
-    assert option_names(WORDS["train"]) == ("--preset", "--rounds", "--data", "--name", "--vocabulary", "--set")
+    assert option_names(WORDS["train"]) == ("--preset", "--rounds", "--data", "--name", "--from", "--vocabulary", "--set")
 
 
 async def said(

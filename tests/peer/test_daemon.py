@@ -11,7 +11,9 @@ import pytest
 import trio
 
 from protocol.api import TrainRequest
+from protocol.errors import UserError
 from tests.peer.processes import SECONDS_MAX, Daemon, children, daemons, has_torch, peer
+from training.host import ModelHost
 
 
 @pytest.fixture
@@ -45,7 +47,24 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
             await trio.sleep(0.05)
     assert list(rounds[0].verdicts.values()) == ["accept"]
     assert (await daemon.client.stats()).worker.startswith("torch")
+    with pytest.raises(UserError, match="fits 0 finished jobs"):
+        await daemon.client.train(TrainRequest("more", "", 1, 0, {}, "huge"))
+    with pytest.raises(UserError, match="the model is that of job 'tiny'"):
+        await daemon.client.train(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))
+    await daemon.client.train(TrainRequest("more", "", 1, 0, {"local_steps": "1", "batch": "1"}, "tiny"))
+    with trio.fail_after(SECONDS_MAX):
+        while len(await daemon.client.rounds(2)) < 2:
+            await daemon.client.events(-1, 0.1)
+            await trio.sleep(0.05)
+    more = next(bytes.fromhex(view.job) for view in await daemon.client.jobs() if view.name == "more")
+    export = str(daemon.directory.parent / "export")
+    await daemon.client.export(export)
     assert daemon.terminate() == 0
+    host = ModelHost(daemon.directory / "models")
+    assert (host.model(bytes.fromhex(rounds[0].job), 1).parameters == host.model(more, 0).parameters).all(), (
+        "it starts where the other one ended"
+    )
+    assert peer("audit", export)[0] == 0, "whoever replays the run comes to the same models"
 
 
 async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon) -> None:

@@ -23,7 +23,8 @@ from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles
 from peer.demo.report import make_places
 from protocol.errors import UserError
 from tests.peer.processes import children, ended, environment, peer
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 DEMO_SECONDS_MAX = 120.0
 KEYS = {

@@ -31,8 +31,9 @@ from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import Trace, needed
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Audit, JobSpec, ModelSpec
+from training.spec import Audit, JobSpec
 from training.spec import InnerState as Kept
+from training.transformer import ModelSpec
 
 JOB, ME = bytes(32), Identity(bytes([1]) * 32)
 

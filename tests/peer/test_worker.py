@@ -21,7 +21,8 @@ from protocol.reasons import Verdict
 from training import tasks
 from training.data.default_text import default_text
 from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 MODEL = ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48)
 SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, batch=4, micro_batch=4, rounds=10)

@@ -29,14 +29,16 @@ import numpy as np
 
 from benchmarks import dispatch
 from tests.training.replicated.support import JOB, ODD, RAGGED, SMALL, buffer, header, proposed, trainer, update
+from training import stream
 from training.data.corpus import batch_offsets
-from training.replicated import aggregate, codec, feedback, outer, stream
+from training.objectives.scratch import Scratch
+from training.replicated import aggregate, codec, feedback, outer
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.replicated.schedule import inner_rate
-from training.replicated.scratch import known_update
-from training.spec import BITS, PRESETS, Compression, JobSpec, ModelSpec, Objective, Outer, Rule
+from training.spec import BITS, PRESETS, Compression, JobSpec, Outer, Rule
+from training.transformer import ModelSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")
 ROUNDS = 4  # from the second on, error feedback, momentum and the median norm take part
@@ -64,7 +66,7 @@ def everything() -> dict[str, str]:
 def streams() -> Named:
     yield "stream", stream.stream(1000, "golden", b"\x00\xff", 3)
     yield "irwin-hall", _little(stream.irwin_hall(1001, "golden"))
-    yield "scratch update", _little(known_update(JOB, 1, trainer(1), layout_of(_scratch())))
+    yield "scratch update", _little(Scratch().known_update(JOB, 1, trainer(1), layout_of(_scratch()).size))
 
 
 def initialisation() -> Named:
@@ -185,7 +187,7 @@ def models() -> Named:
 
 
 def _scratch() -> JobSpec:
-    return JobSpec(name="scratch", objective=Objective.SCRATCH, rounds=ROUNDS)
+    return JobSpec(name="scratch", objective="scratch", rounds=ROUNDS)
 
 
 def _model(name: str, spec: JobSpec) -> Named:

@@ -16,7 +16,8 @@ from training import checkpoint
 from training.checkpoint import Origin
 from training.replicated.init import initial_parameters
 from training.replicated.layout import layout_of
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48))
 ORIGIN = Origin(b"j" * 32, 12, b"r" * 32)

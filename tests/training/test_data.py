@@ -28,7 +28,8 @@ from training.data.corpus import (
     split,
 )
 from training.data.default_text import default_text
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32))
 

@@ -17,10 +17,10 @@ from rounds.ballots import Outcome
 from tests.training.replicated.support import round_of
 from training.host import DURABLE_ROUNDS, ROUNDS_KEPT, JudgedRound, ModelHost
 from training.replicated import files
-from training.spec import Audit, JobSpec, Objective
+from training.spec import Audit, JobSpec
 
 JOB, TRAINER = bytes([7]) * 32, bytes([1]) * 32
-SPEC = JobSpec(name="test", objective=Objective.SCRATCH, rounds=40, liars=0).encode()
+SPEC = JobSpec(name="test", objective="scratch", rounds=40, liars=0).encode()
 NOTHING = Outcome({}, {}, frozenset({TRAINER}), frozenset())
 
 
@@ -157,7 +157,7 @@ def test_where_files_cannot_be_locked_the_folder_is_named_and_no_snapshot_is_ask
 
 
 def test_a_finished_job_leaves_no_spare_model(tmp_path: Path) -> None:
-    host, short = ModelHost(tmp_path), JobSpec(name="test", objective=Objective.SCRATCH, rounds=5, liars=0).encode()
+    host, short = ModelHost(tmp_path), JobSpec(name="test", objective="scratch", rounds=5, liars=0).encode()
     host.create(JOB, short)
     prune_as_a_peer_does(host, range(5), short)
     assert not host.directory(JOB, 0).with_name(".spare").exists()

@@ -13,16 +13,16 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training import tasks
+from training.objectives.scratch import Scratch
 from training.replay import proposals
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
 from training.replicated.model import Accepted, ReplicatedModel
-from training.replicated.scratch import known_update
-from training.spec import TOLERANCE_MIN, JobSpec, Objective
+from training.spec import TOLERANCE_MIN, JobSpec
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
-SPEC = JobSpec(name="s", objective=Objective.SCRATCH)
-UPDATE = proposals.scratch_update(SPEC)
+SPEC = JobSpec(name="s", objective="scratch")
+UPDATE = proposals.known_update(SPEC)
 
 
 def propose(folder: Path, round: int, previous: int | None = None) -> tasks.Proposed:
@@ -112,14 +112,14 @@ def continued(folder: Path, blob: bytes, stepped: bool = True, rejected: int = 0
     """The audit of a proposal of honest work that says it goes on from `blob`, which was committed to in round 0."""
     spec = replace(SPEC, accepted_min=1 if stepped else 2)
     model = ReplicatedModel.initial(JOB, spec)
-    first = known_update(JOB, 0, TRAINER, model.layout)
+    first = Scratch().known_update(JOB, 0, TRAINER, model.layout.size)
     payload = codec.encode(model.header(TRAINER), first, model.layout)
     digests = hashlib.sha256(payload).digest(), len(payload), hashlib.sha256(blob).digest()
     following = model.apply([Accepted(TRAINER, Proposal(JOB, 0, model.root, *digests, None), payload)], {})
     for _ in range(rejected):
         following = following.apply([], {TRAINER: Verdict.NORM})
     following.save(folder / "model", durable=False)
-    m = known_update(JOB, following.round, TRAINER, model.layout)
+    m = Scratch().known_update(JOB, following.round, TRAINER, model.layout.size)
     (folder / "m").write_bytes(m.tobytes())
     (folder / "p").write_bytes(codec.encode(following.header(TRAINER), m, model.layout))
     (folder / "before").write_bytes(blob)

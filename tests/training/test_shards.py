@@ -13,7 +13,8 @@ from protocol.errors import RemoteProtocolError, UserError
 from training.data import corpus as data
 from training.data import shards
 from training.data.tokenizer import ByteTokenizer, train_bpe
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 TOKENS = np.arange(3_000) * 7 % 256
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32))

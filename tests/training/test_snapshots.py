@@ -13,7 +13,8 @@ from protocol.limits import PART_BYTES_MAX
 from training.host import ModelHost
 from training.replicated import files
 from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 JOB = b"j" * 32
 MODEL = ModelSpec(vocabulary=4_096, context=8, width=64, layers=1, heads=2, kv_heads=1, hidden=64)

@@ -9,7 +9,8 @@ from protocol.reasons import Finding, Verdict
 from training import tasks
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.layout import layout_of
-from training.spec import PARAMETERS_MAX, Compression, JobSpec, ModelSpec
+from training.spec import Compression, JobSpec
+from training.transformer import PARAMETERS_MAX, ModelSpec
 
 MESSAGES = [
     tasks.OpenJob(bytes(32), b"spec", "/text", None),

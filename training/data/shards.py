@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from protocol.errors import RemoteProtocolError, UserError
-from training.spec import BYTES
+from training.transformer import BYTES
 
 FORMAT: Final = "folkmoot-tokens/1"
 MANIFEST: Final = "manifest.json"

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError, UserError
-from training.spec import BYTES
+from training.transformer import BYTES
 
 VOCABULARY_MAX = 1 << 16  # token ids are kept as uint16
-BLOB_BYTES_MAX = 16 << 20  # a tokenizer of VOCABULARY_MAX tokens is about 4 MB of JSON
+TOKENIZER_BYTES_MAX = 16 << 20  # a tokenizer of VOCABULARY_MAX tokens is about 4 MB of JSON
 
 
 class Tokenizer(Protocol):
@@ -114,8 +114,8 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 def _model_of(blob: bytes) -> tuple[dict[str, int], list[tuple[str, str]]]:
     try:
-        if len(blob) > BLOB_BYTES_MAX:
-            raise ValueError(f"{len(blob)} bytes, at most {BLOB_BYTES_MAX} are allowed")
+        if len(blob) > TOKENIZER_BYTES_MAX:
+            raise ValueError(f"{len(blob)} bytes, at most {TOKENIZER_BYTES_MAX} are allowed")
         model = json.loads(blob)["model"]
         vocabulary: dict[str, int] = dict(model["vocab"])
         ids = sorted(vocabulary.values())

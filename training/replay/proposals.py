@@ -1,6 +1,6 @@
 """From an update to a proposal, and from a proposal to a verdict: numpy only.
 
-The worker computes updates with torch; for scratch jobs the daemon does it all itself, with `scratch_update`.
+The worker computes updates with torch; for scratch jobs the daemon does it all itself, with `known_update`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from training.replay.trace import RELATIVE_ERROR_MAX, StateDigests, States, Stat
 from training.replicated import codec, feedback
 from training.replicated.layout import Float32Array, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
-from training.replicated.scratch import known_update
 from training.spec import JobSpec
 from training.tasks import Audit, Audited, Propose, Proposed, Reexecute, Reexecuted, Replay, Replayed
 
@@ -95,9 +94,10 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verd
     return verdict, error
 
 
-def scratch_update(spec: JobSpec) -> Update:
-    layout = layout_of(spec)
-    return lambda parameters, job, round, trainer, inner, on_state: (known_update(job, round, trainer, layout), 0.0)
+def known_update(spec: JobSpec) -> Update:
+    """Of an objective whose updates take no training."""
+    size, kind = layout_of(spec).size, spec.kind
+    return lambda parameters, job, round, trainer, inner, on_state: (kind.known_update(job, round, trainer, size), 0.0)
 
 
 # One step of a trace -------------------------------------------------------------------------------------------------

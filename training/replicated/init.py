@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from training.replicated import stream
+from training import stream
 from training.replicated.layout import BLOCK, Float32Array, Tensor, layout_of
 from training.spec import JobSpec
 

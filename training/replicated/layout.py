@@ -16,17 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import LocalProtocolError
-from training.spec import LAYERS_MAX, PARAMETERS_MAX, JobSpec, ModelSpec, Objective
+from training.objectives.objective import Float32Array, Shape
+from training.spec import JobSpec
+from training.transformer import LAYERS_MAX, PARAMETERS_MAX
 
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
 BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
 CHUNKS_MAX: Final = 1 << 18  # of the largest model with the most tensors
-SCRATCH_SIZE: Final = 4096
 
 assert PARAMETERS_MAX // CHUNK + 9 * (LAYERS_MAX + 1) <= CHUNKS_MAX  # every tensor may end in a shorter chunk
-
-Float32Array = npt.NDArray[np.float32]
-Shape = tuple[int, ...]
 
 
 def float32_bytes(vector: Float32Array) -> memoryview:
@@ -92,7 +90,7 @@ class Layout:
 @functools.lru_cache(maxsize=8)
 def layout_of(spec: JobSpec) -> Layout:
     """The layout of a valid job, see `JobSpec.problem`."""
-    layout = of_shapes(_language(spec.model) if spec.objective is Objective.LANGUAGE else [("scratch", (SCRATCH_SIZE,))])
+    layout = of_shapes(spec.kind.tensors(spec, spec.own))
     assert len(layout.chunk_lengths) <= CHUNKS_MAX
     return layout
 
@@ -104,28 +102,6 @@ def of_shapes(named: Sequence[tuple[str, Shape]]) -> Layout:
         tensors.append(Tensor(name, shape, offset))
         offset += tensors[-1].size
     return Layout(tuple(tensors), offset)
-
-
-def _language(model: ModelSpec) -> list[tuple[str, Shape]]:
-    layers = [(f"layers.{i}.{name}", shape) for i in range(model.layers) for name, shape in _layer(model)]
-    return [("embedding.weight", (model.vocabulary, model.width)), *layers, ("final_norm.weight", (model.width,))]
-
-
-def _layer(model: ModelSpec) -> list[tuple[str, Shape]]:
-    """Weights of linear layers are output × input, as torch has them."""
-    width, hidden = model.width, model.hidden
-    kv_width = model.kv_heads * (width // model.heads)
-    return [
-        ("attention_norm.weight", (width,)),
-        ("query.weight", (width, width)),
-        ("key.weight", (kv_width, width)),
-        ("value.weight", (kv_width, width)),
-        ("output.weight", (width, width)),
-        ("mlp_norm.weight", (width,)),
-        ("gate.weight", (hidden, width)),
-        ("up.weight", (hidden, width)),
-        ("down.weight", (width, hidden)),
-    ]
 
 
 def _cut(size: int, piece: int) -> list[int]:

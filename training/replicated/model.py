@@ -57,8 +57,14 @@ class ReplicatedModel:
     _checked: dict[bytes, _Checked] = field(default_factory=dict, repr=False)  # by trainer; what deciding this round saves
 
     @classmethod
-    def initial(cls, job: bytes, spec: JobSpec) -> ReplicatedModel:
+    def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
+        """With the tensors of `start`, as far as they have the same names and shapes; the others begin as the seed says."""
         parameters = initial_parameters(spec)
+        if start is not None:
+            known = start.layout.view(start.parameters)
+            for name, values in layout_of(spec).view(parameters).items():
+                if name in known and known[name].shape == values.shape:
+                    np.copyto(values, known[name])
         slots = {name: np.zeros(len(parameters), dtype=np.float32) for name in outer.slots_of(spec)}
         return cls.of(State(job, spec, 0, {}, (), outer.first_powers(spec)), {PARAMETERS: parameters, **slots})
 

@@ -18,12 +18,13 @@ TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers
 ROUNDS = Argument("--rounds", type=whole_number(1), default=0, metavar="N", help="how many rounds to train")
 DATA = Argument("--data", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
 NAME = Argument("--name", default="", metavar="NAME", help="what people call the job")
+BASE = Argument("--from", dest="base", default="", metavar="JOB", help="start from the model of a finished job: its name or id")
 VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 256: train a BPE")
 
 
 @word(
-    "start a job: --preset NAME --rounds N --data PATH --name NAME --vocabulary N --set FIELD=VALUE",
-    *(PRESET, ROUNDS, DATA, NAME, VOCABULARY, SET),
+    "start a job: --preset NAME --rounds N --data PATH --name NAME --from JOB --vocabulary N --set FIELD=VALUE",
+    *(PRESET, ROUNDS, DATA, NAME, BASE, VOCABULARY, SET),
 )
 async def train(asked: Asked[PeerApi]) -> None:
     request = train_request(asked.options)

@@ -21,7 +21,8 @@ from training.engines.pytorch.engine import Engine, evaluation_windows, is_out_o
 from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
-from training.spec import PRESETS, TOLERANCE_MIN, Inner, JobSpec, ModelSpec
+from training.spec import PRESETS, TOLERANCE_MIN, Inner, JobSpec
+from training.transformer import ModelSpec
 
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
 SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=4, batch=4, micro_batch=4, rounds=10)

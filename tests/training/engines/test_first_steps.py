@@ -20,7 +20,8 @@ from training.replay.inner_state import InnerState
 from training.replay.trace import TrainingState, step_error
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
-from training.spec import Audit, Inner, JobSpec, ModelSpec
+from training.spec import Audit, Inner, JobSpec
+from training.transformer import ModelSpec
 
 JOB = bytes(range(32))
 BATCHES = 40

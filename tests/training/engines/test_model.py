@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from training.engines.pytorch.model import GPT, _CrossEntropy, choose, rotary_tables
 from training.replicated.init import initial_parameters
 from training.replicated.layout import layout_of
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48))
 

@@ -7,7 +7,8 @@ from training.engines.pytorch.adamw import AdamW, Settings
 from training.engines.pytorch.muon import ADAMW_RMS, Muon, orthogonal
 from training.replay.inner_state import hidden_matrices, inner_size, others, slots
 from training.replicated.layout import layout_of
-from training.spec import Inner, JobSpec, ModelSpec
+from training.spec import Inner, JobSpec
+from training.transformer import ModelSpec
 
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(width=32, layers=1, heads=4, kv_heads=2, hidden=48), inner=Inner.MUON)
 LAYOUT = layout_of(SPEC)

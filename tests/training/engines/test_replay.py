@@ -35,8 +35,9 @@ from training.replicated import codec
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Audit, Inner, JobSpec, ModelSpec
+from training.spec import Audit, Inner, JobSpec
 from training.spec import InnerState as Kept
+from training.transformer import ModelSpec
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)

@@ -7,10 +7,12 @@ import hashlib
 import numpy as np
 
 from protocol.messages import Proposal
-from training.replicated import codec, feedback, stream
+from training import stream
+from training.replicated import codec, feedback
 from training.replicated.layout import CHUNK, Float32Array, Layout, of_shapes
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Compression, JobSpec, ModelSpec
+from training.spec import Compression, JobSpec
+from training.transformer import ModelSpec
 
 JOB = bytes(range(32))
 SMALL = JobSpec(name="small", data=bytes(32), model=ModelSpec(vocabulary=70, width=64, layers=1, hidden=96), norm_start=2.0)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from protocol.errors import LocalProtocolError
 from protocol.limits import TRAINERS_MAX
 from tests.training.replicated.support import DENSE, RAGGED, buffer, update
-from training.replicated import aggregate, codec, stream
+from training import stream
+from training.replicated import aggregate, codec
 from training.replicated.aggregate import rules, selection
 from training.replicated.layout import BLOCK, CHUNK, Float32Array, of_shapes
 from training.spec import Compression, Rule

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tests.training.replicated.support import SMALL
-from training.replicated import stream
+from training import stream
+from training.objectives.scratch import Scratch
 from training.replicated.init import initial_parameters
 from training.replicated.layout import layout_of
-from training.replicated.scratch import known_update
-from training.spec import JobSpec, Objective
+from training.spec import JobSpec
 
 DEFAULT = JobSpec(name="default", data=bytes(32))
-SCRATCH = JobSpec(name="test", objective=Objective.SCRATCH)
+SCRATCH = JobSpec(name="test", objective="scratch")
 
 
 def test_the_default_initialisation_has_its_golden_hash() -> None:
@@ -71,8 +71,11 @@ def test_irwin_hall_numbers_look_normal() -> None:
 
 def test_the_known_update_is_exact_and_belongs_to_one_trainer_and_round() -> None:
     layout = layout_of(SCRATCH)
-    delta = known_update(b"j" * 32, 4, b"t" * 32, layout)
+    delta = Scratch().known_update(b"j" * 32, 4, b"t" * 32, layout.size)
     assert delta.dtype == np.float32 and np.array_equal(delta * 256, np.rint(delta * 256))
     assert -0.5 <= delta.min() < -0.49 and 0.49 < delta.max() < 0.5
-    for other in (known_update(b"j" * 32, 5, b"t" * 32, layout), known_update(b"j" * 32, 4, b"u" * 32, layout)):
+    for other in (
+        Scratch().known_update(b"j" * 32, 5, b"t" * 32, layout.size),
+        Scratch().known_update(b"j" * 32, 4, b"u" * 32, layout.size),
+    ):
         assert not np.array_equal(delta, other)

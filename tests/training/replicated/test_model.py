@@ -14,13 +14,13 @@ import pytest
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.reasons import Verdict
 from tests.training.replicated.support import JOB, ODD, SMALL, buffer, proposed, round_of, trainer
+from training.objectives.scratch import Scratch
 from training.replicated import aggregate, codec, feedback, files, outer
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
 from training.replicated.model import NORM_RATIO, Accepted, ReplicatedModel
-from training.replicated.scratch import known_update
 from training.replicated.state import NORM_ROUNDS
-from training.spec import BITS, Compression, InnerState, JobSpec, Objective, Outer
+from training.spec import BITS, Compression, InnerState, JobSpec, Outer
 
 NOTHING = None, None
 
@@ -310,12 +310,12 @@ def test_a_model_with_ragged_tensors_runs_as_well() -> None:
 
 
 def test_a_scratch_job_can_be_replayed_by_anybody() -> None:
-    spec = JobSpec(name="test", objective=Objective.SCRATCH)
+    spec = JobSpec(name="test", objective="scratch")
     model = ReplicatedModel.initial(JOB, spec)
-    delta = known_update(model.job, model.round, trainer(0), model.layout)
+    delta = Scratch().known_update(model.job, model.round, trainer(0), model.layout.size)
     item = proposed(model, trainer(0), delta)
     assert verdict(model, item) is Verdict.ACCEPT
-    again = known_update(model.job, model.round, trainer(0), model.layout)
+    again = Scratch().known_update(model.job, model.round, trainer(0), model.layout.size)
     e = feedback.feedback_after(None, None, None, model.layout)
     judged = feedback.judge_replay(
         delta, e, again, item.payload, model.header(trainer(0)), model.layout, spec.feedback_decay, spec.replay_tolerance

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from features.lazily import named
 from training.data.corpus import Tokens, batch_offsets
 from training.data.tokenizer import Tokenizer
 from training.engines.pytorch.adamw import AdamW, Settings, clip
@@ -26,6 +27,7 @@ from training.replicated.layout import Float32Array, layout_of
 from training.replicated.schedule import inner_rate
 from training.spec import Inner, JobSpec
 
+NAME = "pytorch"
 EVALUATION_TOKENS_MAX = 16_384  # of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
 EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its logits, is then 4 MB for bytes
 GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
@@ -72,6 +74,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
         self._model = GPT(spec)
+        self._loss = named(spec.kind.losses[NAME])
         self._decayed = _decayed(spec)
 
     @property
@@ -172,7 +175,7 @@ class Engine:
         for start in range(0, len(offsets), self.micro_batch):
             part = offsets[start : start + self.micro_batch]
             x_BT, y_BT = windows(self.tokens.train, part, self.spec.model.context)
-            loss = self._model.loss(x_BT, y_BT) * (len(part) / len(offsets))
+            loss = self._loss(self._model, x_BT, y_BT) * (len(part) / len(offsets))
             loss.backward()
             total += float(loss.detach())
             on_step()

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training.replicated.layout import layout_of
-from training.spec import JobSpec, ModelSpec
+from training.spec import JobSpec
+from training.transformer import ModelSpec
 
 ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
 NORM_EPSILON = 1e-6

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from training.replicated.aggregate.columns import Columns, columns_of, level_max
 from training.replicated.codec import LEVEL_MAX, SCALE_BITS, Update
-from training.spec import PARAMETERS_MAX
+from training.transformer import PARAMETERS_MAX
 
 FLOAT32_MAX: Final = 1 << 24  # of integers that are exact together with all smaller ones
 # A product of two scales has 40 bits, and is taken in two halves: with either of them the sum over a whole model fits an int64.

@@ -1,0 +1,109 @@
+"""Jobs that start from the model of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ledger import jobs
+from ledger.core.genesis import ModuleVersion
+from ledger.jobs import BASES_MAX, RUNNING_MAX, Base, JobTerms, Phase, Start, Stop
+from ledger.state import Rules, core_modules
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, PlainJobs, World
+from tests.sim.keys import FastVerifier
+
+ONE_ROUND = LANGUAGE + b":1"
+
+
+class FromOthers(PlainJobs):
+    """`SPEC@JOB,ROUND,ROOT` starts from a job; `SPEC!MODULE` needs a module that the network does not run."""
+
+    def terms(self, spec: bytes) -> JobTerms:
+        plain, at, of = spec.partition(b"@")
+        plain, needs, module = plain.partition(b"!")
+        terms = super().terms(plain)
+        if needs:
+            return replace(terms, requires=ModuleVersion(module.decode(), 1))
+        return replace(terms, base=Base(of[:32], of[32], of[33:])) if at else terms
+
+    def misfit(self, base: bytes, spec: bytes) -> str | None:
+        return "it is a scratch job" if base.startswith(SCRATCH) else None
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.rules = Rules(made.genesis, FastVerifier(), core_modules(FromOthers()))
+    made.ledger = type(made.ledger)(made.rules, made.rules.first_state(), made.rules.first_state().root)
+    return made
+
+
+def finished(world: World, spec: bytes = ONE_ROUND) -> bytes:
+    key = world.start(PEOPLE[0], spec)
+    world.decide(closings=(world.closing(key),))
+    assert world.job(key).phase is Phase.FINISHED
+    return key
+
+
+def on(world: World, key: bytes, spec: bytes = ONE_ROUND, **other: Any) -> bytes:
+    job = world.job(key)
+    wanted = {"job": key, "round": job.round, "root": job.model_root} | other
+    return spec + b"@" + wanted["job"] + bytes([wanted["round"]]) + wanted["root"]
+
+
+def refusal(world: World, spec: bytes) -> str:
+    return world.problem(world.tx(PEOPLE[0], "job/start", Start(spec))) or ""
+
+
+def test_a_job_starts_from_a_finished_one_with_that_round_and_root(world: World) -> None:
+    base = finished(world)
+    assert world.job(world.start(PEOPLE[1], on(world, base))).base == base
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"job": bytes(32)}, "not among the finished ones"),
+        ({"round": 0}, "that of round 1 with another root"),
+        ({"root": bytes(32)}, "that of round 1 with another root"),
+    ],
+)
+def test_another_job_round_or_root_is_refused(world: World, other: dict[str, Any], why: str) -> None:
+    assert why in refusal(world, on(world, finished(world), **other))
+
+
+def test_a_job_that_runs_or_does_not_fit_is_no_base(world: World) -> None:
+    scratch, running = finished(world, SCRATCH + b":1"), world.start(PEOPLE[0])
+    assert "not among the finished ones" in refusal(world, on(world, running))
+    assert "is no base for it: it is a scratch job" in refusal(world, on(world, scratch))
+
+
+def test_a_base_stays_while_a_job_that_rests_on_it_runs_or_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 1)
+    base = finished(world)
+    first = world.start(PEOPLE[1], on(world, base))
+    second = world.start(PEOPLE[1], on(world, base))
+    assert world.state.jobs.line[0].base == base
+    world.decide(closings=(world.closing(first),))
+    assert base in world.state.jobs.jobs and second in world.state.jobs.running()
+    world.decide(closings=(world.closing(second),))
+    assert base not in world.state.jobs.jobs, "nothing rests on it any more, and newer ones have its place"
+
+
+def test_so_many_models_are_kept_for_that_and_no_more(world: World) -> None:
+    bases = [finished(world) for _ in range(BASES_MAX + 1)]
+    world.start(PEOPLE[0], LANGUAGE)
+    people = [PEOPLE[number % 4] for number in range(BASES_MAX)]
+    for person, base in zip(people, bases, strict=False):
+        world.start(person, on(world, base))
+    assert len(world.state.jobs.bases) == BASES_MAX > RUNNING_MAX // 2
+    assert f"start from {BASES_MAX} models already" in refusal(world, on(world, bases[-1]))
+    world.decide(world.tx(people[0], "job/stop", Stop(world.state.jobs.line[0].job)))
+    assert "models already" not in refusal(world, on(world, bases[-1]))
+
+
+def test_an_objective_whose_module_the_network_does_not_run_is_refused_by_every_program(world: World) -> None:
+    assert "which this network does not run" in refusal(world, LANGUAGE + b"!curation")
+    assert refusal(world, LANGUAGE + b"!jobs") == ""

@@ -1,0 +1,27 @@
+"""The objectives that this program knows, by name. Features add theirs when the program starts (`peer.features.install`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from training.objectives.language import Language
+from training.objectives.objective import Objective
+from training.objectives.scratch import Scratch
+
+OBJECTIVES: tuple[Objective, ...] = (Language(), Scratch())  # of this package
+
+_known = {objective.name: objective for objective in OBJECTIVES}
+
+
+def add(objectives: Iterable[Objective]) -> None:
+    """Objectives of a feature. Adding one again changes nothing."""
+    for objective in objectives:
+        assert _known.setdefault(objective.name, objective) is objective, f"two objectives are called {objective.name!r}"
+
+
+def find(name: str) -> Objective | None:
+    return _known.get(name)
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_known)
