@@ -169,5 +169,7 @@ class Workshop:
 
 def _figure(name: str, value: float, number: int) -> str:
     """Held-out figures are of the model with which a round begins."""
-    when = "in" if name == "training_nats" else "before"
-    return f"{when} round {number}: {name} {value:.4f}"
+    if name == "training_nats":
+        return f"in round {number}: training loss {value:.4f} nats/token"
+    assert name == "held_out_bits_per_byte"
+    return f"before round {number}: held-out loss {value:.3f} bits/byte"

@@ -93,10 +93,35 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Others use the prefix, too (Kubernetes: PEER_SERVICE_HOST, of a service called `peer`): only a near miss is an error."""
     named = {key.removeprefix(PREFIX).lower(): key for key in environment if key.startswith(PREFIX)}
     for name, key in named.items():
-        meant = difflib.get_close_matches(name, NAMES, n=1, cutoff=NEAR_MISS_MIN)
+        meant = FLAGS.get(name) or next((known for known in NAMES if _is_slip(name, known)), None)
         if name not in NAMES and meant:
-            raise UserError(f"environment variable {key} is no setting of a peer; did you mean {PREFIX}{meant[0].upper()}?")
+            raise UserError(f"environment variable {key} is no setting of a peer; did you mean {PREFIX}{meant.upper()}?")
     return {name: environment[key] for name, key in named.items() if name in NAMES}
+
+
+FLAGS = {"data_dir": "data_directory"}  # called otherwise on the command line
+SHORT, LONG = 5, 12  # letters of a setting's name: of short ones many are one letter away from other words, of long ones none
+
+
+def _is_slip(typed: str, name: str) -> bool:
+    """Whether somebody who typed this meant the setting. Of a short name only a swap or a missing letter counts."""
+    slips = _slips(typed, name)
+    if len(name) <= SHORT:
+        return slips == 1 and (len(typed) < len(name) or sorted(typed) == sorted(name))
+    return slips <= (2 if len(name) >= LONG else 1)
+
+
+def _slips(typed: str, name: str) -> int:
+    """How many letters are missing, too many, wrong, or swapped with the next one (optimal string alignment)."""
+    rows = [list(range(len(name) + 1))]
+    for i, letter in enumerate(typed, 1):
+        rows.append([i])
+        for j, other in enumerate(name, 1):
+            fewest = min(rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (letter != other))
+            if i > 1 and j > 1 and typed[i - 2 : i] == name[j - 2 : j][::-1]:
+                fewest = min(fewest, rows[i - 2][j - 2] + 1)
+            rows[i].append(fewest)
+    return rows[-1][-1]
 
 
 def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
@@ -127,13 +152,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 LIKENESS_MIN = 0.65  # of difflib's ratio: a letter missing, wrong or swapped; `leave` is not near `clear`
-# The same of environment variables, which others set, too: `data_dir` is meant for us, `listen_port` of a service is not.
-NEAR_MISS_MIN = 0.72
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or all the choices where nothing is near."""
+    """`; did you mean …?`, or all the choices where nothing is near; empty where there are none."""
     known = list(known)
+    if not known:
+        return ""
     close = difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS_MIN)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 

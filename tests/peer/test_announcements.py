@@ -19,7 +19,7 @@ def event(kind: str, text: str, at_ms: int = 0, **fields: str) -> EventView:
 
 
 def loss(at_ms: int) -> EventView:
-    return event("measured", "before round 3: held_out_bits_per_byte 2.5", at_ms, name="held_out_bits_per_byte")
+    return event("measured", "before round 3: held-out loss 2.500 bits/byte", at_ms, name="held_out_bits_per_byte")
 
 
 @pytest.mark.parametrize("kind", ["member", "job", "warning", "evidence"])

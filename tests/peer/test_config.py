@@ -65,7 +65,14 @@ def test_an_unknown_variable_is_named_with_the_nearest_one(home: dict[str, str])
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("LSITEN", "LISTEN"), ("NMAE", "NAME"), ("ROL", "ROLE"), ("LOGLEVEL", "LOG_LEVEL"), ("DATA_DIR", "DATA_DIRECTORY")],
+    [
+        ("LSITEN", "LISTEN"),
+        ("NMAE", "NAME"),
+        ("ROL", "ROLE"),
+        ("LOGLEVEL", "LOG_LEVEL"),
+        ("DATA_DIR", "DATA_DIRECTORY"),
+        ("CONTOL_SOKET", "CONTROL_SOCKET"),
+    ],
 )
 def test_a_variable_that_is_nearly_a_setting_is_an_error(home: dict[str, str], name: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf"PEER_{name} is no setting of a peer; did you mean PEER_{meant}\?"):
@@ -75,7 +82,18 @@ def test_a_variable_that_is_nearly_a_setting_is_an_error(home: dict[str, str], n
 def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home: dict[str, str]) -> None:
     port = ("PORT", *(f"PORT_7700_TCP{more}" for more in ("", "_ADDR", "_PORT", "_PROTO")))
     kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_P2P", *port)
-    names = (*kubernetes, *(f"LISTEN_{name}" for name in kubernetes), "ID", "HOME", "ADDRESS")
+    names = (
+        *kubernetes,
+        *(f"LISTEN_{name}" for name in kubernetes),
+        "ID",
+        "HOME",
+        "ADDRESS",
+        "GAME",
+        "STANDBY",
+        "NAMES",
+        "ROLL",
+        "LISTENERS",
+    )
     others = {f"PEER_{name}": "tcp://10.0.0.1:7700" for name in names}
     assert load({}, {**home, **others}) == load({}, home)
 

@@ -167,7 +167,7 @@ async def said(
             "stats",
             ["p50 41 ms, p99 – ms", "bad-signature 2", "vote 1.00 MB", "3 rewards, 0 lost", "1 challenges upheld, 0 refuted"],
         ),
-        ("peers", ["anna (me)", "abcdaaaa", "[bold]ben", "1 approvals", "2.5 ms", "1 s"]),
+        ("peers", ["anna (me)", "abcdaaaa", "[bold]ben", "1 approval ", "2.5 ms", "1 s"]),
         ("jobs", ["3/80", "accepted: anna 3", "rejected: [bold]ben (replay 2)", "suspended: [bold]ben until 23"]),
         ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
         ("audits 1", ["until round", "found by", "because of round", "payload"]),
@@ -211,6 +211,11 @@ async def test_an_address_that_is_not_reached_keeps_no_other_from_being_dialed(
     assert sorted(api.asked) == ["a:1", "b:2", "c:1"]
     (line,) = [line for line in printed.splitlines() if "cannot reach" in line]
     assert "a:1: no route" in line and "c:1: no route" in line
+
+
+def test_a_word_without_options_names_none_as_known() -> None:
+    with pytest.raises(UserError, match=r"unknown argument '--json'$"):
+        parse("leave --json")
 
 
 async def test_answers_and_complaints_speak_of_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from peer.driver.eventlog import EventLog
-from peer.driver.workshop import Workshop
+from peer.driver.workshop import Workshop, _figure
 from peer.node.rounds import Rounds
 from peer.roles.base import Judged, OpenRound
 from protocol.identity import Signed
@@ -99,3 +99,8 @@ async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, mo
             nursery.cancel_scope.cancel()  # waits for the thread, and raises what it raised
     assert chain.host.directory(key, 4).exists()
     chain.close()
+
+
+def test_figures_are_told_in_words() -> None:
+    assert _figure("held_out_bits_per_byte", 2.5, 3) == "before round 3: held-out loss 2.500 bits/byte"
+    assert _figure("training_nats", 1.25, 3) == "in round 3: training loss 1.2500 nats/token"
