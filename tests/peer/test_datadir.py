@@ -84,7 +84,7 @@ def test_a_peer_belongs_to_one_network(directory: DataDirectory) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from peer.datadir import DataDirectory
+from peer.settings.datadir import DataDirectory
 with DataDirectory(Path(sys.argv[1])).lock():
     print(flush=True)
     sys.stdin.read()
