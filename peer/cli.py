@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from peer.commands.arguments import Parser, settings_of
 from peer.commands.completion import SHELLS, script
 from peer.commands.grammar import parse, parse_words
 from peer.commands.job_fields import PRESET, SET
-from peer.commands.terminal import EXIT_INTERRUPTED
+from peer.commands.terminal import EXIT_INTERRUPTED, complete_streams, mute_output
 from peer.commands.words import words
 from peer.settings.config import ROLES, ROLES_LATER, Config, nearest, show
 from protocol.errors import UserError
@@ -28,6 +28,7 @@ ATTACKS = (
 AUDITS = ("full", "sampled")  # of `training.spec`, which is imported only where it is used
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
 EXIT_USER_ERROR = 2
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
 
 EXAMPLES = """examples:
   peer demo                                    four peers on this machine, one of them lying
@@ -43,17 +44,24 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status: 0, or 2 after one line that says what a person can mend."""
+    complete_streams()
     try:
-        options = build_parser().parse_args(arguments)
-        return int(options.action(options) or 0)
+        try:
+            options = build_parser().parse_args(arguments)
+            return int(options.action(options) or 0)
+        finally:
+            sys.stdout.flush()  # what cannot be written is told here, not by the interpreter at its end
     except UserError as error:
         return _complain(error)
     except KeyboardInterrupt:
         return _interrupted()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        mute_output()
         return 1
     except OSError as error:
+        if error.filename is None and error.errno in UNWRITABLE:
+            mute_output()
+            return _complain(UserError(f"standard output: {error.strerror}; what this command prints cannot be written there"))
         if error.filename is None:
             raise
         return _complain(UserError(f"{error.filename}: {error.strerror}; name another place, or make this one usable"))

@@ -44,6 +44,10 @@ class Parser(argparse.ArgumentParser):
     def _commands_actions(self) -> list[argparse._SubParsersAction[Parser]]:
         return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse hides what comes of writing, such as that the disk is full."""
+        (file or sys.stderr).write(message)
+
     def error(self, message: str) -> NoReturn:
         choice = re.match(r"argument command: invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
         if choice:

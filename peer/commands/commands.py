@@ -20,7 +20,7 @@ import trio
 from consensus.voters import VoterSet
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.arguments import settings_of
-from peer.commands.logs import formatter
+from peer.commands.logs import formatter, handler
 from peer.commands.terminal import let_go, terminals
 from peer.features import founding_modules
 from peer.settings.config import Config, Settings, load, toml
@@ -211,9 +211,10 @@ def _end_with_terminal(streams: tuple[int, ...]) -> bool:
 
 def _reopen_log() -> bool:
     """SIGHUP for a daemon: the peer goes on. A log file that was moved away is made anew."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, WatchedFileHandler):
-            handler.reopenIfNeeded()
+    for lines in logging.getLogger().handlers:
+        if isinstance(lines, WatchedFileHandler):
+            with contextlib.suppress(OSError):  # which the next line tells
+                lines.reopenIfNeeded()
     logging.getLogger("peer").info("SIGHUP: the log is reopened, the peer goes on")
     return True
 
@@ -222,9 +223,9 @@ def _log_to(config: Config, file: Path | None) -> None:
     """To the file of the settings, else to standard error, or into `file` while the prompt has the terminal."""
     file = Path(config.log_file).expanduser() if config.log_file else file
     with storage_errors(file or Path("standard error")):
-        handler: logging.Handler = logging.StreamHandler() if file is None else WatchedFileHandler(file)
-    handler.setFormatter(formatter(config.log_format))
-    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
+        lines = handler(file)
+    lines.setFormatter(formatter(config.log_format))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[lines], force=True)
 
 
 def audit(options: argparse.Namespace) -> int:

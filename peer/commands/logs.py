@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 from datetime import datetime
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Any
 
 from features.as_json import plain
+
+
+def handler(file: Path | None) -> logging.Handler:
+    """To this file, which may be moved away meanwhile, else to standard error. Raises `OSError` where it cannot be opened."""
+    return _Lines() if file is None else _FileLines(file)
+
+
+class _Lines(logging.StreamHandler):
+    """A log that cannot be written must not stop a peer. It is told once, and again after something could be written."""
+
+    _fails = _is_told = False
+
+    @property
+    def place(self) -> str:
+        return "standard error"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._fails = False
+        try:
+            super().emit(record)
+        except OSError:  # a file that was moved away cannot be made anew
+            self.handleError(record)
+        self._is_told = self._fails
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)  # a line that cannot be formatted is a bug
+            return
+        self._fails = True
+        if not self._is_told:
+            told = f"peer: the log cannot be written to {self.place}: {error.strerror}; the peer goes on without it"
+            with contextlib.suppress(OSError):
+                print(told, file=sys.stderr, flush=True)
+
+
+class _FileLines(_Lines, WatchedFileHandler):
+    @property
+    def place(self) -> str:
+        return self.baseFilename
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what was told when it was written
+            super().close()
 
 
 def formatter(log_format: str) -> logging.Formatter:

@@ -1,8 +1,13 @@
-"""The terminal that a process was started in, and its end: SIGHUP comes when somebody closes the window or the link drops."""
+"""The streams that a process was started with: what they lack, and the end of a terminal.
+
+SIGHUP comes when somebody closes its window, or the link drops.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 
 DESCRIPTORS = (0, 1, 2)
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -18,4 +23,29 @@ def let_go(descriptors: tuple[int, ...]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in descriptors:
         os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def complete_streams() -> None:
+    """Standard streams that take whatever is written. One that the caller closed leads nowhere: else the next file that is opened
+    gets its number.
+    """
+    for number, name, mode in zip(DESCRIPTORS, ("stdin", "stdout", "stderr"), "rww", strict=True):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number, inheritable=True)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(number, mode))
+    for stream in (sys.stdout, sys.stderr):
+        # A path that is no UTF-8 is written as it is, in a terminal that shows UTF-8; all else that cannot be written is escaped.
+        takes_bytes = stream.encoding.lower() in ("utf-8", "utf8") and stream.errors == "surrogateescape"
+        if isinstance(stream, io.TextIOWrapper) and not takes_bytes:
+            stream.reconfigure(errors="backslashreplace")
+
+
+def mute_output() -> None:
+    """What is still in the buffer of standard output is lost: the interpreter would complain when it writes that at its end."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)

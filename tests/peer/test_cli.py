@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -20,6 +21,7 @@ from protocol.api import EventView
 from protocol.errors import UserError
 from tests.peer import fake_api
 from tests.peer.fake_api import AUDITS, INVITATIONS, JOBS, ME, MODULES, PEERS, ROUNDS, STATS, STATUS, FakeApi
+from tests.peer.processes import environment
 
 Result = tuple[int, str, str]
 
@@ -236,3 +238,33 @@ def test_every_command_and_setting_is_in_the_guide() -> None:
             assert option in ("-h", "--help") or option in guide, f"{name} {option}"
     for name in (*NAMES, *words()):
         assert f"`{name}" in guide, name
+
+
+async def run(directory: Path, line: str) -> tuple[int, str]:
+    """Status and complaints of a shell's command, in which `peer` is the program and `$HERE` its data directory."""
+    program = f"{shlex.quote(sys.executable)} -m peer.cli"
+    done = await trio.run_process(
+        ["bash", "-c", f'peer() {{ {program} "$@"; }}; {line}'],
+        capture_stderr=True,
+        check=False,
+        env=environment() | {"HERE": str(directory)},
+        stdin=subprocess.DEVNULL,
+    )
+    return done.returncode, done.stderr.decode()
+
+
+async def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, nursery: trio.Nursery) -> None:
+    await nursery.start(serve, FakeApi(), tmp_path)
+    told = "peer: error: standard output: No space left on device; what this command prints cannot be written there\n"
+    assert await run(tmp_path, "peer peers --data-dir $HERE > /dev/full") == (2, told)
+    assert await run(tmp_path, "peer config show > /dev/full") == (2, told)
+    assert await run(tmp_path, "peer help > /dev/full") == (2, told)
+
+
+async def test_streams_that_are_closed_or_know_few_characters_are_no_failure(tmp_path: Path, nursery: trio.Nursery) -> None:
+    await nursery.start(serve, FakeApi(), tmp_path)
+    assert await run(tmp_path, "peer status --data-dir $HERE >&-") == (0, "")
+    assert await run(tmp_path, "peer status --data-dir $HERE <&- >&- 2>&-") == (0, "")
+    ascii_only = "PYTHONIOENCODING=ascii peer peers --data-dir $HERE > $HERE/shown"
+    assert await run(tmp_path, ascii_only) == (0, "")
+    assert r"\u2192h:1" in (tmp_path / "shown").read_text(), "an arrow, escaped"

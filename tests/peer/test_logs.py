@@ -139,3 +139,29 @@ async def test_an_own_admission_that_came_in_a_snapshot_is_told(tmp_path: Path) 
     witness.restored(after, PEOPLE[8].public)
     (event,) = await witness.events.after(0, 0.0)
     assert event.text == f"{short_id(PEOPLE[8].public)} was admitted as a member, invited by {short_id(PEOPLE[0].public)}"
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_log_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _log_to(Config(data_directory=tmp_path, log_file="/dev/full"), None)
+    for number in range(3):
+        logging.getLogger("peer").info("line %d", number)
+    told = "the log cannot be written to /dev/full: No space left on device; the peer goes on without it"
+    assert capsys.readouterr().err == f"peer: {told}\n"
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_log_whose_folder_was_taken_away_stops_nobody_and_is_told_again_after_it_was_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    _log_to(Config(data_directory=tmp_path, log_file=str(folder / "peer.log")), None)
+    for _ in range(2):
+        folder.rename(tmp_path / "away")
+        for number in range(2):
+            logging.getLogger("peer").info("line %d", number)
+        assert capsys.readouterr().err.count("No such file or directory") == 1
+        (tmp_path / "away").rename(folder)
+        logging.getLogger("peer").info("back")
+        assert (folder / "peer.log").read_text().endswith("back\n")
