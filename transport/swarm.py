@@ -188,7 +188,9 @@ class Swarm(Hub):
                 self._note(address, "the other side ended the connection")
         except RemoteProtocolError as error:
             if error.reason != "self":
-                log.info("%s: %s", address, error)
+                # A dial that came to no link is told by `_pause`, at fewer and fewer of its tries.
+                is_told = dialed and address in self._book and not self._book[address].linked
+                log.log(logging.DEBUG if is_told else logging.INFO, "%s: %s", address, error)
                 self.refuse(error.reason)
             if dialed:
                 self._note(address, _in_words(error))
@@ -526,6 +528,7 @@ def _in_words(error: RemoteProtocolError) -> str:
     words = {
         "self": "this is this peer itself",
         "wrong-peer": "another peer than expected answers there",
+        "not-folkmoot": "something else than a peer answers there",
         "bad-tag": "whoever answers belongs to another network, or is no peer",
         "handshake-timeout": f"no handshake within {HANDSHAKE_SECONDS:g} s",
     }

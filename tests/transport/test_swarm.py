@@ -99,6 +99,31 @@ async def test_a_dial_that_fails_for_long_is_told_at_1_2_4_8_tries_and_not_at_ea
     assert [line.partition("(")[2].partition(" ")[0] for line in told] == ["1", "2", "4"]
 
 
+async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try(
+    tcp: SwarmWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def greet(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"220 mail.example ESMTP" + bytes(64))
+        await stream.receive_some()
+
+    told: list[str] = []
+    caplog.set_level("INFO", "transport.swarm")
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    address = format_address(*listener.socket.getsockname())
+    alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[address], tell=told.append)
+    with trio.fail_after(DEADLINE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, greet, [listener])
+            await nursery.start(alice.run)
+            await until(lambda: any(dial.tries >= 6 for dial in alice.unreached()))
+            nursery.cancel_scope.cancel()
+    assert [line.partition(",")[0] for line in told] == [
+        f"cannot reach {address}: something else than a peer answers there ({tries})" for tries in ("1 try", "2 tries", "4 tries")
+    ]
+    assert [record.getMessage() for record in caplog.records] == []
+    assert alice.refused()["not-folkmoot"] >= 6
+
+
 async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp: SwarmWorld) -> None:
     bob, dead = tcp.make(BOB, MemoryBlobs(), listen=free_address()), free_address()
     alice = tcp.make(ALICE, MemoryBlobs(), listen=free_address())
