@@ -14,7 +14,7 @@ from ledger.members import Member, Rotate
 from ledger.state import State
 from peer.driver.caveats import SAMPLED_AUDITS
 from peer.driver.eventlog import EventLog
-from peer.driver.lateness import Missed
+from peer.driver.lateness import Lateness
 from peer.driver.news import admission, names_of, news
 from peer.node.early import RoundKey, RoundMessage
 from peer.node.node import Node, RoundClosed
@@ -38,7 +38,7 @@ class Witness:
         self.first_decision_at: float | None = None
         self.last_decision_at: float | None = None
         self._awaits_since: float | None = None
-        self._missed: dict[bytes, Missed] = {}  # by job
+        self._late: dict[bytes, Lateness] = {}  # by job
         self.decision_seconds: deque[float] = deque(maxlen=DECISION_TIMES_KEPT)
         self._first_seen: dict[int, float] = {}  # when a block of this height was first stored here
         self._decided_in: dict[int, float] = {}
@@ -169,18 +169,15 @@ class Witness:
     def took_part(self, closed: ClosedRound, state: State, me: bytes, round: RoundClosed) -> None:
         """Tells a trainer whose updates come too late, once in a while."""
         running = state.jobs.running()
-        self._missed = {key: missed for key, missed in self._missed.items() if key in running}
+        self._late = {key: late for key, late in self._late.items() if key in running}
         if closed.job in running:
-            missed = self._missed.get(closed.job, Missed())
-            missed = missed.follow(closed.outcome, me, round.proposed, self._now() - round.opened)
-            self._missed[closed.job] = missed
-            why = missed.why(running[closed.job].name)
-            if why and missed.is_to_be_told:
-                self.events.add("warning", why, job=closed.job, round=closed.round)
+            late = self._late.setdefault(closed.job, Lateness())
+            if late.follow(closed.outcome, me, round.proposed, self._now() - round.opened):
+                self.events.add("warning", late.why(running[closed.job].name), job=closed.job, round=closed.round)
 
     def why_late(self, running: Mapping[bytes, Job]) -> str:
         """Of the running jobs, where this trainer's updates come too late; empty if nowhere."""
-        return "; ".join(filter(None, (missed.why(running[key].name) for key, missed in self._missed.items() if key in running)))
+        return "; ".join(filter(None, (late.why(running[key].name) for key, late in self._late.items() if key in running)))
 
     def started(self, key: bytes, state: State) -> None:
         if key in state.audits.jobs:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peer.driver.eventlog import EventLog
-from peer.driver.lateness import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, Missed
+from peer.driver.lateness import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, Lateness
 from peer.driver.witness import Witness
 from peer.node.node import RoundClosed
 from protocol.reasons import Verdict
@@ -19,18 +19,17 @@ from tests.sim.keys import FastSigner
 
 ME, OTHER, JOB = FastSigner("me").public, FastSigner("other").public, bytes(32)
 ABSENT = Outcome({OTHER: bytes(32)}, {}, frozenset({ME}), frozenset())
-THERE = (
-    Outcome({ME: bytes(32)}, {}, frozenset({OTHER}), frozenset()),
-    Outcome({}, {ME: Verdict.UNJUDGED}, frozenset(), frozenset({ME})),  # the voters were late, not this trainer
-    Outcome({OTHER: bytes(32)}, {}, frozenset(), frozenset()),  # it did not train in this round
-)
+ACCEPTED = Outcome({ME: bytes(32)}, {}, frozenset({OTHER}), frozenset())
+UNJUDGED = Outcome({}, {ME: Verdict.UNJUDGED}, frozenset(), frozenset({ME}))  # the voters were late, not this trainer
+ELSEWHERE = Outcome({OTHER: bytes(32)}, {}, frozenset(), frozenset())  # it did not train in this round
 
 
-def after(*proposed: bool, seconds: float = 20.0) -> Missed:
-    missed = Missed()
+def after(*proposed: bool, seconds: float = 20.0) -> Lateness:
+    """After so many rounds that were closed without its update, whether or not it had said it by then."""
+    late = Lateness()
     for said in proposed:
-        missed = missed.follow(ABSENT, ME, said, seconds)
-    return missed
+        late.follow(ABSENT, ME, said, seconds)
+    return late
 
 
 def test_a_few_rounds_or_seconds_say_nothing() -> None:
@@ -39,14 +38,45 @@ def test_a_few_rounds_or_seconds_say_nothing() -> None:
     assert after(*[False] * LATE_ROUNDS_MIN).why("text") != ""
 
 
-@pytest.mark.parametrize("outcome", THERE)
-def test_a_round_that_judged_its_update_ends_the_row(outcome: Outcome) -> None:
-    assert after(False, False, False).follow(outcome, ME, True, 20.0) == Missed()
+def test_who_is_absent_nearly_always_is_late_although_it_comes_in_time_now_and_then() -> None:
+    late = Lateness()
+    told = []
+    for number in range(40):
+        outcome = ACCEPTED if number in (0, 1, 32) else ABSENT
+        if late.follow(outcome, ME, False, 1.5):
+            told.append(number)
+        assert bool(late.why("text")) == (number >= 21), "after half a minute, and from then on"
+    assert told == [21], "and not again when it was in time once"
+
+
+@pytest.mark.parametrize("outcome", [ACCEPTED, UNJUDGED])
+def test_who_comes_in_time_in_half_of_the_rounds_is_not_late(outcome: Outcome) -> None:
+    late = after(*[False] * LATE_ROUNDS_MIN)
+    for _ in range(LATE_ROUNDS_MIN - 1):
+        late.follow(outcome, ME, True, 20.0)
+    assert late.why("text") != "", "it was late in most of the last rounds"
+    late.follow(outcome, ME, True, 20.0)
+    assert late.why("text") == ""
+
+
+def test_rounds_in_which_it_does_not_train_count_for_nothing() -> None:
+    late = after(*[False] * LATE_ROUNDS_MIN)
+    for _ in range(100):
+        assert not late.follow(ELSEWHERE, ME, True, 20.0)
+    assert "in 3 of the last 3 rounds" in late.why("text")
+
+
+def test_what_was_late_long_ago_is_forgotten() -> None:
+    late = after(*[False] * 100, seconds=1.0)
+    assert "in 60 of the last 60 rounds" in late.why("text")
+    assert not any(late.follow(ACCEPTED, ME, True, 1.0) for _ in range(60))
+    assert not any(late.follow(ABSENT, ME, True, 1.0) for _ in range(30)) and late.why("text") == ""
+    assert late.follow(ABSENT, ME, True, 1.0), "late again, told again"
 
 
 def test_who_computes_too_slowly_is_told_of_threads_and_steps() -> None:
     why = after(False, False, True).why("text")
-    assert "not in the last 3 rounds of 'text'" in why and "closes after 20.0 s, before they are computed" in why
+    assert "missing in 3 of the last 3 rounds of 'text'" in why and "closes after 20.0 s, before they are computed" in why
     assert "`threads`" in why and "`local_steps`" in why and "`proposal_seconds`" in why and "link" not in why
 
 
@@ -56,8 +86,8 @@ def test_who_proposes_and_is_not_heard_is_told_of_its_link() -> None:
 
 
 def test_it_is_told_ever_more_rarely() -> None:
-    told = [number for number in range(1, 100) if after(*[False] * number).is_to_be_told]
-    assert told == [3, 6, 12, 24, 48, 96]
+    late = Lateness()
+    assert [number for number in range(1, 100) if late.follow(ABSENT, ME, False, 20.0)] == [3, 6, 12, 24, 48, 96]
 
 
 async def test_the_log_says_it_once_in_a_while_and_the_status_as_long_as_it_lasts() -> None:
@@ -74,8 +104,9 @@ async def test_the_log_says_it_once_in_a_while_and_the_status_as_long_as_it_last
     assert event.kind == "warning" and event.fields["round"] == "2" and "last 3 rounds" in event.text
     assert "last 5 rounds" in witness.why_late(running)
     assert witness.why_late({}) == "", "the job has ended"
-    closed = SimpleNamespace(job=JOB, round=5, outcome=THERE[0])
-    witness.took_part(closed, state, ME, RoundClosed((JOB, 5), now, True))
+    for number in range(5, 9):
+        closed = SimpleNamespace(job=JOB, round=number, outcome=ACCEPTED)
+        witness.took_part(closed, state, ME, RoundClosed((JOB, number), now - 20.0, True))
     assert witness.why_late(running) == ""
 
 
