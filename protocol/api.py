@@ -152,7 +152,7 @@ class RoundView:
     verdicts: dict[str, str]  # trainer -> "accept", a reason, or "absent"
     ballots: tuple[str, ...]  # voters whose ballots were decided
     stepped: bool
-    plain_mean: bool  # the step is one of so few updates that only re-execution stood against those that lie
+    plain_mean: bool  # only re-execution stood against updates that lie
     model_root: str  # after the round
     held_out_bits_per_byte: float | None  # measured by this peer, where it measures
     training_nats: float | None  # this trainer's own loss

@@ -252,7 +252,7 @@ def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: Names, belongs: 
     return [f"{names[peer]} ({_counts(reasons)})" for peer, reasons in chosen.items() if reasons]
 
 
-PLAIN_MEAN = " (plain mean)"  # of two updates no statistic can say which one lies: re-execution alone does
+PLAIN_MEAN = " (plain mean)"  # no statistic stood against an update that lies: re-execution alone did
 
 
 def rounds(views: Iterable[RoundView], names: Names) -> Fitted:

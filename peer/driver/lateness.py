@@ -41,9 +41,8 @@ class Lateness:
         self._missed += absent
         while len(self._rounds) > WINDOW_ROUNDS_MIN and self._seconds() - self._rounds[0].seconds >= WINDOW_SECONDS:
             self._rounds.popleft()
-        if 4 * len(self._absent()) <= len(
-            self._rounds
-        ):  # not already below half: whoever is at half would be told again and again
+        # Not already below half: a trainer that misses every second round would be told again and again.
+        if 4 * len(self._absent()) <= len(self._rounds):
             self._missed = self._told = 0
         if not self.is_late or self._missed < 2 * self._told:
             return False
