@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.peer.processes import children, daemons, ended, peer
 from tests.peer.screen import SECONDS_MAX, terminal
 
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
+SIZES = pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40)])
 SHORT = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=64", "local_steps=2", "batch=2")
 
 
@@ -39,15 +41,17 @@ def descendants(pid: int, count: int) -> list[int]:
     return [further for started in children(pid) for further in (started, *children(started))]
 
 
-def test_control_c_ends_the_command_that_runs_and_not_the_peer(tmp_path: Path) -> None:
-    absent = peer("identity", "--data-dir", str(tmp_path / "absent"))[1].strip()
-    assert peer("init", "--network", "lab", "--voter", absent, "--data-dir", str(tmp_path / "peer"))[0] == 0
-    with terminal(*RUN, "--data-dir", str(tmp_path / "peer")) as shown:
+@SIZES
+def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path, columns: int, rows: int) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))  # a dial that waits for its greeting
+    silent.settimeout(SECONDS_MAX)
+    command = f"connect 127.0.0.1:{silent.getsockname()[1]}"
+    with silent, terminal(*RUN, "--data-dir", str(directory), columns=columns, rows=rows) as shown:
         shown.until("peer>$")
-        shown.type("test\r")
-        shown.until("waiting for a quorum: 1 of 2 voters")
-        shown.type("\x03")
-        shown.until("interrupted: 'test'")
+        shown.type(f"{command}\r")
+        with silent.accept()[0]:
+            shown.type("\x03")
+            shown.until(f"interrupted: '{command}'")
         shown.type("sttas\r")
         shown.until("did you mean stats")
         shown.type("\x03")
@@ -57,10 +61,12 @@ def test_control_c_ends_the_command_that_runs_and_not_the_peer(tmp_path: Path) -
         assert shown.wait() == 0
 
 
+@SIZES
 def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_typed_whole(
-    directory: Path, tmp_path: Path
+    directory: Path, tmp_path: Path, columns: int, rows: int
 ) -> None:
-    with terminal(*RUN, "--data-dir", str(directory)) as shown, daemons([tmp_path / "erin"]) as (erin,):
+    screen = terminal(*RUN, "--data-dir", str(directory), columns=columns, rows=rows)
+    with screen as shown, daemons([tmp_path / "erin"]) as (erin,):
         shown.until("peer>$")
         assert re.match(r"network lab, anna \([a-z2-7]{8}\) at 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines
         shown.type("invite\r")
@@ -79,8 +85,9 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         assert "erin" in shown.until(r"peer> log 3\n(.*\n){3,}peer>$").split("log 3")[1]
 
 
-def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Path) -> None:
-    with terminal(*RUN, "--data-dir", str(directory)) as shown:
+@SIZES
+def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Path, columns: int, rows: int) -> None:
+    with terminal(*RUN, "--data-dir", str(directory), columns=columns, rows=rows) as shown:
         shown.until("peer>$")
         shown.close()
         assert shown.process.wait(20) == 0
