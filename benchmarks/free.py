@@ -59,7 +59,7 @@ def work() -> None:
     worker_main.main(Free)
 
 
-def make_role(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Trainer:
+def make_round_work(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Trainer:
     assert worker is not None, "who proposes trains"
     worker.command = [sys.executable, "-m", "benchmarks.free", WORKER]
     return Trainer(worker, texts, Path(config.local_data) if config.local_data else None)
@@ -88,7 +88,7 @@ def main() -> int:
         return 0
     options = build_parser().parse_args(sys.argv[1:])
     with fsyncs_noted():
-        return commands.run_with(settings_of(options).config, console=False, make_role=make_role)
+        return commands.run_with(settings_of(options).config, console=False, make_round_work=make_round_work)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,12 @@ targets, the help and the completion follow from that list. Whoever reads the li
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from features.roles import Role
+from features.settings import Setting
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
@@ -27,6 +30,10 @@ class Feature:
     about: str  # for people, in one line
     modules: Modules = no_modules  # parts of the state, in their order inside a block
     objectives: str = ""  # `module:name` of a tuple of them (`training.objectives.objective`)
+    engines: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of an `EngineKind`, for the worker alone
     words: str = ""  # the module that declares them, as `features.words` says
+    roles: tuple[Role, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of what makes it (`features.parts.MakePart`)
+    settings: tuple[Setting, ...] = ()
     calls: str = ""  # `module:class` of the protocol that declares them, as `features.calls` says
     answers: str = ""  # `module:class` of what answers these calls; it is made with the running peer

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import operator
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -231,6 +231,13 @@ class Rules:
                 after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})
             self._begun = (state, after)
         return self._begun[1]
+
+    def blobs(self, state: State, seen: dict[str, Any]) -> Iterator[tuple[str, Mapping[bytes, int]]]:
+        """What each module whose state is another than in `seen` wants every peer to keep; `seen` is brought up to date."""
+        for name, module in self._running_in(state).modules.items():
+            if seen.get(name) is not state.modules[name]:
+                seen[name] = state.modules[name]
+                yield name, module.blobs(state.modules[name])
 
     def module(self, kind: type[M]) -> M:
         """The module of this class."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import errno
 import sys
 from collections.abc import Callable, Sequence
@@ -11,13 +10,14 @@ from functools import partial
 from typing import Any
 
 from features.arguments import whole_number
+from peer import features
 from peer.commands.arguments import Parser, settings_of
 from peer.commands.completion import SHELLS, script
 from peer.commands.grammar import parse, parse_words
 from peer.commands.job_fields import PRESET, SET
 from peer.commands.terminal import EXIT_INTERRUPTED, complete_streams, mute_output
 from peer.commands.words import words
-from peer.settings.config import ROLES, ROLES_LATER, Config, nearest, show
+from peer.settings.config import Config, abouts, nearest, show
 from protocol.errors import UserError
 
 VERSION = "0.1.0"
@@ -146,12 +146,14 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    about = {field.name: field.metadata["about"] for field in dataclasses.fields(Config)}
-    parser.add_argument("--role", metavar="ROLE", help=f"{', '.join(ROLES)} ({', '.join(ROLES_LATER)}: not in this version)")
+    about = abouts()
+    told = "; ".join(f"{role.name}: {role.about}" for role in features.roles().values())
+    parser.add_argument("--role", metavar="ROLE", help=f"{told} (default full)")
     parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
     parser.add_argument("--advertise", metavar="ADDRESS,…", help=about["advertise"])
     parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
     parser.add_argument("--name", metavar="NAME", help=about["name"])
+    parser.add_argument("--engine", metavar="ENGINE", help=about["engine"])
     parser.add_argument("--threads", metavar="N", help=about["threads"])
     parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=about["evaluate"])
     parser.add_argument("--local-data", metavar="PATH", help=about["local_data"])
@@ -161,6 +163,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-format", metavar="FORMAT", help=about["log_format"])
     parser.add_argument("--log-file", metavar="FILE", help=about["log_file"])
     parser.add_argument("--control-socket", metavar="PATH", help=about["control_socket"])
+    for name, setting in features.settings().items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(setting.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=setting.about)
+        else:
+            parser.add_argument(flag, metavar="VALUE", help=setting.about)
     parser.add_argument("--no-console", dest="console", action="store_false", help="log instead of showing the prompt")
 
 

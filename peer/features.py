@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from features.feature import Feature
 from features.lazily import named
+from features.roles import Role
+from features.settings import Setting
 
 if TYPE_CHECKING:
     from ledger.core.genesis import Genesis, ModuleVersion
@@ -25,9 +27,44 @@ def _core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
 
 
 FEATURES: list[Feature] = [
-    Feature(name="core", about="members, jobs, their audits, and what the network runs", modules=_core_modules),
-    Feature(name="training", about="language models on text", objectives="training.objectives.registry:OBJECTIVES"),
+    Feature(
+        name="core",
+        about="members, jobs, their audits, and what the network runs",
+        modules=_core_modules,
+        roles=(Role("voter", "checks, votes and applies with numpy alone; it never loads torch"),),
+    ),
+    Feature(
+        name="training",
+        about="language models on text",
+        objectives="training.objectives.registry:OBJECTIVES",
+        engines={"pytorch": "training.engines.pytorch.kind:KIND"},
+        roles=(Role("trainer", "trains, and re-executes what others have trained", registers=("trainer",), needs_worker=True),),
+    ),
 ]
+
+
+def roles() -> dict[str, Role]:
+    """Those of all features, and `full`, which is all of them together."""
+    found = {role.name: role for feature in FEATURES for role in feature.roles}
+    together = list(found.values())
+    registers = tuple(sorted({name for role in together for name in role.registers}))
+    parts = tuple(dict.fromkeys(name for role in together for name in role.parts))
+    found["full"] = Role("full", "all of these", registers, parts, any(role.needs_worker for role in together))
+    return found
+
+
+def parts() -> dict[str, str]:
+    """By name, what makes each part."""
+    return {name: place for feature in FEATURES for name, place in feature.parts.items()}
+
+
+def engines() -> dict[str, str]:
+    """By name, what makes the engines of each kind."""
+    return {name: place for feature in FEATURES for name, place in feature.engines.items()}
+
+
+def settings() -> dict[str, Setting]:
+    return {setting.name: setting for feature in FEATURES for setting in feature.settings}
 
 
 def install() -> None:

@@ -43,11 +43,11 @@ def main(arguments: list[str]) -> int:
     options = build_parser().parse_args(rest)
     keys = frozenset(parse_peer_id(text) for text in accomplices.split(",") if text != "-")
 
-    def make_role(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Liar:
+    def make_round_work(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Liar:
         assert worker is not None, "a liar trains"
         return Liar(worker, texts, attack=attack, accomplices=keys, equivocate=Equivocator(driver))
 
-    return commands.run_with(settings_of(options).config, console=False, make_role=make_role)
+    return commands.run_with(settings_of(options).config, console=False, make_round_work=make_round_work)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import trio
 from ledger.jobs import Job
 from peer.api.running import RunningPeer
 from peer.export.writing import export, exported_state, missing_payloads
-from peer.roles.trainer import Trainer
 from protocol.api import ExportView, ModelCalls
 from protocol.errors import UserError
 from training import tasks
@@ -25,13 +24,13 @@ class ModelAnswers(ModelCalls):
     peer: RunningPeer
 
     async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        role = self.peer.driver.workshop.role
-        if not isinstance(role, Trainer):
+        computing = self.peer.driver.workshop.role.computing
+        if computing is None:
             raise UserError("this peer has no worker to generate with: ask one with --role trainer")
         key, job = self._latest_job()
         opened = self.peer.driver.workshop.view((key, job.round), job)
         directory = str(self.peer.driver.host.directory(key, job.round))
-        done = await role.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
+        done = await computing.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
         return done.text.decode(errors="replace")
 
     def _latest_job(self) -> tuple[bytes, Job]:

@@ -24,7 +24,6 @@ class RunningPeer:
     driver: Driver
     network: Swarm
     addresses: Callable[[], tuple[str, ...]]  # where others reach this peer, as far as it knows
-    role_name: str
     worker: Worker | None
     stop_daemon: Callable[[], None]
     set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to

@@ -43,7 +43,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             name=self._name(),
             network=self.peer.genesis.network,
             chain_id=driver.chain_id.hex(),
-            role=self.peer.role_name,
+            role=self.peer.config.role,
             version=version("folkmoot"),
             address=(self.peer.addresses() or (self.peer.network.address,))[0],
             unreached=tuple(map(_dial, self.peer.network.unreached())),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from peer.settings.config import Config, Settings, load, nearest
+from peer.settings.config import Settings, load, names, nearest
 from protocol.errors import UserError
 
 
@@ -58,6 +57,6 @@ class Parser(argparse.ArgumentParser):
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """The settings in force for this command line. Raises `UserError`."""
-    flags = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(Config)}
+    flags = {name: getattr(options, name, None) for name in names()}
     file = Path(options.config).expanduser().absolute() if options.config else None
     return load(flags, os.environ, file)

@@ -34,7 +34,7 @@ from protocol.names import name_problem
 from storage import durable
 
 if TYPE_CHECKING:
-    from peer.daemon.daemon import MakeRole
+    from peer.daemon.daemon import MakeRoundWork
 
 
 def _config(options: argparse.Namespace) -> Config:
@@ -167,18 +167,18 @@ def run(options: argparse.Namespace) -> int:
     return run_with(_config(options), options.console)
 
 
-def run_with(config: Config, console: bool, make_role: MakeRole | None = None) -> int:
+def run_with(config: Config, console: bool, make_round_work: MakeRoundWork | None = None) -> int:
     on_terminal = console and sys.stdin.isatty() and sys.stdout.isatty()
     _log_to(config, Path(config.data_directory) / "peer.log" if on_terminal else None)
-    return trio.run(partial(_run, config, on_terminal, make_role), strict_exception_groups=True)
+    return trio.run(partial(_run, config, on_terminal, make_round_work), strict_exception_groups=True)
 
 
-async def _run(config: Config, on_terminal: bool, make_role: MakeRole | None) -> int:
+async def _run(config: Config, on_terminal: bool, make_round_work: MakeRoundWork | None) -> int:
     from peer.commands import console
     from peer.daemon.daemon import running, wait_for_end
 
     hung_up = partial(_end_with_terminal, terminals()) if on_terminal or _logs_to_terminal(config) else _reopen_log
-    async with running(config, make_role) as daemon:
+    async with running(config, make_round_work) as daemon:
         status = await daemon.api.status()
         logging.getLogger("peer").info("%s listens on %s, network %s", status.peer, status.address, status.network)
         if on_terminal:

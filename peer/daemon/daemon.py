@@ -18,18 +18,22 @@ from pathlib import Path
 
 import trio
 
+from features.lazily import named
 from ledger.core.genesis import Genesis
+from peer import features
 from peer.api import control
 from peer.api.running import RunningPeer
 from peer.api.service import service
 from peer.daemon.reachable import own_addresses
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
+from peer.driver.desk import DriverDesk
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
+from peer.driver.keeping import Keeping
 from peer.driver.membership import Membership
 from peer.driver.upgrades import UpgradeNews
-from peer.roles.base import Role
+from peer.roles.base import RoundWork
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter
 from peer.settings import addressbook
@@ -51,7 +55,7 @@ log = logging.getLogger("peer")
 STOP_SECONDS = 5.0  # for the parts to end after they were asked to
 
 
-MakeRole = Callable[[Config, Worker | None, Path, Callable[[], Driver]], Role]
+MakeRoundWork = Callable[[Config, Worker | None, Path, Callable[[], Driver]], RoundWork]
 
 
 @dataclass
@@ -64,7 +68,7 @@ class Daemon:
 
 
 @asynccontextmanager
-async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIterator[Daemon]:
+async def running(config: Config, make_round_work: MakeRoundWork | None = None) -> AsyncIterator[Daemon]:
     """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
@@ -87,40 +91,46 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
             advertise=config.advertise,
             tell=lambda text: events.add("peer", text),
         )
-        worker = None if config.role == "voter" else Worker(config.threads)
-        role = (make_role or configured_role)(config, worker, texts, lambda: driver)
+        role = features.roles()[config.role]
+        worker = Worker(config.threads, engine=config.engine) if role.needs_worker else None
+        round_work = (make_round_work or configured_round_work)(config, worker, texts, lambda: driver)
         invitation = _invitation(directory)
         anchor = invitation.anchor if invitation else None
-        driver = Driver(signer, genesis, store, blobs, host, network, role, events, anchor)
+        driver = Driver(signer, genesis, store, blobs, host, network, round_work, events, anchor)
         author, stopped = Author(driver), trio.Event()
-        peer = RunningPeer(
-            config=config,
-            genesis=genesis,
-            driver=driver,
-            network=network,
-            addresses=lambda: own_addresses(network.address, config.advertise),
-            role_name=config.role,
-            worker=worker,
-            stop_daemon=stopped.set,
-            set_standing=lambda stands: setattr(membership, "stands", stands),
-            challenge_due=lambda due: auditing.challenge(due),
-            author=author,
-            invited=InvitationBook(directory.path / "invitations"),
-            started=time.monotonic(),
-        )
-        api = service(peer)
+        auditing = Auditing(driver, author)
         former = directory.load_former_identity()
         membership = Membership(
             driver,
             author,
             config.name,
-            role.registered,
+            role.registers,
             config.stand,
             config.approve_invited,
             invitation,
             Author(driver, former) if former else None,
             directory.forget_former_identity,
         )
+        api = service(
+            RunningPeer(
+                config=config,
+                genesis=genesis,
+                driver=driver,
+                network=network,
+                addresses=lambda: own_addresses(network.address, config.advertise),
+                worker=worker,
+                stop_daemon=stopped.set,
+                set_standing=lambda stands: setattr(membership, "stands", stands),
+                challenge_due=auditing.challenge,
+                author=author,
+                invited=InvitationBook(directory.path / "invitations"),
+                started=time.monotonic(),
+            )
+        )
+        parts = [
+            named(features.parts()[name])(DriverDesk(name, config, driver, author, directory.path / "parts"))
+            for name in role.parts
+        ]
         try:
             async with trio.open_nursery() as outer:
                 await outer.start(network.run)
@@ -131,10 +141,12 @@ async def running(config: Config, make_role: MakeRole | None = None) -> AsyncIte
                         await agreeing.start(driver.run)
                         agreeing.start_soon(membership.run)
                         agreeing.start_soon(UpgradeNews(driver).run)
-                        auditing = Auditing(driver, author)
+                        agreeing.start_soon(Keeping(driver).run)
                         agreeing.start_soon(auditing.run)
                         agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
                         async with trio.open_nursery() as talking:
+                            for part in parts:
+                                talking.start_soon(part.run)
                             await talking.start(control.serve, api, directory.path, config.control_socket)
                             yield Daemon(api, driver, stopped)
                             talking.cancel_scope.cancel()
@@ -149,7 +161,7 @@ def _of_members(network: Swarm, driver: Driver) -> dict[bytes, str]:
     return {peer: address for peer, address in network.claims().items() if peer in driver.state.members.members}
 
 
-def configured_role(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> Role:
+def configured_round_work(config: Config, worker: Worker | None, texts: Path, driver: Callable[[], Driver]) -> RoundWork:
     if worker is None:
         return Voter()
     local = Path(config.local_data).expanduser() if config.local_data else None

@@ -27,8 +27,8 @@ from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.driver.author import Author
 from peer.driver.driver import Driver
-from peer.roles.base import Round, audit_of
-from peer.roles.trainer import CHALLENGE, Trainer
+from peer.roles.base import Computing, Round, audit_of
+from peer.roles.trainer import CHALLENGE
 from peer.roles.voter import fetch_reveal, read_fetched, replay_request
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
@@ -166,8 +166,8 @@ class Auditing:
             return unsure  # also what the round begins with may be chosen
         if due.step == 0:
             return replayed
-        role = self._driver.workshop.role
-        assert isinstance(role, Trainer), "who replays steps has a worker"
+        role = self._driver.workshop.role.computing
+        assert role is not None, "who replays steps has a worker"
         try:
             found = await self._search(role, past, due, due.step, late)
         except RemoteProtocolError:
@@ -303,8 +303,8 @@ class Auditing:
         What is false is on the log when this returns, with a line that says what was found. It may take as long as the log would
         hear it: nobody is called a liar for being slow, and whoever asked may give up. Raises `FolkmootError`.
         """
-        role = self._driver.workshop.role
-        if not isinstance(role, Trainer):
+        role = self._driver.workshop.role.computing
+        if role is None:
             raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
         if self._challenged is not None:
             raise UserError("this peer is re-executing another proposal; wait for that, or end that command")
@@ -339,7 +339,7 @@ class Auditing:
                 return
             await applied.wait()
 
-    async def _suspect(self, role: Trainer, past: Round, due: Due) -> tuple[int, float]:
+    async def _suspect(self, role: Computing, past: Round, due: Due) -> tuple[int, float]:
         """The step to replay, and the largest deviation from this peer's own states that was seen."""
         if not past.spec.traces_states:
             return 0, 0.0
@@ -354,12 +354,12 @@ class Auditing:
         return last - 1 if step is None else step, deviation
 
     async def _search(
-        self, role: Trainer, past: Round, due: Due, until: int, late: Callable[[], Awaitable[None]]
+        self, role: Computing, past: Round, due: Due, until: int, late: Callable[[], Awaitable[None]]
     ) -> tuple[int | None, float] | None:
         """What `bisect` finds in the steps to state `until`; None if `late` returns first."""
         return await self._before(late, self._bisected(role, past, due, until))
 
-    async def _bisected(self, role: Trainer, past: Round, due: Due, until: int) -> tuple[int | None, float]:
+    async def _bisected(self, role: Computing, past: Round, due: Due, until: int) -> tuple[int | None, float]:
         async with self._searching[due.trainer]:  # a re-executed round fills as much of the disk as one's own
             folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
             try:
@@ -384,7 +384,7 @@ class Auditing:
         listed = Trace.decode(read_fetched(past, due.proposal.trace, trace_bytes_max(past.spec)), past.spec)
         return States(listed, past.spec, revealed, past.model.parameters)
 
-    async def _reexecuted(self, role: Trainer, past: Round, due: Due, folder: Path) -> States:
+    async def _reexecuted(self, role: Computing, past: Round, due: Due, folder: Path) -> States:
         inner, states = due.proposal.inner_from, folder / "states"
         if inner is not None:
             await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)

@@ -32,7 +32,7 @@ from peer.features import rules_of
 from peer.node.node import AppliedBlock, Do, Item, Node, RoundChange, RoundClosed
 from peer.node.rounds import Measured, Rounds
 from peer.node.rounds import Outcome as Said
-from peer.roles.base import Role
+from peer.roles.base import RoundWork
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier, Signer, short_id
@@ -78,7 +78,7 @@ class Driver:
         blobs: Blobs,
         host: ModelHost,
         network: Network,
-        role: Role,
+        role: RoundWork,
         event_log: EventLog,
         anchor: Anchor | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ from peer.driver.eventlog import EventLog
 from peer.node.early import RoundKey
 from peer.node.rounds import Outcome as Said
 from peer.node.rounds import Rounds
-from peer.roles.base import Judged, OpenRound, Role
+from peer.roles.base import Judged, OpenRound, RoundWork
 from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.errors import FolkmootError, MissingBlobError, StorageError
@@ -33,7 +33,7 @@ class Workshop:
     def __init__(
         self,
         me: bytes,
-        role: Role,
+        role: RoundWork,
         rounds: Rounds,
         store: Store,
         blobs: Blobs,

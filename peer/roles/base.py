@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from protocol.identity import Signed
 from protocol.messages import Proposal
@@ -14,7 +14,9 @@ from rounds.ballots import RoundTerms
 from storage.blobs import Blobs
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
-from training.tasks import Audit, Replay, Replayed
+from training.tasks import Audit, Replay, Replayed, Request
+
+R = TypeVar("R")
 
 
 def audit_of(job: bytes, number: int) -> object:
@@ -67,10 +69,23 @@ class Judged:
     seconds: float | None = None  # of re-execution, where there was one
 
 
-class Role(Protocol):
+class Computing(Protocol):
+    """Whoever has a worker."""
+
+    async def ask(self, round: Round, request: Request[R]) -> R:
+        """The worker's reply. Raises `WorkerFailed`."""
+
     @property
-    def registered(self) -> tuple[str, ...]:
-        """Roles of the ledger that this peer must hold."""
+    def texts(self) -> Path:
+        """A folder for what the worker reads and writes."""
+
+
+class RoundWork(Protocol):
+    """What a peer does in the rounds of jobs: propose, judge, replay, measure."""
+
+    @property
+    def computing(self) -> Computing | None:
+        """None: this peer has no worker."""
 
     async def propose(self, round: OpenRound) -> None:
         """Called once for each round in which this peer is among the trainers."""

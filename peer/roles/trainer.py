@@ -8,12 +8,11 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import trio
 
-from ledger.core.genesis import TRAINER
-from peer.roles.base import Judged, OpenRound, Round
+from peer.roles.base import Computing, Judged, OpenRound, Round
 from peer.roles.voter import Voter, audit_request, propose_request, publish, read_fetched, replayed
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
@@ -55,12 +54,15 @@ class Trainer(Voter):
     texts: Path  # where assembled texts are kept
     local_data: Path | None = None
     evaluates: bool = False
-    registered: ClassVar[tuple[str, ...]] = (TRAINER,)
     _jobs: dict[bytes, _Job] = field(default_factory=dict)
     _left: set[Path] = field(default_factory=set)  # what the worker wrote for rounds that closed before it had finished
 
     def __post_init__(self) -> None:
         self._left.update(*map(self.texts.glob, ("*.buffer*", f"{CHALLENGE}*")))  # of an earlier process
+
+    @property
+    def computing(self) -> Computing | None:
+        return self
 
     async def propose(self, round: OpenRound) -> None:
         if not round.spec.kind.needs_worker:

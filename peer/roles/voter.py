@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import trio
 
-from peer.roles.base import Judged, OpenRound, Round
+from peer.roles.base import Computing, Judged, OpenRound, Round
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
@@ -23,7 +23,9 @@ from training.tasks import Audit, Audited, Propose, Proposed, Replay, Replayed
 
 
 class Voter:
-    registered: ClassVar[tuple[str, ...]] = ()
+    @property
+    def computing(self) -> Computing | None:
+        return None
 
     async def propose(self, round: OpenRound) -> None:
         """Only scratch rounds, whose update is known: they need no worker."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peer import features
 from protocol.addresses import dialable, parse_address
 from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
@@ -20,8 +21,6 @@ from protocol.names import name_problem
 
 FILE_NAME = "peer.toml"
 PREFIX = "PEER_"
-ROLES = ("trainer", "voter", "full")
-ROLES_LATER = ("annotator", "rlhf")  # they come with labelling and alignment
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
@@ -41,11 +40,12 @@ def _about(text: str, default: Any) -> Any:
 class Config:
     data_directory: Path = field(metadata={"about": "everything this peer keeps: key, ledger, blobs, models"})
     name: str = _about("what other people see beside the peer id; empty: the peer id alone", "")
-    role: str = _about("trainer, voter (never imports torch) or full", "full")
+    role: str = _about("trainer, voter (never imports torch), another feature's, or full", "full")
     listen: str = _about("address this peer accepts connections on; port 0: any free one", "0.0.0.0:7700")
     advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
-    threads: int = _about("threads of the worker process; 0: what torch chooses", 0)
+    engine: str = _about("what the worker process computes with", "pytorch")
+    threads: int = _about("threads of the worker process; 0: what its engine chooses", 0)
     evaluate: bool = _about("measure held-out loss after every round", True)
     local_data: str = _about("this trainer's own text, for jobs with `data: local`", "")
     approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
@@ -54,10 +54,27 @@ class Config:
     log_format: str = _about("text, or json: one object a line", "text")
     log_file: str = _about("where the log goes; empty: standard error, or peer.log while the prompt has the terminal", "")
     control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
+    of_features: Mapping[str, Any] = field(default_factory=dict, metadata={})  # their settings, by name
 
 
-_HINTS = typing.get_type_hints(Config)
-NAMES = tuple(_HINTS)
+_HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "of_features"}
+_ABOUT: dict[str, str] = {field.name: field.metadata["about"] for field in dataclasses.fields(Config) if field.metadata}
+
+
+def abouts() -> dict[str, str]:
+    """What each setting is about, those of features last."""
+    return _ABOUT | {name: setting.about for name, setting in features.settings().items()}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(abouts())
+
+
+def _kind(name: str) -> Any:
+    if name in _HINTS:
+        return _HINTS[name]
+    default = features.settings()[name].default
+    return tuple[str, ...] if isinstance(default, tuple) else type(default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +91,8 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     from_environment = _environment(environment)
     from_file, file = _file_layer(file, {**from_environment, **from_flags}, environment)
     values: dict[str, Any] = {"data_directory": default_data_directory(environment)}
-    origins = dict.fromkeys(NAMES, "default")
+    origins = dict.fromkeys(names(), "default")
+    of_features = {name: setting.default for name, setting in features.settings().items()}
     layers: list[tuple[Mapping[str, Any], Callable[[str], str]]] = [
         (from_file, lambda name: str(file)),
         (from_environment, lambda name: PREFIX + name.upper()),
@@ -82,9 +100,10 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
     ]
     for layer, origin in layers:
         for name, value in layer.items():
-            values[name] = _convert(name, value, origin(name), typed=layer is from_file)
+            into = of_features if name in of_features else values
+            into[name] = _convert(name, value, origin(name), typed=layer is from_file)
             origins[name] = origin(name)
-    config = Config(**values)
+    config = Config(**values, of_features=of_features)
     _check(config, origins)
     return Settings(config, origins)
 
@@ -93,10 +112,10 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Others use the prefix, too (Kubernetes: PEER_SERVICE_HOST, of a service called `peer`): only a near miss is an error."""
     named = {key.removeprefix(PREFIX).lower(): key for key in environment if key.startswith(PREFIX)}
     for name, key in named.items():
-        meant = FLAGS.get(name) or next((known for known in NAMES if _is_slip(name, known)), None)
-        if name not in NAMES and meant:
+        meant = FLAGS.get(name) or next((known for known in names() if _is_slip(name, known)), None)
+        if name not in names() and meant:
             raise UserError(f"environment variable {key} is no setting of a peer; did you mean {PREFIX}{meant.upper()}?")
-    return {name: environment[key] for name, key in named.items() if name in NAMES}
+    return {name: environment[key] for name, key in named.items() if name in names()}
 
 
 FLAGS = {"data_dir": "data_directory"}  # called otherwise on the command line
@@ -146,8 +165,8 @@ def _read(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"configuration {file} is not valid TOML: {error}") from None
     for key in values:
-        if key not in NAMES:
-            raise UserError(f"{file}: unknown setting {key!r}{nearest(key, NAMES)}")
+        if key not in names():
+            raise UserError(f"{file}: unknown setting {key!r}{nearest(key, names())}")
     return values
 
 
@@ -165,7 +184,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def _convert(name: str, value: Any, origin: str, *, typed: bool) -> Any:
     """A file must use TOML's types; environment and flags may give text."""
-    kind = _HINTS[name]
+    kind = _kind(name)
     try:
         return _READERS[kind](value, typed)
     except (ValueError, TypeError, RuntimeError):  # the last: `~somebody` who has no home here
@@ -221,12 +240,15 @@ _KINDS = {Path: "a path", str: "text", int: "a whole number", bool: "true or fal
 
 def _check(config: Config, origins: Mapping[str, str]) -> None:
     def refuse(name: str, why: str) -> UserError:
-        return UserError(f"{name} = {getattr(config, name)!r} ({origins[name]}) {why}")
+        return UserError(f"{name} = {value_of(config, name)!r} ({origins[name]}) {why}")
 
-    if config.role in ROLES_LATER:
-        raise refuse("role", f"is planned but not in this version; roles that work now: {', '.join(ROLES)}")
-    if config.role not in ROLES:
-        raise refuse("role", f"is no role; roles that work now: {', '.join(ROLES)}")
+    if config.role not in features.roles():
+        raise refuse("role", f"is no role; there are {', '.join(features.roles())}")
+    if config.engine not in features.engines():
+        raise refuse("engine", f"is no engine of this program; there are {', '.join(features.engines())}")
+    for name, setting in features.settings().items():
+        if problem := setting.problem(config.of_features[name]):
+            raise refuse(name, problem)
     if config.log_level not in LOG_LEVELS:
         raise refuse("log_level", f"is no log level; choose one of {', '.join(LOG_LEVELS)}")
     if config.log_format not in LOG_FORMATS:
@@ -247,17 +269,16 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise refuse("advertise", f"names {len(config.advertise)} addresses, at most {ADVERTISED_MAX} are told to others")
 
 
+def value_of(config: Config, name: str) -> Any:
+    return config.of_features[name] if name in config.of_features else getattr(config, name)
+
+
 def show(settings: Settings) -> str:
     """Every value with its meaning and where it came from, as TOML that a configuration file may hold."""
     lines = ["# Settings of this peer. Stronger last: default, file, environment (PEER_…), command line."]
-    for setting in dataclasses.fields(Config):
-        value = getattr(settings.config, setting.name)
-        comment = "# " if setting.name == "data_directory" else ""  # the data directory's own file may not set it
-        lines += [
-            "",
-            f"# {setting.metadata['about']}",
-            f"{comment}{setting.name} = {toml(value)}  # {settings.origins[setting.name]}",
-        ]
+    for name, about in abouts().items():
+        comment = "# " if name == "data_directory" else ""  # the data directory's own file may not set it
+        lines += ["", f"# {about}", f"{comment}{name} = {toml(value_of(settings.config, name))}  # {settings.origins[name]}"]
     return "\n".join(lines) + "\n"
 
 

@@ -1,7 +1,7 @@
 """The worker process: `python -m peer.worker.main`. Reads requests from stdin, computes, answers on stdout.
 
-Only here is torch imported. The process holds nothing that matters: it may be killed at any instruction, and it ends by itself as
-soon as the daemon that started it is gone.
+Only here an engine, and with it torch, is imported. The process holds nothing that matters: it may be killed at any instruction,
+and it ends by itself as soon as the daemon that started it is gone.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
+from features.lazily import named
 from peer import features
 from protocol.errors import FolkmootError
 from training import tasks
 from training.data.corpus import open_tokens
 from training.data.tokenizer import load_tokenizer
-from training.engines.pytorch.engine import Engine, is_out_of_memory, start_threads
+from training.engines.engine import Engine, EngineKind
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
@@ -88,8 +87,8 @@ class Pipes:
 class Jobs:
     """The open jobs, and what is done for each kind of request."""
 
-    def __init__(self, beat: Callable[[], None], micro_batch_max: int) -> None:
-        self._beat = beat
+    def __init__(self, kind: EngineKind, beat: Callable[[], None], micro_batch_max: int) -> None:
+        self.kind, self._beat = kind, beat
         self._micro_batch_max = micro_batch_max
         self._engines: OrderedDict[bytes, Engine] = OrderedDict()
 
@@ -116,7 +115,7 @@ class Jobs:
         spec = JobSpec.decode(request.spec)
         tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None)
         tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
-        engine = Engine(spec, tokens, tokenizer)
+        engine = self.kind.open(spec, tokens, tokenizer)
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine
         while len(self._engines) > JOBS_MAX:
@@ -182,7 +181,7 @@ def serve(pipes: Pipes, jobs: Jobs) -> None:
         except FolkmootError as error:
             pipes.send(tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX]))
         except Exception as error:  # the boundary of the process: the daemon is told, and the next request may well succeed
-            what = "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+            what = "out of memory" if jobs.kind.is_out_of_memory(error) else f"{type(error).__name__}: {error}"
             pipes.send(tasks.Failed(what[: tasks.ERROR_CHARACTERS_MAX]))
 
 
@@ -209,19 +208,21 @@ def _end() -> None:
     os._exit(0)
 
 
-def main(make_jobs: Callable[[Callable[[], None], int], Jobs] = Jobs) -> None:
+def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs) -> None:
     features.install()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
-    parser.add_argument("--threads", type=int, help="of torch; default: what torch chooses")
+    parser.add_argument("--engine", default="pytorch", help="what computes, as features name it")
+    parser.add_argument("--threads", type=int, help="of the engine; default: what it chooses")
     parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")
     arguments = parser.parse_args()
     _be_modest()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the daemon stops us in its own order
     pipes = _own_pipes()
-    start_threads(arguments.threads)
-    pipes.send(tasks.Ready(f"torch {torch.__version__}", torch.get_num_threads()))
+    kind: EngineKind = named(features.engines()[arguments.engine])
+    kind.start(arguments.threads)
+    pipes.send(tasks.Ready(*kind.describe()))
     pipes.start()
-    serve(pipes, make_jobs(pipes.beat, arguments.micro_batch_max))
+    serve(pipes, make_jobs(kind, pipes.beat, arguments.micro_batch_max))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,9 @@ class _Pending:
 class Worker:
     """`run` in a nursery keeps a worker process alive; `ask` may be called from any number of tasks meanwhile."""
 
-    def __init__(self, threads: int = 1, command: Sequence[str] | None = None, backoff_seconds: float = 1.0) -> None:
+    def __init__(
+        self, threads: int = 1, command: Sequence[str] | None = None, backoff_seconds: float = 1.0, engine: str = "pytorch"
+    ) -> None:
         """`threads` of 0 leaves their number to torch.
 
         `command` stands for `python -m peer.worker.main`; the worker's own arguments are appended to it.
@@ -72,7 +74,7 @@ class Worker:
         self.ready: tasks.Ready | None = None  # what the present process said when it was ready; None while there is none
         self.pid: int | None = None
         self.restarts = 0
-        self._threads = threads
+        self._threads, self._engine = threads, engine
         self.command = list(command or (sys.executable, "-m", "peer.worker.main"))
         self._backoff_seconds = backoff_seconds
         self._micro_batch_max: int | None = None
@@ -163,7 +165,7 @@ class Worker:
     def arguments(self) -> list[str]:
         threads = ["--threads", str(self._threads)] if self._threads else []
         limit = [] if self._micro_batch_max is None else ["--micro-batch-max", str(self._micro_batch_max)]
-        return [*self.command, *threads, *limit]
+        return [*self.command, "--engine", self._engine, *threads, *limit]
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)

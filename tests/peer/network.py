@@ -19,7 +19,7 @@ from peer.driver.auditing import Auditing
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
-from peer.roles.base import Role
+from peer.roles.base import RoundWork
 from peer.roles.voter import Voter
 from peer.settings.config import Config
 from peer.settings.invitations import InvitationBook
@@ -66,7 +66,7 @@ class Seat:
     def public(self) -> bytes:
         return self.identity.public
 
-    def open(self, role: Role | None, serve: Callable[[Blobs], Any]) -> None:
+    def open(self, role: RoundWork | None, serve: Callable[[Blobs], Any]) -> None:
         self.folder.mkdir(exist_ok=True)
         self.store = Store(self.folder / "ledger.db", self.genesis.chain_id)
         self.blobs = Blobs(self.folder / "blobs", self.folder / "buffers")
@@ -132,7 +132,6 @@ def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None
         driver=seat.driver,
         network=seat.network,  # type: ignore[arg-type]
         addresses=lambda: ("127.0.0.1:7700",),
-        role_name="trainer",
         worker=None,
         stop_daemon=lambda: None,
         set_standing=lambda stands: None,
@@ -156,7 +155,7 @@ class Network:
         self.seats = [Seat(self.mesh, genesis, key, folder / str(number)) for number, key in enumerate(keys)]
         self._nursery: trio.Nursery
 
-    async def start(self, seat: Seat, role: Role | None = None, serve: Callable[[Blobs], Any] = lambda blobs: blobs) -> Seat:
+    async def start(self, seat: Seat, role: RoundWork | None = None, serve: Callable[[Blobs], Any] = lambda blobs: blobs) -> Seat:
         seat.open(role, serve)
         await self._nursery.start(seat.run)
         return seat

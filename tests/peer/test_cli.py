@@ -47,8 +47,8 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("--config=/nowhere run", "write `peer COMMAND --config …`"),
         ("run --rol voter", "unknown argument '--rol'; did you mean --role?"),
         ("run --role boss", "role = 'boss' (command line) is no role"),
-        ("run --role annotator", "roles that work now: trainer, voter, full"),
-        ("run --role rlhf", "roles that work now: trainer, voter, full"),
+        ("run --role annotator", "is no role; there are voter, trainer, full"),
+        ("run --role rlhf", "is no role; there are voter, trainer, full"),
         ("run --listen here", "'here' is not an address"),
         ("run --threads many", "threads = 'many' (command line) is not a whole number"),
         ("run --config /nowhere.toml", "/nowhere.toml cannot be read"),
@@ -228,7 +228,7 @@ def test_json_has_no_word_for_a_loss_that_is_no_number() -> None:
 
 def test_every_command_and_setting_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    from peer.settings.config import NAMES
+    from peer.settings.config import names
 
     commands = cli.build_parser().commands()
     assert commands
@@ -236,7 +236,7 @@ def test_every_command_and_setting_is_in_the_guide() -> None:
         assert f"`peer {name}" in guide, name
         for option in command.known_options():
             assert option in ("-h", "--help") or option in guide, f"{name} {option}"
-    for name in (*NAMES, *words()):
+    for name in (*names(), *words()):
         assert f"`{name}" in guide, name
 
 

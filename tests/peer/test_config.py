@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.settings.config import NAMES, load, nearest, show
+from peer.settings.config import load, names, nearest, show
 from protocol.errors import UserError
 
 
@@ -147,7 +147,7 @@ def test_text_of_variables_becomes_typed_values(home: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("role", ["annotator", "rlhf"])
 def test_a_role_of_later_versions_is_refused_with_those_that_work(home: dict[str, str], role: str) -> None:
-    with pytest.raises(UserError, match="roles that work now: trainer, voter, full"):
+    with pytest.raises(UserError, match="is no role; there are voter, trainer, full"):
         load({"role": role}, home)
 
 
@@ -162,7 +162,7 @@ def test_what_is_shown_is_toml_that_gives_the_same_settings(tmp_path: Path, home
     flags = {"name": 'quo"te \\ ü', "bootstrap": "a:1,b:2", "evaluate": False, "threads": 3, "local_data": "/a b"}
     settings = load(flags, home)
     text = show(settings)
-    assert set(tomllib.loads(text)) == set(NAMES) - {"data_directory"}
+    assert set(tomllib.loads(text)) == set(names()) - {"data_directory"}
     assert load({}, home, write(tmp_path, text)).config == settings.config
     assert "threads = 3  # command line" in text
     assert 'role = "full"  # default' in text

@@ -179,7 +179,7 @@ async def test_a_kill_out_of_the_blue_is_taken_for_lack_of_memory_and_halves_the
             await fake.worker.ask(evaluate("killed"))
         await fake.worker.ask(evaluate())
         starts = [line for line in fake.asked() if line.startswith("start")]
-        assert starts[-1] == f"start --threads 1 --micro-batch-max {expected}"
+        assert starts[-1] == f"start --engine pytorch --threads 1 --micro-batch-max {expected}"
 
 
 async def test_a_request_beyond_its_deadline_ends_the_worker(fake: Fake) -> None:
@@ -304,7 +304,7 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
 
 
 def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_conversation() -> None:
-    script = "import peer.worker.main as w, builtins; w.torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
+    script = "import peer.worker.main as w, torch; torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
     ended = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, timeout=60, check=True)
     output, errors = ended.stdout, ended.stderr
     length, _ = tasks.parse_header(output[:8])
@@ -313,5 +313,7 @@ def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_co
 
 
 def test_the_daemons_side_does_not_import_torch() -> None:
-    script = "import sys, peer.worker, training.proposals, training.checkpoint; sys.exit('torch' in sys.modules)"
+    script = (
+        "import sys, peer.worker.supervisor, training.replay.proposals, training.checkpoint; sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)

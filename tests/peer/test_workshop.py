@@ -26,7 +26,7 @@ from training.spec import JobSpec
 class Busy:
     """A role that trains for ever."""
 
-    registered = ()
+    computing = None
 
     def __init__(self) -> None:
         self.begun = self.cancelled = 0

@@ -28,6 +28,7 @@ from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import muon
 from training.engines.pytorch.engine import Engine
+from training.engines.pytorch.kind import KIND
 from training.replay import inner_state, proposals, trace
 from training.replay.inner_state import InnerState, OnState, directions, hidden_matrices, inner_bytes, inner_size, slots
 from training.replay.trace import States, Trace
@@ -606,7 +607,7 @@ def test_a_worker_that_re_executes_somebody_elses_round_leads_to_the_false_step(
     world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
     world.begin()
     world.done = world.propose(1, Cheat(world, 3, how))
-    jobs = Jobs(lambda: None, 1 << 30)
+    jobs = Jobs(KIND, lambda: None, 1 << 30)
     jobs.answer(tasks.OpenJob(JOB, spec.encode(), str(text), None))
     begun = str(tmp_path / "inner0") if world.done.inner else None
     place = (JOB, 1, TRAINER, str(tmp_path / "model1"))
@@ -631,7 +632,7 @@ def test_a_committed_state_of_another_size_is_where_the_search_ends(world: World
 
 
 def test_a_worker_opens_no_job_of_which_it_makes_other_tokens(text: Path) -> None:
-    jobs, named = Jobs(lambda: None, 1 << 30), data.digest_of(open_tokens(SPEC, text, ByteTokenizer()))
+    jobs, named = Jobs(KIND, lambda: None, 1 << 30), data.digest_of(open_tokens(SPEC, text, ByteTokenizer()))
     assert jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, named))
     with pytest.raises(UserError, match="other tokens"):
         jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), str(text), None, False, bytes(32)))

@@ -1,0 +1,54 @@
+"""Parts: what a peer does beside agreeing, such as serving annotators. A part works at a desk, and sees nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from ledger.core.module import View
+
+
+class Desk(Protocol):
+    """What a part may see and do."""
+
+    @property
+    def me(self) -> bytes:
+        """This peer's key."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the part keeps what it needs again after a restart. Nobody else writes there."""
+
+    @property
+    def state(self) -> View:
+        """Of all modules, after the last applied block."""
+
+    def setting(self, name: str) -> Any:
+        """One of the feature's own settings."""
+
+    async def next_block(self) -> None:
+        """Returns when another block has been applied."""
+
+    async def submit(self, kind: str, content: object) -> None:
+        """Returns when a transaction of this peer is decided. Raises `UserError` where it is refused."""
+
+    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
+        """Returns when this blob is here, and stays. It never gives up by itself."""
+
+    def read(self, digest: bytes) -> bytes:
+        """A blob that is here."""
+
+    def keep(self, data: bytes) -> bytes:
+        """Keeps a blob, which others may fetch; its digest. It waits for the disk."""
+
+    def tell(self, text: str) -> None:
+        """One line for the log, the prompt and the event stream."""
+
+
+class Part(Protocol):
+    async def run(self) -> None:
+        """Until it is cancelled. What it raises ends the peer."""
+
+
+MakePart = Callable[[Desk], Part]

@@ -1,0 +1,60 @@
+"""The desk of a part: a narrow view of the running peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ledger.core.module import View
+from peer.driver.author import Author
+from peer.driver.driver import Driver
+from peer.settings.config import Config
+
+
+@dataclass(frozen=True)
+class DriverDesk:
+    """Implements `features.parts.Desk`."""
+
+    part: str  # its name, also of its events and its folder
+    config: Config
+    driver: Driver
+    author: Author
+    folders: Path
+
+    @property
+    def me(self) -> bytes:
+        return self.driver.signer.public
+
+    @property
+    def folder(self) -> Path:
+        made = self.folders / self.part
+        made.mkdir(parents=True, exist_ok=True)
+        return made
+
+    @property
+    def state(self) -> View:
+        return self.driver.state
+
+    def setting(self, name: str) -> Any:
+        return self.config.of_features[name]
+
+    async def next_block(self) -> None:
+        await self.driver.applied.wait()
+
+    async def submit(self, kind: str, content: object) -> None:
+        await self.author.submit(kind, content)
+
+    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
+        await self.driver.network.fetch(digest, size_max, sources)
+        self.driver.blobs.keep(digest)
+
+    def read(self, digest: bytes) -> bytes:
+        return self.driver.blobs.read(digest)
+
+    def keep(self, data: bytes) -> bytes:
+        return self.driver.blobs.add(data)
+
+    def tell(self, text: str) -> None:
+        self.driver.events.add(self.part, text)

@@ -1,0 +1,40 @@
+"""Keeps the blobs that the modules of the network name (`Module.blobs`): every peer has them, so none is lost with another."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import trio
+
+from peer.driver.driver import Driver
+
+AT_ONCE_MAX = 8  # blobs that are fetched side by side: what rounds wait for goes on beside them
+
+log = logging.getLogger("peer")
+
+
+@dataclass
+class Keeping:
+    driver: Driver
+    _wanted: set[bytes] = field(default_factory=set)  # that are here, or on their way
+    _places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(AT_ONCE_MAX))
+
+    async def run(self) -> None:
+        """After every block, fetches what the state names since then."""
+        seen: dict[str, object] = {}
+        async with trio.open_nursery() as nursery:
+            while True:
+                applied = self.driver.applied
+                for name, blobs in self.driver.rules.blobs(self.driver.state, seen):
+                    for digest in blobs.keys() - self._wanted:
+                        self._wanted.add(digest)
+                        nursery.start_soon(self._keep, name, digest, blobs[digest])
+                await applied.wait()
+
+    async def _keep(self, module: str, digest: bytes, size_max: int) -> None:
+        async with self._places:
+            if self.driver.blobs.size(digest) is None:
+                log.debug("%s names the blob %s, which is fetched", module, digest.hex()[:16])
+            await self.driver.network.fetch(digest, size_max, ())
+            self.driver.blobs.keep(digest)

@@ -1,0 +1,73 @@
+"""What computes gradients, seen from the worker: numpy arrays go in and come out, whatever library works in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from training.data.corpus import Tokens
+from training.data.tokenizer import Tokenizer
+from training.replay.inner_state import InnerState, OnState
+from training.replicated.layout import Float32Array
+from training.spec import JobSpec
+
+Beat = Callable[[], None]  # called after every piece of work; raises to stop it
+
+
+class Metrics(Protocol):
+    @property
+    def loss(self) -> float:
+        """Mean training loss over the round's tokens, nats per token."""
+
+
+class Engine(Protocol):
+    """For one job. Vectors have the job's layout: float32, shape (parameters,)."""
+
+    micro_batch: int  # sequences in one forward pass at most; it may be lowered
+
+    @property
+    def parameters(self) -> int: ...
+
+    def local_steps(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        on_step: Beat = ...,
+        inner: InnerState | None = None,
+        on_state: OnState = ...,
+    ) -> tuple[Float32Array, Metrics]:
+        """Δ of the trainer in the round, and what it met; `on_state` sees the state after each inner step."""
+
+    def inner_step(
+        self,
+        parameters: Float32Array,
+        inner: InnerState,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        step: int,
+        on_step: Beat = ...,
+    ) -> tuple[Float32Array, InnerState]:
+        """The state after one inner step, from the state before it."""
+
+    def evaluate(self, parameters: Float32Array, on_step: Beat = ...) -> float | None:
+        """Held-out bits per byte; None if the job holds nothing out."""
+
+    def generate(
+        self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Beat = ...
+    ) -> bytes: ...
+
+
+class EngineKind(Protocol):
+    """A library that engines are made with. `start` comes first, once in a process."""
+
+    def start(self, threads: int | None) -> None: ...
+
+    def describe(self) -> tuple[str, int]:
+        """For people: name and version; and with how many threads it works."""
+
+    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer) -> Engine: ...
+
+    def is_out_of_memory(self, error: BaseException) -> bool: ...

@@ -1,0 +1,29 @@
+"""PyTorch as an engine."""
+
+from __future__ import annotations
+
+import torch
+
+from training.data.corpus import Tokens
+from training.data.tokenizer import Tokenizer
+from training.engines.pytorch.engine import Engine, is_out_of_memory, start_threads
+from training.spec import JobSpec
+
+
+class PyTorch:
+    """Implements `training.engines.engine.EngineKind`."""
+
+    def start(self, threads: int | None) -> None:
+        start_threads(threads)
+
+    def describe(self) -> tuple[str, int]:
+        return f"torch {torch.__version__}", torch.get_num_threads()
+
+    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer) -> Engine:
+        return Engine(spec, tokens, tokenizer)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return is_out_of_memory(error)
+
+
+KIND = PyTorch()
