@@ -63,7 +63,13 @@ PROTOCOL = DOCS / "protocol.md"
 DECISIONS = DOCS / "decisions"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
 MODULES = modules_of(PlainJobs())
-TRANSACTIONS: dict[str, type] = {kind: content for module in MODULES for kind, content in module.contents.items()}
+
+
+def transactions() -> dict[str, type]:
+    """By kind, of all features."""
+    return {kind: content for module in modules_of(PlainJobs()) for kind, content in module.contents.items()}
+
+
 RECORDS: tuple[type, ...] = (
     Signed,
     Block,
@@ -166,8 +172,8 @@ def finding_rows() -> list[str]:
 def sections() -> Iterable[tuple[str, list[str]]]:
     for kind in (*of_messages(), *RECORDS):
         yield heading(kind), table_of(kind)
-    for kind in dict.fromkeys(TRANSACTIONS.values()):
-        names = ", ".join(f"`{name}`" for name, content in TRANSACTIONS.items() if content is kind)
+    for kind in dict.fromkeys(transactions().values()):
+        names = ", ".join(f"`{name}`" for name, content in transactions().items() if content is kind)
         yield f"#### {kind.__name__} {names}", table_of(kind)
 
 

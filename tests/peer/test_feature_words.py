@@ -22,8 +22,9 @@ from peer.commands.words import words
 from peer.features import FEATURES
 from protocol.api import PeerApi
 from protocol.errors import UserError
+from tests.notes.feature import NOTES
+from tests.notes.words import NoteAnswers, NoteCalls, NoteView
 from tests.peer.fake_api import FakeApi
-from tests.peer.notes import NOTES, NoteAnswers, NoteCalls, NoteView
 
 
 @pytest.fixture

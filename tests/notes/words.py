@@ -1,4 +1,4 @@
-"""A feature that exists in tests alone: one call and the words that make it, declared once each."""
+"""Calls and words of the feature, declared once each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from features.arguments import Argument, whole_number
-from features.feature import Feature
 from features.tables import Fitted
 from features.words import Asked, listing, word
-
-NOTES = Feature(
-    name="notes",
-    about="what members want to remember",
-    words="tests.peer.notes",
-    calls="tests.peer.notes:NoteCalls",
-    answers="tests.peer.notes:NoteAnswers",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,37 @@
+"""A feature that exists in tests alone. This folder and one line of `peer.features.FEATURES` are all there is of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from features.feature import Feature
+from features.roles import Role
+from features.settings import Setting
+
+if TYPE_CHECKING:
+    from ledger.core.module import Module
+    from ledger.jobs import JobRules
+
+
+def _modules(rules: JobRules) -> tuple[Module[Any], ...]:
+    from tests.notes.module import NotesModule
+
+    return (NotesModule(),)
+
+
+def _long(value: object) -> str | None:
+    return "is too long a note" if len(str(value)) > 20 else None
+
+
+NOTES = Feature(
+    name="notes",
+    about="what members want to remember",
+    modules=_modules,
+    objectives="tests.notes.objective:OBJECTIVES",
+    roles=(Role("scribe", "writes a note", registers=("scribe",), parts=("scribe",)),),
+    parts={"scribe": "tests.notes.part:Scribe"},
+    settings=(Setting("first_note", "what the scribe writes first", "hello", _long),),
+    words="tests.notes.words",
+    calls="tests.notes.words:NoteCalls",
+    answers="tests.notes.words:NoteAnswers",
+)

@@ -1,0 +1,43 @@
+"""Notes in the state: how many each member has written, and the blob with the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from ledger.core.genesis import Genesis
+from ledger.core.module import Change, Context, Module, Said, View
+from ledger.members import MembersState
+from protocol.codec import Count, Digest, Key, Length
+
+NOTE_BYTES_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """`notes/write`"""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class NotesState:
+    written: Annotated[dict[Key, Count], Length(0, 100)] = field(default_factory=dict)
+    last: Digest | None = None
+
+
+class NotesModule(Module[NotesState]):
+    name = "notes"
+    contents: ClassVar[Mapping[str, type]] = {"notes/write": Write}
+    state_type = NotesState
+
+    def genesis(self, genesis: Genesis) -> NotesState:
+        return NotesState()
+
+    def apply(self, state: NotesState, said: Said, view: View, context: Context) -> Change:
+        assert said.author in view.of(MembersState).members
+        return Change(NotesState({**state.written, said.author: state.written.get(said.author, 0) + 1}, said.content.digest))
+
+    def blobs(self, state: NotesState) -> Mapping[bytes, int]:
+        return {} if state.last is None else {state.last: NOTE_BYTES_MAX}

@@ -1,0 +1,21 @@
+"""What a scribe does beside agreeing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from features.parts import Desk
+from tests.notes.module import NotesState, Write
+
+
+@dataclass
+class Scribe:
+    desk: Desk
+
+    async def run(self) -> None:
+        """Writes its first note as soon as it is a member, and says when it is decided."""
+        digest = self.desk.keep(str(self.desk.setting("first_note")).encode())
+        await self.desk.submit("notes/write", Write(digest))
+        assert self.desk.state.of(NotesState).written[self.desk.me] == 1
+        (self.desk.folder / "written").touch()
+        self.desk.tell("the first note is decided")

@@ -1,0 +1,129 @@
+"""A feature is a folder and a line: with the line it shows everywhere, without it nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from ledger.jobs import Start
+from ledger.state import Unknown
+from peer import cli, features
+from peer.daemon.daemon import running
+from peer.driver.author import Author
+from peer.features import FEATURES, founding_modules, modules_of, rules_of
+from peer.settings.config import abouts, load, show
+from protocol import codec
+from protocol.errors import RemoteProtocolError, UserError
+from tests.fuzz.decoders import decoders
+from tests.ledger.world import PlainJobs, World
+from tests.notes.feature import NOTES
+from tests.notes.module import NotesState, Write
+from tests.notes.objective import Ones, Sizes
+from tests.peer.network import SECONDS_MAX
+from tests.test_docs import sections
+from training.host import ModelHost
+from training.objectives import registry
+from training.spec import JobSpec
+
+JOB = JobSpec(name="ones", objective="ones", rounds=1, liars=0, settings=codec.encode(Sizes(5000)))
+
+
+@pytest.fixture
+def feature() -> Iterator[None]:
+    FEATURES.append(NOTES)
+    yield
+    FEATURES.remove(NOTES)
+    registry._known.pop(Ones.name, None)
+
+
+def seen() -> dict[str, bool]:
+    """Where the feature shows."""
+    help_text = cli.build_parser().format_help()
+    run_help = next(command for name, command in cli.build_parser().commands().items() if name == "run").format_help()
+    features.install()
+    return {
+        "modules": "notes" in {module.name for module in modules_of(PlainJobs())},
+        "genesis": "notes" in {module.name for module in founding_modules()},
+        "documents": any("notes/write" in title for title, _ in sections()),
+        "fuzz targets": any(name.startswith("tests.notes") for name in decoders.__wrapped__()),
+        "help": "what was noted" in help_text,
+        "settings": "first_note" in abouts() and "first_note" in show(load({}, {"HOME": "/home/ann"})),
+        "flags": "--first-note" in run_help,
+        "roles": "scribe" in features.roles() and "scribe: writes a note" in run_help,
+        "parts": "scribe" in features.roles()["full"].parts,
+        "objectives": registry.find("ones") is not None,
+    }
+
+
+def test_with_the_line_it_shows_everywhere(feature: None) -> None:
+    assert [what for what, shows in seen().items() if not shows] == []
+
+
+def test_without_the_line_it_shows_nowhere() -> None:
+    assert [what for what, shows in seen().items() if shows] == []
+
+
+def test_another_list_of_modules_is_another_network(feature: None) -> None:
+    world = World()
+    founded = replace(world.genesis, modules=founding_modules())
+    assert founded.chain_id != world.genesis.chain_id
+    state = rules_of(founded, PlainJobs()).first_state()
+    assert state.of(NotesState) == NotesState() and state.root != world.state.root
+    FEATURES.remove(NOTES)
+    with pytest.raises(Unknown, match="this network runs notes 1; this program does not know it"):
+        rules_of(founded, PlainJobs()).first_state()
+    FEATURES.append(NOTES)
+
+
+def test_a_setting_is_read_checked_and_refused_like_any_other(feature: None) -> None:
+    home = {"HOME": "/home/ann"}
+    assert load({}, home).config.of_features["first_note"] == "hello"
+    assert load({}, {**home, "PEER_FIRST_NOTE": "milk"}).config.of_features["first_note"] == "milk"
+    with pytest.raises(UserError, match=r"first_note = 'x+' \(command line\) is too long a note"):
+        load({"first_note": "x" * 21}, home)
+
+
+def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp_path: Path) -> None:
+    features.install()
+    assert JOB.checked().own == Sizes(5000)
+    for settings, why in ((codec.encode(Sizes(9000)), "size 9000 is outside"), (b"\xc0", "Sizes")):
+        with pytest.raises(RemoteProtocolError, match=why):
+            JobSpec.decode(replace(JOB, settings=settings).encode())
+    assert ModelHost(tmp_path).terms(JOB.encode()).requires.name == "notes"
+    with pytest.raises(RemoteProtocolError, match="has no settings"):
+        JobSpec.decode(replace(JOB, objective="scratch").encode())
+
+
+def test_a_job_of_an_unknown_objective_is_refused_by_name() -> None:
+    with pytest.raises(RemoteProtocolError, match="objective 'ones' is none that this program knows: language, scratch"):
+        JobSpec.decode(JOB.encode())
+
+
+async def test_a_running_peer_has_its_role_its_part_its_blob_and_its_objective(feature: None, tmp_path: Path) -> None:
+    """A real daemon in this process: the part writes, the module names the blob, and a job of the objective trains."""
+    directory = tmp_path / "peer"
+    said = ["--data-dir", str(directory)]
+    assert await trio.to_thread.run_sync(cli.main, ["init", "--network", "lab", "--listen", "127.0.0.1:0", *said]) == 0
+    config = load({"data_directory": directory, "role": "scribe", "first_note": "milk"}, {"HOME": str(tmp_path)}).config
+    with trio.fail_after(SECONDS_MAX):
+        async with running(config) as daemon:
+            driver = daemon.driver
+            while "the first note is decided" not in [event.text for event in await daemon.api.events(-1, 0.05)]:
+                await trio.lowlevel.checkpoint()
+            while driver.state.members.members[driver.signer.public].roles != ("scribe",):
+                await driver.applied.wait()
+            notes, me = driver.state.of(NotesState), driver.signer.public
+            assert notes.written == {me: 1} and notes.last is not None and driver.blobs.read(notes.last) == b"milk"
+            assert (directory / "parts" / "scribe" / "written").exists()
+            author = Author(driver)
+            await author.submit("job/start", Start(JOB.encode()))
+            while not await daemon.api.rounds(1):
+                await daemon.api.events(-1, 0.05)
+            (closed,) = await daemon.api.rounds(1)
+            assert list(closed.verdicts.values()) == ["accept"] and closed.stepped
+            await author.submit("notes/write", Write(notes.last))
+            assert driver.state.of(NotesState).written == {me: 2}
