@@ -456,7 +456,7 @@ async def test_who_is_proven_to_have_signed_two_proposals_is_expelled_whoever_sh
         for daemon in target.honest:
             await poll(lambda daemon=daemon: _shows_expelled(daemon, me))  # type: ignore[misc]
             assert (await daemon.client.stats()).expelled == (me,)
-            assert f"{me[:8]} was expelled: it signed two different proposals" in daemon.log
+            assert f"({me[:8]}) was expelled: it signed two different proposals" in daemon.log
     assert me in (await target.client.stats()).evidence
     await target.decides()
 
