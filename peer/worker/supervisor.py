@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 
 import trio
 
+import peer
 from protocol.errors import FolkmootError, LocalProtocolError, RemoteProtocolError, UserError
 from training import tasks
 from training.spec import JobSpec
@@ -39,6 +40,7 @@ QUEUE_MAX = 1_024  # a round asks for one proposal and at most TRAINERS_MAX audi
 JOBS_MAX = 8  # reopened after a restart; the worker keeps as many
 STDERR_LINES = 20  # kept to say why it died
 STDERR_LINE_BYTES_MAX = 4_096
+CODE = Path(peer.__file__).parents[1]  # the folder that all our packages lie in, also where nobody has installed them
 
 
 class WorkerDied(FolkmootError):
@@ -168,7 +170,7 @@ class Worker:
         return [*self.command, "--engine", self._engine, *threads, *limit]
 
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join(part for part in (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")) if part)
+        path = os.pathsep.join(part for part in (str(CODE), os.environ.get("PYTHONPATH")) if part)
         threads = {"OMP_NUM_THREADS": str(self._threads)} if self._threads else {}
         return {**os.environ, **threads, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
 

@@ -271,7 +271,10 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-async def test_the_real_worker_proposes_and_accepts_its_own_proposal_but_not_another(files: Files) -> None:
+async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_own_proposal_but_not_another(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files.folder)
     worker = Worker()
     with trio.fail_after(60):
         await propose_and_audit(worker, files)
