@@ -120,23 +120,20 @@ async def until_hung_up(run: Callable[[], Awaitable[int]]) -> int:
     """What `run` gives. `KeyboardInterrupt` when the terminal closes first.
 
     A KeyboardInterrupt that a signal raises comes out of whatever line runs just then, and may be lost in one that swallows it.
-    Nothing but SIGHUP would end this process then, and its peers with it. So here SIGHUP cancels.
+    Nothing but SIGHUP would end this process then, and its peers with it. So here SIGHUP raises nothing: it cancels. It is left so
+    afterwards, because kernel and shell may both say it, and a later one must not cut off the stopping of the peers.
     """
-    streams = terminals()
+    streams, token = terminals(), trio.lowlevel.current_trio_token()
+    with trio.CancelScope() as scope:
 
-    async def cancel_at_the_end(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGHUP) as signals:
-            task_status.started()
-            async for _ in signals:
-                let_go(streams)
-                scope.cancel()
+        def hung_up(*_: object) -> None:
+            let_go(streams)
+            with contextlib.suppress(trio.RunFinishedError):  # the peers are being stopped already
+                token.run_sync_soon(scope.cancel)
 
-    async with trio.open_nursery() as nursery:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            await nursery.start(cancel_at_the_end, nursery.cancel_scope)
-        status = await run()
-        nursery.cancel_scope.cancel()
-        return status
+            signal.signal(signal.SIGHUP, hung_up)
+        return await run()
     raise KeyboardInterrupt
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,31 +261,71 @@ async def forever() -> int:
     return 1
 
 
-def test_a_demo_whose_terminal_closes_ends_whatever_swallows_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As the demo sets them; afterwards as they were. The terminal of the tests stays."""
     monkeypatch.setattr(demo_module, "let_go", lambda streams: None)
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    demo_module.end_like_ctrl_c()
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
+
+@pytest.mark.usefixtures("signals")
+def test_a_demo_whose_terminal_closes_ends_whatever_swallows_an_interrupt() -> None:
     async def swallowing() -> int:
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGHUP)
             await trio.sleep_forever()
         return await forever()
 
-    before = signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            trio.run(demo_module.until_hung_up, swallowing)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(demo_module.until_hung_up, swallowing)
 
 
+@pytest.mark.usefixtures("signals")
+def test_what_follows_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_the_peers() -> None:
+    """Kernel and shell may both say it, at once or later: while the demo unwinds, and while it stops its peers."""
+    unwound = False
+
+    async def hung_up_again_and_again() -> int:
+        nonlocal unwound
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+            return await forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                for _ in range(3):
+                    await trio.sleep(0.01)
+                    os.kill(os.getpid(), signal.SIGHUP)
+                unwound = True
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(demo_module.until_hung_up, hung_up_again_and_again)
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert unwound
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_peers_that_have_done_their_work() -> None:
+    async def done() -> int:
+        await trio.lowlevel.checkpoint()
+        return 7
+
+    assert trio.run(demo_module.until_hung_up, done) == 7
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_demo_under_nohup_goes_on_when_the_terminal_closes() -> None:
     async def hung_up() -> int:
         os.kill(os.getpid(), signal.SIGHUP)
         await trio.sleep(0.01)
         return 7
 
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert trio.run(demo_module.until_hung_up, hung_up) == 7
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert trio.run(demo_module.until_hung_up, hung_up) == 7
