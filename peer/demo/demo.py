@@ -120,8 +120,8 @@ async def until_hung_up(run: Callable[[], Awaitable[int]]) -> int:
     """What `run` gives. `KeyboardInterrupt` when the terminal closes first.
 
     A KeyboardInterrupt that a signal raises comes out of whatever line runs just then, and may be lost in one that swallows it.
-    Nothing but SIGHUP would end this process then, and its peers with it. So here SIGHUP raises nothing: it cancels. It is left so
-    afterwards, because kernel and shell may both say it, and a later one must not cut off the stopping of the peers.
+    Nothing but SIGHUP would end this process then, and its peers with it. So here SIGHUP raises nothing: it cancels. It stays so
+    afterwards: kernel and shell may both say it, and a later one must not cut off the stopping of the peers.
     """
     streams, token = terminals(), trio.lowlevel.current_trio_token()
     with trio.CancelScope() as scope:
