@@ -310,8 +310,10 @@ class JobsModule(Module[JobsState]):
         )
         job = replace(job, base=terms.base.job if terms.base else None)
         job = self.open_round(job, members, height, None)
-        if not job.trainers:
+        if not job.trainers and terms.needs_worker:
             raise Refused("no member is registered as a trainer")
+        if not job.trainers:
+            raise Refused(f"only {short_id(author)} would train it, who was retired: it registers or stands for a vote first")
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
         if terms.is_reexecuted and len(job.auditors) < needed:
             mode = "full" if terms.audited else "sampled"
@@ -342,7 +344,7 @@ class JobsModule(Module[JobsState]):
         terms = self.rules.terms(job.spec)
         voters, author = members.round_voters, members.current(job.author)
         workers = {key for key, member in members.members.items() if TRAINER in member.roles}
-        may_train = workers if terms.needs_worker else {author} if members.speaks(author) else set[bytes]()
+        may_train = workers if terms.needs_worker else {author} if members.takes_part(author) else set[bytes]()
         able = [key for key in may_train if suspended.get(key, 0) <= job.round]
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()

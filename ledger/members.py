@@ -144,10 +144,14 @@ class MembersState:
         return member is not None and member.expelled is None and member.successor is None
 
     def takes_part(self, key: bytes) -> bool:
-        """Whether this member's present key may still do its work in a round: it was not retired, or has come back since."""
+        """Whether a round may wait for this member's present key: it was not retired, or has registered or stood since."""
         member = self.members.get(key)
-        is_gone = member is not None and member.retired is not None and not member.roles and key not in self.upcoming
-        return self.speaks(key) and not is_gone
+        was_retired = member is not None and member.retired is not None
+        return self.speaks(key) and not (was_retired and self.holds_nothing(key))
+
+    def holds_nothing(self, key: bytes) -> bool:
+        """Whether this member neither votes, stands nor has a role."""
+        return key not in self.upcoming and key not in self.standing and not self.members[key].roles
 
     def current(self, key: bytes) -> bytes:
         """The key that the member of this key has now; at most `ROTATIONS_MAX` steps away."""
@@ -355,7 +359,7 @@ def _retire(state: MembersState, retire: Retire, author: bytes, context: Context
         raise Refused(f"{short_id(subject)} changes its key: it can be retired when that is over")
     if subject in state.leaving:
         raise Refused(f"{short_id(subject)} stops voting already")
-    if subject not in state.upcoming and subject not in state.standing and not state.members[subject].roles:
+    if state.holds_nothing(subject):
         raise Refused(f"{short_id(subject)} neither votes, stands nor trains: there is nothing to take from it")
     if _is_last(state, subject):
         raise Refused(f"{short_id(subject)} is the last voter")

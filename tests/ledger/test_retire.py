@@ -10,7 +10,7 @@ from consensus.quorum import faults_tolerated
 from consensus.voters import VoterSet
 from ledger import members
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Phase
+from ledger.jobs import Phase, Start
 from ledger.members import Approve, Leave, MembersState, Register, Retire, Stand
 from protocol.identity import Signed
 from tests.ledger.world import FAR_MS, PEOPLE, SCRATCH, UNAUDITED, World
@@ -242,6 +242,24 @@ def test_a_scratch_job_whose_author_is_retired_ends() -> None:
     key = world.start(NEW, SCRATCH)
     wished(world, 0, 1, 2, 3, subject=NEW)
     assert world.job(key).phase is Phase.FINISHED
+
+
+@pytest.mark.parametrize("comes_back", ["registers", "stands"])
+def test_who_was_retired_trains_no_job_alone_until_it_is_back(comes_back: str) -> None:
+    """Such a job would end with its own block, and nobody would be told why."""
+    world, _ = alone_in_training(1)
+    wished(world, 0, 1, 2, 3, subject=NEW)
+    assert "was retired" in (world.problem(world.tx(NEW, "job/start", Start(SCRATCH))) or "")
+    assert world.problem(world.tx(NEW, "job/start", Start(UNAUDITED))) == "no member is registered as a trainer"
+    if comes_back == "registers":
+        world.decide(world.tx(NEW, "member/register", Register((TRAINER,))))
+    else:
+        stood(world, NEW)
+    key = world.start(NEW, SCRATCH)
+    world.decide()
+    assert world.job(key).phase is Phase.RUNNING and world.job(key).trainers == (NEW.public,)
+    wished(world, 0, 1, 2, 3, subject=NEW)
+    assert world.job(key).phase is Phase.FINISHED, "and again it is gone"
 
 
 def test_a_key_that_waits_for_its_turn_or_leaves_is_not_retired_meanwhile(world: World) -> None:
