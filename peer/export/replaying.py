@@ -16,6 +16,8 @@ from consensus.voters import CachingVerifier, VoterSet, verify_certificate
 from ledger.core.genesis import Genesis
 from ledger.state import Transition, decode_body
 from peer.export.writing import (
+    FIRST_FORMAT,
+    FORMAT,
     GENESIS,
     MANIFEST,
     Summary,
@@ -58,9 +60,22 @@ def audit(folder: Path, progress: Progress = lambda done, total: None) -> Verdic
         raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
     try:
         with tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
-            return _Replay(folder, Path(scratch)).run(progress)
+            return _Replay(folder, Path(scratch), _readable_format(folder)).run(progress)
     except _Found as found:
         raise UserError(f"{folder / _culprit(folder, found.name)}: {found}") from None
+
+
+def _readable_format(folder: Path) -> int:
+    """The export's. Raises `UserError` for one that this program does not read. What is no manifest is told later."""
+    try:
+        format = json.loads((folder / MANIFEST).read_bytes())["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return FORMAT
+    if type(format) is int and not FIRST_FORMAT <= format <= FORMAT:
+        reads = f"formats {FIRST_FORMAT} to {FORMAT}" if FIRST_FORMAT < FORMAT else f"format {FORMAT}"
+        way_out = "install a newer one" if format > FORMAT else "audit it with the program that wrote it"
+        raise UserError(f"{folder / MANIFEST}: the export has format {format}, this program reads {reads}: {way_out}")
+    return format if type(format) is int else FORMAT
 
 
 def _culprit(folder: Path, found: str) -> str:
@@ -83,8 +98,8 @@ def _digest(path: Path) -> str | None:
 
 
 class _Replay:
-    def __init__(self, folder: Path, scratch: Path) -> None:
-        self._folder, self._scratch = folder, scratch
+    def __init__(self, folder: Path, scratch: Path, format: int) -> None:
+        self._folder, self._scratch, self._format = folder, scratch, format
         self._host = ModelHost(scratch / "models")
         self._verifier = CachingVerifier(Ed25519Verifier())
         self._expected = {MANIFEST, GENESIS}
@@ -196,7 +211,7 @@ class _Replay:
         for name in self._expected - {MANIFEST}:
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             (made / name).symlink_to((self._folder / name).resolve())
-        write_manifest(made, summary)
+        write_manifest(made, summary, self._format)
         if (made / MANIFEST).read_bytes() != text:
             raise _Found(self._missing(text) or MANIFEST, "the manifest does not list what the export holds")
 

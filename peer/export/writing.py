@@ -33,6 +33,7 @@ from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 
 FORMAT = 1
+FIRST_FORMAT = 1  # from the first release on, all are read; tests/exports keeps one of each release
 FOUNDERS_NAMED_MAX = 4  # in an error message
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
@@ -183,9 +184,9 @@ def write_models(folder: Path, host: ModelHost, state: State, rounds: dict[bytes
     return models
 
 
-def write_manifest(folder: Path, summary: Summary) -> None:
+def write_manifest(folder: Path, summary: Summary, format: int = FORMAT) -> None:
     files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in listed_files(folder) if name != MANIFEST}
-    content = {"format": FORMAT, **asdict(summary), "files": files}
+    content = {"format": format, **asdict(summary), "files": files}
     (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
 
 
