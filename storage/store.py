@@ -10,7 +10,6 @@ What was committed comes back whole, or `StorageError` does:
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,12 +29,12 @@ from protocol.messages import Certificate, Link
 from storage import wal
 from storage.crash_points import crash_points, reach
 from storage.highwater import HighWater
+from storage.sealed import WAY_OUT, damaged, insert, seal, storage_error
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
 SCHEMA_VERSION = 4
-EXPLANATION_CHARACTERS_MAX = 120  # of what SQLite says, which may quote the damaged bytes
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
 _SCHEMA = """
@@ -94,7 +93,7 @@ class Store:
         # Says that votes may have been cast: a database that is gone afterwards must not be begun anew.
         self._committed = HighWater(path.with_name(path.name + ".committed"))
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
-            raise LostVotesError(f"{path} is gone or empty: {_WAY_OUT}")
+            raise LostVotesError(f"{path} is gone or empty: {WAY_OUT}")
         self._require_whole_log()
         with self._explained():
             self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -111,7 +110,7 @@ class Store:
         except OSError as error:
             raise StorageError(f"cannot read {log}: {error.strerror}; check the disk, then start again") from error
         if damage:
-            raise LostVotesError(f"{log} is damaged ({damage}): {_WAY_OUT}")
+            raise damaged(log, damage)
 
     def _open(self, chain_id: bytes) -> None:
         self._database.execute("PRAGMA journal_mode=WAL")
@@ -137,8 +136,8 @@ class Store:
             self._database.execute("BEGIN IMMEDIATE")
             for statement in _TABLES:
                 self._database.execute(statement)
-            _insert(self._database, "INSERT", "meta", "chain", chain_id)
-            _insert(self._database, "INSERT", "meta", "transactions", 0)
+            insert(self._database, "INSERT", "meta", "chain", chain_id)
+            insert(self._database, "INSERT", "meta", "transactions", 0)
             self._database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             self._database.execute("COMMIT")
 
@@ -163,7 +162,7 @@ class Store:
         try:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes damaged bytes
-            raise _storage_error(self.path, error) from error
+            raise storage_error(self.path, error) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -184,7 +183,7 @@ class Store:
         try:
             yield
             count = self._unsealed("meta", self._database.execute(_TRANSACTIONS).fetchall())[0][1] + 1
-            _insert(self._database, "INSERT OR REPLACE", "meta", "transactions", count)
+            insert(self._database, "INSERT OR REPLACE", "meta", "transactions", count)
             self._database.execute("COMMIT")
         except BaseException:
             if self._database.in_transaction:
@@ -201,8 +200,8 @@ class Store:
         return self._unsealed(table, self._rows(f"SELECT * FROM {table} {rest}", *arguments))
 
     def _unsealed(self, table: str, rows: Sequence[Row]) -> list[Row]:
-        for *values, seal in rows:
-            if _seal(table, values) != seal:
+        for *values, written in rows:
+            if seal(table, values) != written:
                 raise self._damaged(f"a row of {table} has other bytes")
         return [row[:-1] for row in rows]
 
@@ -213,7 +212,7 @@ class Store:
             raise self._damaged(f"a {kind.__name__} in it has no valid form") from None
 
     def _damaged(self, what: str) -> LostVotesError:
-        return LostVotesError(f"{self.path} is damaged ({what}): {_WAY_OUT}")
+        return damaged(self.path, what)
 
     # Journal
 
@@ -234,17 +233,17 @@ class Store:
                 slot = {"tag": tag, "job": job, "round": number, "signer": signed.signer}
                 self._write_once(database, "round_votes", slot, signed)
             case StoredBlock(height=height, digest=digest, block=block):
-                _insert(database, "INSERT OR IGNORE", "undecided", digest, height, block)
+                insert(database, "INSERT OR IGNORE", "undecided", digest, height, block)
             case StoredCertificate(height=height, certificate=certificate):
-                _insert(database, "INSERT OR REPLACE", "prepared", 0, height, codec.encode(certificate))
+                insert(database, "INSERT OR REPLACE", "prepared", 0, height, codec.encode(certificate))
             case Decided():
                 self._write_decided(database, record)
             case Evidence():
                 if database.execute("SELECT count(*) FROM evidence").fetchone()[0] < EVIDENCE_MAX:
                     key = record.first.signature + record.second.signature
-                    _insert(database, "INSERT OR IGNORE", "evidence", key, codec.encode(record))
+                    insert(database, "INSERT OR IGNORE", "evidence", key, codec.encode(record))
             case Silence(below=below):
-                _insert(database, "INSERT OR REPLACE", "meta", "silent", below)
+                insert(database, "INSERT OR REPLACE", "meta", "silent", below)
 
     def _write_decided(self, database: sqlite3.Connection, decided: Decided) -> None:
         height, digest = decided.height, decided.digest
@@ -252,7 +251,7 @@ class Store:
         if found and found[0] != digest:
             raise LocalProtocolError(f"height {height} is decided already, with another block")
         certificate = codec.encode(decided.certificate)
-        _insert(database, "INSERT OR IGNORE", "blocks", height, digest, decided.block, certificate)
+        insert(database, "INSERT OR IGNORE", "blocks", height, digest, decided.block, certificate)
         for table in ("votes", "undecided", "prepared"):
             database.execute(f"DELETE FROM {table} WHERE height <= ?", (height,))
 
@@ -263,7 +262,7 @@ class Store:
         for *_, written in self._unsealed(table, found):
             if self._decoded(Signed, written).body != signed.body:
                 raise LocalProtocolError(f"a second, different vote for {slot}")
-        _insert(database, "INSERT OR IGNORE", table, *slot.values(), codec.encode(signed))
+        insert(database, "INSERT OR IGNORE", table, *slot.values(), codec.encode(signed))
 
     def load(self) -> Restart:
         last = self.decided_height
@@ -288,8 +287,8 @@ class Store:
     def decision(self, height: int) -> Decided | None:
         """None also for heights below the first one, where a snapshot was restored."""
         rows = self._rows("SELECT * FROM blocks WHERE height = ?", height)
-        for *values, seal in rows:
-            if _seal("blocks", values) != seal and height < self.decided_height - 1:  # the newest are needed to start at all
+        for *values, written in rows:
+            if seal("blocks", values) != written and height < self.decided_height - 1:  # the newest are needed to start at all
                 raise self._block_damaged(height)
         for _, digest, block, certificate in self._unsealed("blocks", rows):
             return Decided(height, digest, block, self._decoded(Certificate, certificate))
@@ -332,13 +331,13 @@ class Store:
                 database.execute(f"DELETE FROM {table} WHERE height >= ?", (height if disproved is None else disproved,))
             self._write_state(database, height, root, encoded)
             for below, header in enumerate(headers, 1):
-                _insert(database, "INSERT OR REPLACE", "headers", decided[0].height - below, header)
+                insert(database, "INSERT OR REPLACE", "headers", decided[0].height - below, header)
             database.execute("DELETE FROM links")
             for link in links:
                 self._write_link(database, link)
 
     def _write_link(self, database: sqlite3.Connection, link: Link) -> None:
-        _insert(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
+        insert(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
 
     def links(self, after: int, until: int) -> Iterator[Link]:
         """Implements `ledger.snapshots.snapshot.Archive` with `decision` and `header`."""
@@ -382,13 +381,13 @@ class Store:
         with crash_points("save-state"), self._transaction() as database:
             self._write_state(database, height, root, encoded)
             for item in rounds:
-                _insert(database, "INSERT OR REPLACE", "rounds", item.job, item.round, height, codec.encode(item))
+                insert(database, "INSERT OR REPLACE", "rounds", item.job, item.round, height, codec.encode(item))
             if link is not None:
                 self._write_link(database, link)
 
     def _write_state(self, database: sqlite3.Connection, height: int, root: bytes, encoded: bytes) -> None:
-        _insert(database, "INSERT OR REPLACE", "meta", "state", encoded)
-        _insert(database, "INSERT OR REPLACE", "roots", height, root)
+        insert(database, "INSERT OR REPLACE", "meta", "state", encoded)
+        insert(database, "INSERT OR REPLACE", "roots", height, root)
 
     def roots(self) -> dict[int, bytes]:
         """The state root that this peer itself computed after each height."""
@@ -416,23 +415,13 @@ class Store:
     def measure(self, job: bytes, number: int, figures: dict[str, float]) -> None:
         with crash_points("measure"), self._transaction() as database:
             for name, value in figures.items():
-                _insert(database, "INSERT OR REPLACE", "measured", job, number, name, float(value))
+                insert(database, "INSERT OR REPLACE", "measured", job, number, name, float(value))
 
     def measured(self, job: bytes) -> dict[int, dict[str, float]]:
         result: dict[int, dict[str, float]] = {}
         for _, number, name, value in self._sealed("measured", "WHERE job = ? ORDER BY round", job):
             result.setdefault(number, {})[name] = value
         return result
-
-
-def _insert(database: sqlite3.Connection, verb: str, table: str, *values: object) -> None:
-    marks = ", ".join("?" * (len(values) + 1))
-    database.execute(f"{verb} INTO {table} VALUES ({marks})", (*values, _seal(table, values)))
-
-
-def _seal(table: str, values: Sequence[object]) -> bytes:
-    """Says that this row, whole, was put into this table."""
-    return hashlib.sha256(codec.encode((table, *values))).digest()
 
 
 def _kind(record: Record) -> str:
@@ -449,20 +438,3 @@ def _kind(record: Record) -> str:
             return "evidence"
         case Silence():
             return "silence"
-
-
-_WAY_OUT = "this peer may have forgotten what it signed, so give it a new key with `peer rekey`, and do not restore an older copy"
-
-
-def _storage_error(path: Path, error: Exception) -> StorageError:
-    """One line: what the disk did wrong, which file, and the way out."""
-    text = " ".join(str(error).encode("ascii", "replace").decode().split())[:EXPLANATION_CHARACTERS_MAX]
-    if "full" in text:
-        return StorageError(f"the disk that holds {path} is full: nothing was lost, free some space and start again")
-    if "readonly" in text or "unable to open" in text or "permission" in text:
-        return StorageError(f"cannot write {path}: {text}; check the owner and permissions of its folder")
-    if "locked" in text or "busy" in text:
-        return StorageError(f"{path} is in use by another program: stop it first")
-    if "I/O" in text:
-        return StorageError(f"the disk does not read or write {path} ({text}): check the disk, then start again")
-    return LostVotesError(f"{path} is damaged ({text}): {_WAY_OUT}")

@@ -1,0 +1,193 @@
+"""What shows one row, or all rows of a range, under the root of a table; and that there is none.
+
+A proof goes from the root down to where a key lies, and gives the hash of what stands beside the way at every branch. It ends at
+no row, at the row of the key, or at another row that is alone where the key would be.
+
+A range is the text of the bits that its paths begin with: "" is a whole table, "01" the second quarter of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Final, TypeAlias
+
+from ledger.tables.tree import (
+    DEPTH_MAX,
+    EMPTY,
+    Branch,
+    Node,
+    Row,
+    branch_hash,
+    folded,
+    goes_right,
+    hash_of,
+    leaf_hash,
+    path_of,
+    row_hash,
+    rows_of,
+)
+from protocol.codec import Count, Digest, Length
+from protocol.errors import RemoteProtocolError
+from protocol.limits import PART_BYTES_MAX, ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
+
+RowKey = Annotated[bytes, Length(1, ROW_KEY_BYTES_MAX)]
+RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a record
+Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: there is no row on that side
+Range: TypeAlias = str
+
+PROOF_BYTES_MAX: Final = 34 * DEPTH_MAX + 80  # nobody finds keys whose hashes agree in even 100 bits
+RANGE_BYTES_MAX: Final = PART_BYTES_MAX - PROOF_BYTES_MAX - 16  # of the rows in a part, so that its proof fits as well
+RANGE_BYTES: Final = PART_BYTES_MAX // 2  # of an average range: keys that nobody chose for it leave each far below the bound
+
+assert RANGE_BYTES < RANGE_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class TableRoot:
+    """What a state says of a table: all of it follows from the rows alone."""
+
+    hash: Digest
+    rows: Count
+    size: Count  # bytes, as `tree.row_size` counts them: so a newcomer knows what it has to fetch
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A row that is not shown itself."""
+
+    path: Digest
+    value: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Of the row of a key, or that there is none."""
+
+    siblings: Siblings
+    other: Leaf | None  # the row that is alone where the key would be
+
+
+@dataclass(frozen=True, slots=True)
+class RangeProof:
+    """All rows of a range, by path."""
+
+    siblings: Siblings
+    other: Leaf | None  # the row that is alone where the range would be, and is not in it
+    rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, PART_BYTES_MAX)]
+
+
+# Making ------------------------------------------------------------------------------------------------------------------
+
+
+def prove(node: Node, key: bytes) -> Proof:
+    siblings, other, _ = _descend(node, path_of(key), DEPTH_MAX)
+    return Proof(siblings, other)
+
+
+def part(node: Node, of: Range) -> RangeProof | None:
+    """None: it is more than one part may hold, so ask for its halves."""
+    path, depth = _path(of), len(of)
+    under = node
+    for above in range(depth):
+        if isinstance(under, Branch):
+            under = under.right if goes_right(path, above) else under.left
+    if under is not None and under.size > RANGE_BYTES_MAX:
+        return None
+    siblings, other, rows = _descend(node, path, depth)
+    return RangeProof(siblings, other, tuple((key, value) for _, key, value in rows))
+
+
+def _descend(node: Node, path: bytes, depth_max: int) -> tuple[Siblings, Leaf | None, list[Row]]:
+    """What stands beside the way to `path`, and how it ends: at another row, or at all rows that begin like `path`."""
+    siblings: list[Digest | None] = []
+    while isinstance(node, Branch) and len(siblings) < depth_max:
+        right = goes_right(path, len(siblings))
+        siblings.append(_unless_empty(hash_of(node.left if right else node.right)))
+        node = node.right if right else node.left
+    rows = rows_of(node)
+    while len(rows) > 1 and len(siblings) < depth_max:  # inside a bucket
+        depth = len(siblings)
+        right = goes_right(path, depth)
+        beside = [row for row in rows if goes_right(row[0], depth) != right]
+        rows = [row for row in rows if goes_right(row[0], depth) == right]
+        siblings.append(_unless_empty(_folded(beside, depth + 1)))
+    if len(rows) == 1 and not _agree(rows[0][0], path, depth_max):
+        return tuple(siblings), Leaf(rows[0][0], _digest(rows[0][2])), []
+    return tuple(siblings), None, rows
+
+
+# Checking ----------------------------------------------------------------------------------------------------------------
+
+
+def verify(root: bytes, key: bytes, value: bytes | None, proof: Proof) -> bool:
+    """Whether `value` is the encoding of the row of `key` under the hash `root`; None: whether there is no such row."""
+    rows = [] if value is None else [(path_of(key), key, value)]
+    return _root(path_of(key), DEPTH_MAX, proof, rows) == root
+
+
+def proven_rows(root: bytes, of: Range, shown: RangeProof) -> tuple[tuple[bytes, bytes], ...]:
+    """The keys and encoded values of all rows in a range. Raises `RemoteProtocolError` if they are not those under `root`."""
+    path, depth = _path(of), len(of)
+    rows = [(path_of(key), key, value) for key, value in shown.rows]
+    if any(left[0] >= right[0] for left, right in pairwise(rows)) or not all(_agree(row[0], path, depth) for row in rows):
+        raise RemoteProtocolError("bad-part", f"rows that are not those of the range {of!r} in the order of their paths")
+    if _root(path, depth, shown, rows) != root:
+        raise RemoteProtocolError("bad-part", f"other rows in the range {of!r} than under the root of the table")
+    return shown.rows
+
+
+def _root(path: bytes, depth_max: int, proof: Proof | RangeProof, rows: list[Row]) -> bytes | None:
+    """The root under which `proof` shows that these rows, and no others, begin like `path`; None: it shows nothing."""
+    depth, other = len(proof.siblings), proof.other
+    if depth > depth_max or EMPTY in proof.siblings:  # no rows are said in one way: nil
+        return None
+    if other is not None:
+        if rows or not _agree(other.path, path, depth) or _agree(other.path, path, depth_max):
+            return None
+        node = leaf_hash(other.path, other.value)
+    elif depth < depth_max and len(rows) > 1:  # where more than one row is, the way goes on
+        return None
+    else:
+        node = _folded(rows, depth)
+    for above in reversed(range(depth)):
+        beside = proof.siblings[above] or EMPTY
+        node = branch_hash(beside, node) if goes_right(path, above) else branch_hash(node, beside)
+    return node
+
+
+# Ranges ------------------------------------------------------------------------------------------------------------------
+
+
+def ranges(root: TableRoot) -> list[Range]:
+    """Which ranges a table is fetched by: everybody cuts it alike, and each is about half of what a part may hold."""
+    depth = (max(0, root.size - 1) // RANGE_BYTES).bit_length()
+    return [f"{index:0{depth}b}" if depth else "" for index in range(1 << depth)]
+
+
+def halves(of: Range) -> tuple[Range, Range]:
+    return of + "0", of + "1"
+
+
+def _path(of: Range) -> bytes:
+    """The first path in a range."""
+    assert len(of) <= DEPTH_MAX
+    return int(of.ljust(DEPTH_MAX, "0"), 2).to_bytes(DEPTH_MAX // 8, "big")
+
+
+def _agree(one: bytes, other: bytes, bits: int) -> bool:
+    """Whether two paths begin alike."""
+    return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")) >> (DEPTH_MAX - bits) == 0
+
+
+def _folded(rows: list[Row], depth: int) -> bytes:
+    return folded([row[0] for row in rows], [row_hash(row[0], row[2]) for row in rows], depth)
+
+
+def _unless_empty(found: bytes) -> bytes | None:
+    return None if found == EMPTY else found
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.sha256(value).digest()

@@ -1,0 +1,148 @@
+"""The rows of tables in the ledger's SQLite file: a bucket to a row, of which `ledger.tables` holds the hash.
+
+A block's changes are written in the transaction that stores its state, so that a crash leaves both or neither. At a start the
+buckets' hashes are read, not their data: the root that the state names says whether they are all there, and each bucket's hash
+and seal are checked whenever it is read.
+
+Reading has a connection of its own, since it must not wait for the fsync of somebody else's transaction. It may find a slot that
+the next block has just written: then the old bucket has its data in memory already (`ledger.tables.rows`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ledger.tables import Table
+from ledger.tables.rows import Replacement, Stored, loaded, replaced
+from ledger.tables.tree import Bucket, Node
+from protocol.errors import StorageError
+from storage.sealed import damaged, insert, seal, storage_error
+
+LAYOUT: Final = 1
+_ROWS: Final = f"rows_{LAYOUT}"
+SCHEMA: Final = f"""CREATE TABLE {_ROWS} (
+    slot INTEGER PRIMARY KEY, name TEXT NOT NULL, start BLOB NOT NULL, depth INTEGER NOT NULL, rows INTEGER NOT NULL,
+    size INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL, seal BLOB NOT NULL
+)"""
+
+# Buckets that were read or written lately: what a block reads is read again when it acts, and often by the next one.
+RECENT_BYTES_MAX: Final = 16 << 20
+BUSY_SECONDS: Final = 10.0  # a checkpoint may keep readers waiting
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    name: str
+    table: Table[Any]
+    change: Replacement
+
+
+class SqliteRows:
+    """Implements `ledger.tables.Rows` for all tables of one ledger. Raises `StorageError` for whatever the disk does wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()  # slot -> hash, data
+        self._recent_bytes = 0
+        with self._explained():
+            self._reading = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
+            self._reading.execute("PRAGMA query_only=1")
+        self._trees, last = self._load()
+        self._fresh = itertools.count(last + 1)
+
+    def close(self) -> None:
+        self._reading.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise storage_error(self.path, error) from error
+
+    def _load(self) -> tuple[dict[str, Node], int]:
+        """The trees, and the highest slot."""
+        found: defaultdict[str, list[Stored]] = defaultdict(list)
+        last = -1
+        with self._explained():
+            layouts = self._reading.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'rows\\_%' ESCAPE '\\'").fetchall()
+            if layouts != [(_ROWS,)]:
+                names = ", ".join(name for (name,) in layouts) or "none"
+                raise StorageError(f"{self.path} has tables in another form ({names}), this program reads {_ROWS}")
+            for name, *place in self._reading.execute(f"SELECT name, slot, start, depth, rows, size, hash FROM {_ROWS}"):
+                found[name].append(Stored(*place))
+                last = max(last, place[0])
+        try:
+            return {name: loaded(places, self) for name, places in found.items()}, last
+        except (StorageError, TypeError) as error:  # the latter where a damaged column has another type
+            raise damaged(self.path, str(error)) from None
+
+    def tree(self, name: str) -> Node:
+        """What a table holds, as the last commit left it. None: no rows."""
+        return self._trees.get(name)
+
+    # Reading ---------------------------------------------------------------------------------------------------------
+
+    def read(self, bucket: Bucket) -> bytes:
+        with self._lock, self._explained():
+            known = self._recent.get(bucket.slot)
+            if known is not None and known[0] == bucket.hash:
+                self._recent.move_to_end(bucket.slot)
+                return known[1]
+            rows = self._reading.execute(f"SELECT * FROM {_ROWS} WHERE slot = ?", (bucket.slot,)).fetchall()
+            for *values, sealed in rows:
+                found, data = values[6:]
+                if found == bucket.hash and seal(_ROWS, values) == sealed:
+                    self._remember(bucket.slot, found, data)
+                    return bytes(data)
+        if bucket.data is None:
+            raise damaged(self.path, "rows of a table have other bytes")
+        return bucket.data  # a block took its slot since somebody asked
+
+    def _remember(self, slot: int, of: bytes, data: bytes) -> None:
+        self._forget(slot)
+        self._recent[slot] = (of, data)
+        self._recent_bytes += len(data)
+        while self._recent_bytes > RECENT_BYTES_MAX:
+            self._forget(next(iter(self._recent)))
+
+    def _forget(self, slot: int) -> None:
+        if slot in self._recent:
+            self._recent_bytes -= len(self._recent.pop(slot)[1])
+
+    # Writing ---------------------------------------------------------------------------------------------------------
+
+    def changes(self, tables: Mapping[str, Table[Any]]) -> list[TableChange]:
+        """What there is to write so that these tables are the ones that stand here."""
+        return [
+            TableChange(name, table, replaced(self._trees.get(name), table.node, self, self._fresh))
+            for name, table in sorted(tables.items())
+        ]
+
+    def write(self, database: sqlite3.Connection, changes: list[TableChange]) -> None:
+        """In a transaction of the caller's. `committed` must follow once it is durable."""
+        for of in changes:
+            database.executemany(f"DELETE FROM {_ROWS} WHERE slot = ?", ((slot,) for slot in of.change.drops))
+            for place, data in of.change.puts:
+                values = (place.slot, of.name, place.start, place.depth, place.rows, place.size, place.hash, data)
+                insert(database, "INSERT OR REPLACE", _ROWS, *values)
+
+    def committed(self, changes: list[TableChange]) -> None:
+        """From now on these rows are read from here, and need no memory."""
+        for of in changes:
+            self._trees[of.name] = of.change.node
+            of.table.settle(of.change.node)
+            with self._lock:
+                for slot in of.change.drops:
+                    self._forget(slot)
+                for place, data in of.change.puts:
+                    self._remember(place.slot, place.hash, data)

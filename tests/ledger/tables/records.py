@@ -1,0 +1,46 @@
+"""Rows of tests, and a second, tiny implementation of docs/tables.md that shares nothing with the first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from protocol.codec import Length
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    number: int
+    text: Annotated[str, Length(0, 40)] = ""
+
+
+def sha256(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def bits(key: bytes) -> str:
+    return "".join(f"{byte:08b}" for byte in sha256(key))
+
+
+def row(key: bytes, value: bytes) -> bytes:
+    return sha256(b"folkmoot/row\0", sha256(key), sha256(value))
+
+
+def root(rows: Mapping[bytes, bytes], depth: int = 0) -> bytes:
+    """Of keys and encoded values: the definition on the page, word for word."""
+    if len(rows) == 0:
+        return bytes(32)
+    if len(rows) == 1:
+        return row(*next(iter(rows.items())))
+    halves = ({key: value for key, value in rows.items() if bits(key)[depth] == side} for side in "01")
+    return sha256(b"folkmoot/branch\0", *(root(half, depth + 1) for half in halves))
+
+
+def climbed(way: str, siblings: Sequence[bytes | None], node: bytes) -> bytes:
+    """The root, from the hash at the end of a way and what stands beside it, from the root down."""
+    for side, beside in reversed(list(zip(way, siblings, strict=False))):
+        pair = (node, beside or bytes(32)) if side == "0" else (beside or bytes(32), node)
+        node = sha256(b"folkmoot/branch\0", *pair)
+    return node

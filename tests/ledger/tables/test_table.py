@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger.tables import MemoryRows, RangeProof, Table, halves, proofs, proven_rows, ranges, verify
+from ledger.tables.proofs import Leaf, Proof
+from ledger.tables.rows import Stored, loaded
+from ledger.tables.table import READ_MAX
+from ledger.tables.tree import BUCKET_ROWS_MAX, Branch, Bucket, Node, hash_of
+from protocol import codec
+from protocol.codec import Length
+from protocol.errors import RemoteProtocolError, StorageError
+from protocol.limits import PART_BYTES_MAX, ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
+from tests.ledger.tables import records
+from tests.ledger.tables.records import Note
+
+KEYS = [f"key {number}".encode() for number in range(60)]
+Changes = dict[bytes, Note | None]
+CHANGES = st.dictionaries(st.sampled_from(KEYS), st.none() | st.builds(Note, st.integers(0, 3)), max_size=30)
+HISTORIES = st.lists(CHANGES, max_size=12)
+Rows = dict[bytes, Note]
+
+
+def table_of(rows: Rows) -> Table[Note]:
+    return Table(Note).with_rows(dict(rows))
+
+
+def many(count: int, seed: int = 0) -> Rows:
+    draw = random.Random(seed)
+    return {
+        draw.randbytes(draw.randint(4, ROW_KEY_BYTES_MAX)): Note(number, "x" * draw.randint(0, 40)) for number in range(count)
+    }
+
+
+def reference(rows: Rows) -> bytes:
+    return records.root({key: codec.encode(value) for key, value in rows.items()})
+
+
+def nodes(node: Node) -> Iterator[Branch | Bucket]:
+    if node is not None:
+        yield node
+    if isinstance(node, Branch):
+        yield from nodes(node.left)
+        yield from nodes(node.right)
+
+
+def buckets(node: Node) -> list[Bucket]:
+    return [bucket for bucket in nodes(node) if isinstance(bucket, Bucket)]
+
+
+# What a table is ---------------------------------------------------------------------------------------------------------
+
+
+@given(HISTORIES, st.randoms(use_true_random=False))
+@settings(max_examples=300, deadline=None)
+def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: list[Changes], asked: Any) -> None:
+    table, rows, store = Table(Note), Rows(), MemoryRows()
+    for changes in history:
+        table = table.with_rows(changes)
+        rows = {key: value for key, value in {**rows, **changes}.items() if value is not None}
+        match asked.randrange(4):
+            case 0:
+                assert table.root.hash == reference(rows)
+            case 1:
+                store.save(table)
+            case 2:
+                store.save(table)
+                table = store.load(Note)
+        assert {key: table.get(key) for key in KEYS} == {key: rows.get(key) for key in KEYS}
+    assert dict(table.items()) == rows
+    assert len(table) == len(rows)
+    assert table.root.hash == reference(rows)
+
+
+@given(HISTORIES, HISTORIES)
+@settings(max_examples=200, deadline=None)
+def test_two_histories_that_end_in_the_same_rows_have_one_tree(one: list[Changes], other: list[Changes]) -> None:
+    """Whatever was there between, and in whatever steps it was asked for."""
+    rows = many(40)
+    tables = []
+    for history in (one, other):
+        table, store = Table(Note), MemoryRows()
+        for changes in history:
+            table = table.with_rows(changes)
+            store.save(table)
+        table = table.with_rows({**dict.fromkeys(KEYS), **rows})
+        store.save(table)
+        tables.append(store.load(Note))
+    assert tables[0].root == tables[1].root == table_of(rows).root
+    assert list(tables[0].items()) == list(tables[1].items())
+    assert [node.hash for node in nodes(tables[0].node)] == [node.hash for node in nodes(tables[1].node)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, BUCKET_ROWS_MAX, BUCKET_ROWS_MAX + 1, 500])
+def test_the_root_is_that_of_the_definition(count: int) -> None:
+    rows = many(count)
+    assert table_of(rows).root.hash == reference(rows)
+    assert table_of(rows).root.rows == count
+
+
+def test_size_is_what_the_rows_take_at_most() -> None:
+    rows = many(300)
+    encoded = codec.encode(tuple((key, codec.encode(value)) for key, value in rows.items()))
+    size = table_of(rows).root.size
+    assert size == sum(len(key) + len(codec.encode(value)) + 6 for key, value in rows.items())
+    assert len(encoded) <= size + 5
+
+
+def test_buckets_are_the_highest_subtrees_that_fit() -> None:
+    table = table_of(many(1_000))
+    keys = [key for key, _ in table.items()]
+    for after in (table, table.with_rows(dict.fromkeys(keys[20:])), table.with_rows(dict.fromkeys(keys[::2]))):
+        for node in nodes(after.node):
+            assert isinstance(node, Bucket) == (node.rows <= BUCKET_ROWS_MAX)
+
+
+def test_deleting_everything_leaves_the_empty_table() -> None:
+    rows = many(200)
+    assert table_of(rows).with_rows(dict.fromkeys(rows)).root == Table(Note).root
+
+
+def test_rows_that_are_put_as_they_are_change_no_node() -> None:
+    rows = many(200)
+    table = table_of(rows)
+    before = table.node
+    assert table.with_rows({**rows, b"never here": None}).node is before
+
+
+# Copies ------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_table_is_never_changed_by_a_later_one() -> None:
+    tables, dictionaries = [Table(Note)], [Rows()]
+    draw = random.Random(1)
+    for step in range(200):
+        changes = {draw.choice(KEYS): draw.choice([None, Note(step)]) for _ in range(draw.randint(0, 5))}
+        if step % 40 == 0:
+            assert tables[-1].root.hash == reference(dictionaries[-1])
+        tables.append(tables[-1].with_rows(changes))
+        dictionaries.append({key: value for key, value in {**dictionaries[-1], **changes}.items() if value is not None})
+    for table, rows in zip(tables, dictionaries, strict=True):
+        assert {key: value for key in KEYS if (value := table.get(key)) is not None} == rows
+        assert table.root.hash == reference(rows)
+
+
+def test_what_is_not_decided_leaves_nothing_in_the_store_or_the_table() -> None:
+    store, rows = MemoryRows(), many(300)
+    table = table_of(rows)
+    store.save(table)
+    kept, tree = dict(store.kept), table.node
+    body = table.with_rows({**dict.fromkeys(list(rows)[:100]), b"new": Note(1)})
+    assert body.root != table.root and body.get(b"new") == Note(1) and body.prove(b"new").other is None
+    assert store.kept == kept
+    assert table.node is tree
+    assert all(bucket.data is None for bucket in buckets(tree))
+    assert table.get(b"new") is None
+    assert dict(table.items()) == rows
+
+
+def test_a_table_of_an_earlier_height_is_read_while_later_ones_are_stored() -> None:
+    store, rows = MemoryRows(), many(400)
+    table = table_of(rows)
+    store.save(table)
+    snapshot, snapshot_root = table, table.root
+    for step in range(10):
+        table = table.with_rows({**dict.fromkeys(list(rows)[30 * step : 30 * step + 20]), b"%d" % step: Note(step)})
+        store.save(table)
+    assert dict(snapshot.items()) == rows
+    assert snapshot.root == snapshot_root
+    assert all(snapshot.verified(snapshot_root.hash, key, value, snapshot.prove(key)) for key, value in rows.items())
+
+
+def test_a_stored_table_holds_no_rows_in_memory() -> None:
+    store = MemoryRows()
+    table = table_of(many(500))
+    for step in range(5):
+        table = table.with_row(b"%d" % step, Note(step))
+        store.save(table)
+        assert all(bucket.data is None for bucket in buckets(table.node))
+
+
+def test_a_block_writes_the_buckets_that_it_changes_and_no_others() -> None:
+    store, rows = MemoryRows(), many(2_000)
+    table = table_of(rows)
+    store.save(table)
+    keys = random.Random(2).sample(list(rows), 10)
+    changed = store.save(table.with_rows({key: Note(-7) for key in keys}))
+    assert len(changed.puts) <= 10 and not changed.drops
+    assert not store.save(table.with_rows({key: Note(-7) for key in keys})).puts
+
+
+def test_slots_of_rows_that_are_gone_are_used_again_or_dropped() -> None:
+    store, rows = MemoryRows(), many(1_000)
+    table = table_of(rows)
+    for _ in range(4):
+        store.save(table)
+        assert len(store.kept) == len(buckets(table.node))
+        rows = dict(list(rows.items())[: len(rows) // 3])
+        table = table.with_rows({key: None for key, _ in table.items() if key not in rows})
+
+
+def test_two_stores_take_the_same_table() -> None:
+    """Simulated peers may hold one and the same state."""
+    rows = many(300)
+    table = table_of(rows)
+    one, other = MemoryRows(), MemoryRows()
+    one.save(table)
+    other.save(table)
+    after = table.with_rows({key: Note(3) for key in list(rows)[:50]})
+    other.save(after)
+    one.save(after)
+    assert one.load(Note).root == other.load(Note).root == after.root
+    assert dict(one.load(Note).items()) == dict(other.load(Note).items())
+
+
+def test_a_store_that_lost_or_doubled_a_bucket_is_noticed() -> None:
+    store = MemoryRows()
+    table = table_of(many(300))
+    store.save(table)
+    places = [stored for stored, _ in store.kept.values()]
+    assert hash_of(loaded(places, store)) == table.root.hash
+    noticed = set()
+    for lost in places:
+        try:
+            noticed.add(hash_of(loaded([place for place in places if place is not lost], store)) != table.root.hash)
+        except StorageError as error:
+            noticed.add(str(error))
+    assert noticed == {True, "buckets of a table are missing"}
+    for extra in (replace(places[0], slot=999), Stored(999, b"", 0, 1, 10, bytes(32))):
+        with pytest.raises(StorageError, match="overlap"):
+            loaded([*places, extra], store)
+
+
+def test_what_was_read_is_kept_decoded_but_not_without_bound() -> None:
+    store, rows = MemoryRows(), {b"%d" % number: Note(number) for number in range(READ_MAX + 100)}
+    store.save(table_of(rows))
+    table = store.load(Note)
+    assert table.get(b"1") is table.get(b"1") is table.with_row(b"2", Note(0)).get(b"1")
+    for key in rows:
+        table.get(key)
+    assert len(table._now[2]) <= READ_MAX
+
+
+# Proofs ------------------------------------------------------------------------------------------------------------------
+
+
+@given(CHANGES, st.sampled_from(KEYS))
+@settings(max_examples=300, deadline=None)
+def test_every_row_and_its_absence_is_proven(changes: Changes, key: bytes) -> None:
+    table = Table(Note).with_rows(changes)
+    root, value, proof = table.root.hash, changes.get(key), table.prove(key)
+    assert codec.decode(Proof, codec.encode(proof)) == proof
+    assert table.verified(root, key, value, proof)
+    for lie in (None, Note(7), Note(0, "x")):
+        assert table.verified(root, key, lie, proof) == (lie == value)
+
+
+def test_a_proof_shows_no_other_key_value_or_root() -> None:
+    rows = many(300)
+    table = table_of(rows)
+    root, absent = table.root.hash, [bytes([1, number]) for number in range(200)]
+    shown = {key: table.prove(key) for key in (*rows, *absent)}
+    assert {shown[key].other is None for key in absent} == {True, False}
+    for key, other in zip(rows, [*list(rows)[1:], next(iter(rows))], strict=True):
+        assert table.verified(root, key, rows[key], shown[key])
+        assert not table.verified(root, other, rows[other], shown[key])
+        assert not table.verified(root, other, rows[key], shown[key])
+        assert not table.verified(root, other, None, shown[key])
+        assert not table.verified(root, key, None, shown[key])
+        assert not table.verified(bytes(32), key, rows[key], shown[key])
+    for key in absent:
+        assert table.verified(root, key, None, shown[key])
+        assert not table.verified(root, key, Note(0), shown[key])
+        assert not any(table.verified(root, other, None, shown[key]) for other in list(rows)[:50])
+
+
+def test_a_row_that_was_deleted_is_not_proven_any_more() -> None:
+    rows = many(300)
+    table = table_of(rows)
+    for key in list(rows)[:100]:
+        proof = table.prove(key)
+        after = table.without(key)
+        assert not after.verified(after.root.hash, key, rows[key], proof)
+        assert not after.verified(after.root.hash, key, rows[key], after.prove(key))
+        assert after.verified(after.root.hash, key, None, after.prove(key))
+        assert after.prove(key) == table_of({other: value for other, value in rows.items() if other != key}).prove(key)
+
+
+def test_a_proof_that_says_more_than_it_must_is_refused() -> None:
+    rows = {b"%d" % number: Note(number) for number in range(40)}
+    table = table_of(rows)
+    root, key = table.root.hash, max(rows, key=lambda key: table.prove(key).siblings.count(None))
+    proof = table.prove(key)
+    leaf = Leaf(records.sha256(key), records.sha256(codec.encode(rows[key])))
+    assert not table.verified(root, key, rows[key], replace(proof, other=leaf))
+    assert not table.verified(root, key, None, replace(proof, other=leaf))
+    zeros = tuple(beside or bytes(32) for beside in proof.siblings)
+    assert zeros != proof.siblings and not table.verified(root, key, rows[key], replace(proof, siblings=zeros))
+
+
+def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
+    alike = [b"%d" % number for number in range(20_000) if records.sha256(b"%d" % number)[:1] == b"\x00"]
+    rows = {key: Note(number) for number, key in enumerate(alike)}
+    table = table_of(rows)
+    assert table.root.hash == reference(rows)
+    assert all(table.verified(table.root.hash, key, value, table.prove(key)) for key, value in rows.items())
+    assert max(len(table.prove(key).siblings) for key in rows) > 16
+
+
+# Ranges ------------------------------------------------------------------------------------------------------------------
+
+
+def fetched(table: Table[Note], of: str) -> Iterator[tuple[bytes, bytes]]:
+    """As a newcomer does it."""
+    part = table.part(of)
+    if part is None:
+        for half in halves(of):
+            yield from fetched(table, half)
+        return
+    data = codec.encode(part)
+    assert len(data) <= PART_BYTES_MAX
+    yield from proven_rows(table.root.hash, of, codec.decode(RangeProof, data))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 17, 3_000])
+@pytest.mark.parametrize("depth", [0, 1, 5, 9])
+def test_a_table_comes_whole_by_ranges(count: int, depth: int) -> None:
+    rows = many(count)
+    table = table_of(rows)
+    of = [f"{index:0{depth}b}" if depth else "" for index in range(1 << depth)]
+    got = [row for part in of for row in fetched(table, part)]
+    assert {key: codec.decode(Note, value) for key, value in got} == rows
+    assert len(got) == count
+
+
+def test_ranges_are_cut_by_the_size_that_the_root_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proofs, "RANGE_BYTES", 1_000)
+    monkeypatch.setattr(proofs, "RANGE_BYTES_MAX", 2_000)
+    assert ranges(Table(Note).root) == [""]
+    rows = many(1_000)
+    table = table_of(rows)
+    cut = ranges(table.root)
+    assert table.root.size / 1_000 <= len(cut) < 2 * table.root.size / 1_000
+    got = {key: codec.decode(Note, value) for of in cut for key, value in fetched(table, of)}
+    assert got == rows
+
+
+def test_rows_that_crowd_in_one_range_come_by_its_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proofs, "RANGE_BYTES_MAX", 2_000)
+    rows = {b"%d" % number: Note(number) for number in range(20_000) if records.bits(b"%d" % number).startswith("0110")}
+    table = table_of(rows)
+    assert table.part("011") is None and table.part("0110") is None
+    assert dict(fetched(table, "0110")) == {key: codec.encode(value) for key, value in rows.items()}
+    assert list(fetched(table, "111")) == []
+
+
+def test_a_part_with_other_rows_is_refused() -> None:
+    rows = many(500)
+    table = table_of(rows)
+    root, part = table.root.hash, table.part("01")
+    assert part is not None and len(part.rows) > 4 and proven_rows(root, "01", part) == part.rows
+    first, second = part.rows[:2]
+    new = next(key for key in KEYS if records.bits(key).startswith("01"))
+    others = {
+        "one is missing": part.rows[1:],
+        "none is there": (),
+        "one has another value": ((first[0], b"\x92\x00\xa0"), *part.rows[1:]),
+        "one is there twice": (first, *part.rows),
+        "two are in another order": (second, first, *part.rows[2:]),
+        "one is new": tuple(sorted((*part.rows, (new, b"\x92\x00\xa0")), key=lambda row: records.bits(row[0]))),
+    }
+    for shown in others.values():
+        with pytest.raises(RemoteProtocolError, match="bad-part"):
+            proven_rows(root, "01", replace(part, rows=shown))
+    for of in ("0", "00", "010", "011"):
+        with pytest.raises(RemoteProtocolError, match="bad-part"):
+            proven_rows(root, of, part)
+    with pytest.raises(RemoteProtocolError, match="bad-part"):
+        proven_rows(table.without(first[0]).root.hash, "01", part)
+
+
+def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
+    """With one row in the range the way may end above it; that row must then be shown, not passed off as one beside it."""
+    key = KEYS[0]
+    table = table_of({key: Note(1)})
+    of = records.bits(key)[:3]
+    hidden = RangeProof((), Leaf(records.sha256(key), records.sha256(codec.encode(Note(1)))), ())
+    with pytest.raises(RemoteProtocolError, match="bad-part"):
+        proven_rows(table.root.hash, of, hidden)
+    beside = of[:2] + ("0" if of[2] == "1" else "1")
+    assert proven_rows(table.root.hash, beside, hidden) == ()
+
+
+# What a row may be -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WithDictionary:
+    votes: Annotated[dict[bool, bool], Length(0, 2)]
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    text: bytes
+
+
+@dataclass(frozen=True)
+class Largest:
+    data: Annotated[bytes, Length(0, ROW_BYTES_MAX - 30)]
+    pair: tuple[bool, int | None]
+
+
+@pytest.mark.parametrize("kind", [WithDictionary, Unbounded])
+def test_records_whose_bytes_have_no_bound_or_no_one_order_are_no_rows(kind: type) -> None:
+    with pytest.raises(AssertionError):
+        Table(kind)
+
+
+def test_the_largest_row_fits() -> None:
+    row = Largest(bytes(ROW_BYTES_MAX - 30), (True, -(2**63) + 1))
+    table = Table(Largest).with_row(b"k", row)
+    assert table.root.rows == 1
+    assert table.get(b"k") == row
+
+
+@pytest.mark.parametrize("key", [b"", bytes(ROW_KEY_BYTES_MAX + 1)])
+def test_keys_have_a_length(key: bytes) -> None:
+    with pytest.raises(AssertionError):
+        Table(Note).with_row(key, Note(1))
+    with pytest.raises(RemoteProtocolError):
+        codec.decode(RangeProof, codec.encode(RangeProof((), None, ((key, b"\x00"),))))
+
+
+def test_a_proof_is_checked_without_the_type_of_the_record() -> None:
+    table = table_of({b"a": Note(1)})
+    assert verify(table.root.hash, b"a", codec.encode(Note(1)), table.prove(b"a"))
