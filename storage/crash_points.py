@@ -34,6 +34,7 @@ WRITES = {
     "append-evidence": "two messages that no honest peer signs both",
     "append-silence": "until which height nothing is signed, because own signatures are missing here",
     "save-state": "the state after a block was applied",
+    "rows": "rows of tables, inside the transaction of the state that names their roots",
     "restore": "a snapshot: its state with the decisions that prove it",
     "forget": "the round votes that nobody needs any more go",
     "measure": "figures for people",

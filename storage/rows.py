@@ -14,7 +14,7 @@ import itertools
 import sqlite3
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ BUSY_SECONDS: Final = 10.0  # a checkpoint may keep readers waiting
 @dataclass(frozen=True, slots=True)
 class TableChange:
     name: str
-    table: Table[Any]
+    table: Table[Any] | None
     change: Replacement
 
 
@@ -122,13 +122,15 @@ class SqliteRows:
     # Writing ---------------------------------------------------------------------------------------------------------
 
     def changes(self, tables: Mapping[str, Table[Any]]) -> list[TableChange]:
-        """What there is to write so that these tables are the ones that stand here."""
-        return [
-            TableChange(name, table, replaced(self._trees.get(name), table.node, self, self._fresh))
-            for name, table in sorted(tables.items())
-        ]
+        """What there is to write so that these tables, and no others, are those that stand here."""
+        found: list[TableChange] = []
+        for name in sorted({*self._trees, *tables}):
+            table = tables.get(name)
+            change = replaced(self._trees.get(name), table.node if table else None, self, self._fresh)
+            found.append(TableChange(name, table, change))
+        return found
 
-    def write(self, database: sqlite3.Connection, changes: list[TableChange]) -> None:
+    def write(self, database: sqlite3.Connection, changes: Sequence[TableChange]) -> None:
         """In a transaction of the caller's. `committed` must follow once it is durable."""
         for of in changes:
             database.executemany(f"DELETE FROM {_ROWS} WHERE slot = ?", ((slot,) for slot in of.change.drops))
@@ -136,11 +138,12 @@ class SqliteRows:
                 values = (place.slot, of.name, place.start, place.depth, place.rows, place.size, place.hash, data)
                 insert(database, "INSERT OR REPLACE", _ROWS, *values)
 
-    def committed(self, changes: list[TableChange]) -> None:
+    def committed(self, changes: Sequence[TableChange]) -> None:
         """From now on these rows are read from here, and need no memory."""
         for of in changes:
             self._trees[of.name] = of.change.node
-            of.table.settle(of.change.node)
+            if of.table is not None:
+                of.table.settle(of.change.node)
             with self._lock:
                 for slot in of.change.drops:
                     self._forget(slot)

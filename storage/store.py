@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from consensus.block import decode_header, encode_header, header_of
 from consensus.evidence import Evidence
 from consensus.turn import Decided, Record, Restart, RoundVoted, Silence, StoredBlock, StoredCertificate, Voted
+from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Count, Digest, Key
 from protocol.errors import LocalProtocolError, LostVotesError, RemoteProtocolError, StorageError
@@ -29,12 +30,16 @@ from protocol.messages import Certificate, Link
 from storage import wal
 from storage.crash_points import crash_points, reach
 from storage.highwater import HighWater
+from storage.rows import SCHEMA as ROWS_SCHEMA
+from storage.rows import SqliteRows, TableChange
 from storage.sealed import WAY_OUT, damaged, insert, seal, storage_error
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
+Tables = Mapping[str, Table[Any]]
+_NO_TABLES: Tables = {}
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
 _SCHEMA = """
@@ -64,7 +69,7 @@ CREATE TABLE measured (
     job BLOB, round INTEGER, name TEXT, value REAL, seal BLOB NOT NULL, PRIMARY KEY (job, round, name)
 ) WITHOUT ROWID;
 """
-_TABLES = tuple(statement.strip() for statement in _SCHEMA.split(";") if statement.strip())
+_TABLES = (*(statement.strip() for statement in _SCHEMA.split(";") if statement.strip()), ROWS_SCHEMA)
 # What is looked up by key: a row whose key has other bytes would not be found, and so not be missed. They stay small.
 _SEALS_CHECKED_AT_START = ("meta", "votes", "undecided", "prepared", "round_votes", "evidence")
 _TRANSACTIONS = "SELECT * FROM meta WHERE key = 'transactions'"
@@ -128,6 +133,7 @@ class Store:
         if self._get("chain") != chain_id:
             raise StorageError(f"{self.path} belongs to another network: use the data directory made for this one")
         self._committed.open(self._get("transactions"))
+        self.rows = SqliteRows(self.path)
 
     def _create(self, chain_id: bytes) -> None:
         if self._rows("SELECT name FROM sqlite_schema"):
@@ -155,6 +161,7 @@ class Store:
 
     def close(self) -> None:
         self._committed.close()
+        self.rows.close()
         self._database.close()
 
     @contextmanager
@@ -314,6 +321,7 @@ class Store:
         headers: Sequence[bytes] = (),
         links: Sequence[Link] = (),
         disproved: int | None = None,
+        tables: Tables = _NO_TABLES,
     ) -> None:
         """Takes over the certified state after `height`, with the consecutive decisions that prove it, one of them of `height`.
 
@@ -321,6 +329,7 @@ class Store:
         the heights before the decisions, descending, and `links`, all of them, take the place of what was kept for those who
         restore from this peer. What this peer itself computed from height `disproved` on goes.
         """
+        changes = self.rows.changes(tables)
         with crash_points("restore"), self._transaction() as database:
             last = database.execute("SELECT max(height) FROM blocks").fetchone()[0] or 0
             if last < decided[0].height - 1:
@@ -329,12 +338,13 @@ class Store:
                 self._write_decided(database, item)
             for table in ("roots", "rounds"):
                 database.execute(f"DELETE FROM {table} WHERE height >= ?", (height if disproved is None else disproved,))
-            self._write_state(database, height, root, encoded)
+            self._write_state(database, height, root, encoded, changes)
             for below, header in enumerate(headers, 1):
                 insert(database, "INSERT OR REPLACE", "headers", decided[0].height - below, header)
             database.execute("DELETE FROM links")
             for link in links:
                 self._write_link(database, link)
+        self.rows.committed(changes)
 
     def _write_link(self, database: sqlite3.Connection, link: Link) -> None:
         insert(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
@@ -371,23 +381,35 @@ class Store:
     # State
 
     def save_state(
-        self, height: int, root: bytes, encoded: bytes, rounds: Sequence[StoredRound] = (), link: Link | None = None
+        self,
+        height: int,
+        root: bytes,
+        encoded: bytes,
+        rounds: Sequence[StoredRound] = (),
+        link: Link | None = None,
+        tables: Tables = _NO_TABLES,
     ) -> None:
         """Replaces the applied state; the block of `height` must be decided. `rounds` are those that it closed.
 
-        `link` is of this height, if its block names another next voter set than its own.
+        `link` is of this height, if its block names another next voter set than its own. `tables` are all that the state has.
         """
         assert height <= self.decided_height
+        changes = self.rows.changes(tables)
         with crash_points("save-state"), self._transaction() as database:
-            self._write_state(database, height, root, encoded)
+            self._write_state(database, height, root, encoded, changes)
             for item in rounds:
                 insert(database, "INSERT OR REPLACE", "rounds", item.job, item.round, height, codec.encode(item))
             if link is not None:
                 self._write_link(database, link)
+        self.rows.committed(changes)
 
-    def _write_state(self, database: sqlite3.Connection, height: int, root: bytes, encoded: bytes) -> None:
+    def _write_state(
+        self, database: sqlite3.Connection, height: int, root: bytes, encoded: bytes, changes: Sequence[TableChange]
+    ) -> None:
         insert(database, "INSERT OR REPLACE", "meta", "state", encoded)
         insert(database, "INSERT OR REPLACE", "roots", height, root)
+        with crash_points("rows"):
+            self.rows.write(database, changes)
 
     def roots(self) -> dict[int, bytes]:
         """The state root that this peer itself computed after each height."""

@@ -4,7 +4,7 @@ docs/tables.md has the tree byte by byte. `tree` says which hash stands for whic
 shows one row or one range under a root, `rows` says what a store has to write.
 """
 
-from ledger.tables.proofs import Proof, Range, RangeProof, TableRoot, halves, proven_rows, ranges, verify
+from ledger.tables.proofs import Proof, Range, RangeProof, TableRoot, proven_rows, ranges, verify
 from ledger.tables.rows import MemoryRows
 from ledger.tables.table import Table
 from ledger.tables.tree import Rows
@@ -17,7 +17,6 @@ __all__ = [
     "Rows",
     "Table",
     "TableRoot",
-    "halves",
     "proven_rows",
     "ranges",
     "verify",

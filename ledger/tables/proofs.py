@@ -37,11 +37,8 @@ RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a recor
 Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: there is no row on that side
 Range: TypeAlias = str
 
-PROOF_BYTES_MAX: Final = 34 * DEPTH_MAX + 80  # nobody finds keys whose hashes agree in even 100 bits
-RANGE_BYTES_MAX: Final = PART_BYTES_MAX - PROOF_BYTES_MAX - 16  # of the rows in a part, so that its proof fits as well
-RANGE_BYTES: Final = PART_BYTES_MAX // 2  # of an average range: keys that nobody chose for it leave each far below the bound
-
-assert RANGE_BYTES < RANGE_BYTES_MAX
+RANGE_BYTES: Final = PART_BYTES_MAX // 2  # of an average range: nearly every one comes in one part
+RANGE_ROWS_MAX: Final = 1 << 24  # a range is as large as keys that somebody chose for it make it, up to the whole table
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,12 @@ class TableRoot:
 
     hash: Digest
     rows: Count
-    size: Count  # bytes, as `tree.row_size` counts them: so a newcomer knows what it has to fetch
+    size: Count  # bytes, as `tree.row_size` counts them: a newcomer knows by it what it has to fetch
+
+    @property
+    def part_bytes_max(self) -> int:
+        """Of the encoding of any range of this table."""
+        return self.size + 34 * DEPTH_MAX + 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class RangeProof:
 
     siblings: Siblings
     other: Leaf | None  # the row that is alone where the range would be, and is not in it
-    rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, PART_BYTES_MAX)]
+    rows: Annotated[tuple[tuple[RowKey, RowValue], ...], Length(0, RANGE_ROWS_MAX)]
 
 
 # Making ------------------------------------------------------------------------------------------------------------------
@@ -86,16 +88,8 @@ def prove(node: Node, key: bytes) -> Proof:
     return Proof(siblings, other)
 
 
-def part(node: Node, of: Range) -> RangeProof | None:
-    """None: it is more than one part may hold, so ask for its halves."""
-    path, depth = _path(of), len(of)
-    under = node
-    for above in range(depth):
-        if isinstance(under, Branch):
-            under = under.right if goes_right(path, above) else under.left
-    if under is not None and under.size > RANGE_BYTES_MAX:
-        return None
-    siblings, other, rows = _descend(node, path, depth)
+def part(node: Node, of: Range) -> RangeProof:
+    siblings, other, rows = _descend(node, _path(of), len(of))
     return RangeProof(siblings, other, tuple((key, value) for _, key, value in rows))
 
 
@@ -161,13 +155,9 @@ def _root(path: bytes, depth_max: int, proof: Proof | RangeProof, rows: list[Row
 
 
 def ranges(root: TableRoot) -> list[Range]:
-    """Which ranges a table is fetched by: everybody cuts it alike, and each is about half of what a part may hold."""
+    """Which ranges a table is fetched by: all newcomers cut it alike."""
     depth = (max(0, root.size - 1) // RANGE_BYTES).bit_length()
     return [f"{index:0{depth}b}" if depth else "" for index in range(1 << depth)]
-
-
-def halves(of: Range) -> tuple[Range, Range]:
-    return of + "0", of + "1"
 
 
 def _path(of: Range) -> bytes:

@@ -117,8 +117,8 @@ class Table(Generic[R]):
     def verified(self, root: bytes, key: bytes, value: R | None, proof: Proof) -> bool:
         return proofs.verify(root, key, None if value is None else self._encoded(value), proof)
 
-    def part(self, of: Range) -> RangeProof | None:
-        """All rows of a range; None: too many for one part, so ask for its halves."""
+    def part(self, of: Range) -> RangeProof:
+        """All rows of a range."""
         return proofs.part(self.node, of)
 
     def _encoded(self, value: R) -> bytes:

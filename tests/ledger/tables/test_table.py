@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.tables import MemoryRows, RangeProof, Table, halves, proofs, proven_rows, ranges, verify
+from ledger.tables import MemoryRows, RangeProof, Table, proofs, proven_rows, ranges, verify
 from ledger.tables.proofs import Leaf, Proof
 from ledger.tables.rows import Stored, loaded
 from ledger.tables.table import READ_MAX
@@ -17,7 +17,7 @@ from ledger.tables.tree import BUCKET_ROWS_MAX, Branch, Bucket, Node, hash_of
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import PART_BYTES_MAX, ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
+from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 from tests.ledger.tables import records
 from tests.ledger.tables.records import Note
 
@@ -317,16 +317,11 @@ def test_the_first_bits_of_two_keys_may_agree_for_long() -> None:
 # Ranges ------------------------------------------------------------------------------------------------------------------
 
 
-def fetched(table: Table[Note], of: str) -> Iterator[tuple[bytes, bytes]]:
+def fetched(table: Table[Note], of: str) -> tuple[tuple[bytes, bytes], ...]:
     """As a newcomer does it."""
-    part = table.part(of)
-    if part is None:
-        for half in halves(of):
-            yield from fetched(table, half)
-        return
-    data = codec.encode(part)
-    assert len(data) <= PART_BYTES_MAX
-    yield from proven_rows(table.root.hash, of, codec.decode(RangeProof, data))
+    data = codec.encode(table.part(of))
+    assert len(data) <= table.root.part_bytes_max
+    return proven_rows(table.root.hash, of, codec.decode(RangeProof, data))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 17, 3_000])
@@ -342,7 +337,6 @@ def test_a_table_comes_whole_by_ranges(count: int, depth: int) -> None:
 
 def test_ranges_are_cut_by_the_size_that_the_root_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proofs, "RANGE_BYTES", 1_000)
-    monkeypatch.setattr(proofs, "RANGE_BYTES_MAX", 2_000)
     assert ranges(Table(Note).root) == [""]
     rows = many(1_000)
     table = table_of(rows)
@@ -352,20 +346,11 @@ def test_ranges_are_cut_by_the_size_that_the_root_says(monkeypatch: pytest.Monke
     assert got == rows
 
 
-def test_rows_that_crowd_in_one_range_come_by_its_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proofs, "RANGE_BYTES_MAX", 2_000)
-    rows = {b"%d" % number: Note(number) for number in range(20_000) if records.bits(b"%d" % number).startswith("0110")}
-    table = table_of(rows)
-    assert table.part("011") is None and table.part("0110") is None
-    assert dict(fetched(table, "0110")) == {key: codec.encode(value) for key, value in rows.items()}
-    assert list(fetched(table, "111")) == []
-
-
 def test_a_part_with_other_rows_is_refused() -> None:
     rows = many(500)
     table = table_of(rows)
     root, part = table.root.hash, table.part("01")
-    assert part is not None and len(part.rows) > 4 and proven_rows(root, "01", part) == part.rows
+    assert len(part.rows) > 4 and proven_rows(root, "01", part) == part.rows
     first, second = part.rows[:2]
     new = next(key for key in KEYS if records.bits(key).startswith("01"))
     others = {
