@@ -4,8 +4,8 @@ A block's changes are written in the transaction that stores its state, so that 
 buckets' hashes are read, not their data: the root that the state names says whether they are all there, and each bucket's hash
 and seal are checked whenever it is read.
 
-Reading has a connection of its own, since it must not wait for the fsync of somebody else's transaction. It may find a slot that
-the next block has just written: then the old bucket has its data in memory already (`ledger.tables.rows`).
+Reading has a connection of its own, since it must not wait for the fsync of another's transaction. It may find that the next
+block has just written to a slot: what stood there is then in memory (`ledger.tables.versions`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ledger.tables import Table
 from ledger.tables.rows import Replacement, Stored, loaded, replaced
-from ledger.tables.tree import Bucket, Node
+from ledger.tables.tree import Node
+from ledger.tables.versions import Version
 from protocol.errors import StorageError
 from storage.sealed import damaged, insert, seal, storage_error
+
+R = TypeVar("R")
 
 LAYOUT: Final = 1
 _ROWS: Final = f"rows_{LAYOUT}"
@@ -57,6 +60,7 @@ class SqliteRows:
             self._reading = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
             self._reading.execute("PRAGMA query_only=1")
         self._trees, last = self._load()
+        self.version = Version(self)
         self._fresh = itertools.count(last + 1)
 
     def close(self) -> None:
@@ -82,31 +86,36 @@ class SqliteRows:
                 found[name].append(Stored(*place))
                 last = max(last, place[0])
         try:
-            return {name: loaded(places, self) for name, places in found.items()}, last
+            return {name: loaded(places) for name, places in found.items()}, last
         except (StorageError, TypeError) as error:  # the latter where a damaged column has another type
             raise damaged(self.path, str(error)) from None
 
-    def tree(self, name: str) -> Node:
-        """What a table holds, as the last commit left it. None: no rows."""
-        return self._trees.get(name)
+    def table(self, name: str, kind: type[R]) -> Table[R]:
+        """What a table holds, as the last commit left it. Without rows if there was none."""
+        return Table(kind, self._trees.get(name), self.version)
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
-    def read(self, bucket: Bucket) -> bytes:
-        with self._lock, self._explained():
-            known = self._recent.get(bucket.slot)
-            if known is not None and known[0] == bucket.hash:
-                self._recent.move_to_end(bucket.slot)
+    def read(self, slot: int, hash: bytes) -> bytes | None:
+        with self._lock:
+            known = self._recent.get(slot)
+            if known is not None and known[0] == hash:
+                self._recent.move_to_end(slot)
                 return known[1]
-            rows = self._reading.execute(f"SELECT * FROM {_ROWS} WHERE slot = ?", (bucket.slot,)).fetchall()
+            try:
+                rows = self._reading.execute(f"SELECT * FROM {_ROWS} WHERE slot = ?", (slot,)).fetchall()
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                raise storage_error(self.path, error) from error
             for *values, sealed in rows:
                 found, data = values[6:]
-                if found == bucket.hash and seal(_ROWS, values) == sealed:
-                    self._remember(bucket.slot, found, data)
-                    return bytes(data)
-        if bucket.data is None:
-            raise damaged(self.path, "rows of a table have other bytes")
-        return bucket.data  # a block took its slot since somebody asked
+                if found == hash and seal(_ROWS, values) == sealed:
+                    self._remember(slot, hash, data)
+                    whole: bytes = data
+                    return whole
+        return None
+
+    def lost(self) -> StorageError:
+        return damaged(self.path, "rows of a table have other bytes")
 
     def _remember(self, slot: int, of: bytes, data: bytes) -> None:
         self._forget(slot)
@@ -126,7 +135,7 @@ class SqliteRows:
         found: list[TableChange] = []
         for name in sorted({*self._trees, *tables}):
             table = tables.get(name)
-            change = replaced(self._trees.get(name), table.node if table else None, self, self._fresh)
+            change = replaced(self._trees.get(name), self.version, table, self._fresh)
             found.append(TableChange(name, table, change))
         return found
 
@@ -140,10 +149,11 @@ class SqliteRows:
 
     def committed(self, changes: Sequence[TableChange]) -> None:
         """From now on these rows are read from here, and need no memory."""
+        self.version = self.version.followed()
         for of in changes:
             self._trees[of.name] = of.change.node
             if of.table is not None:
-                of.table.settle(of.change.node)
+                of.table.settle(of.change.node, self.version)
             with self._lock:
                 for slot in of.change.drops:
                     self._forget(slot)

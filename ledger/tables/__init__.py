@@ -7,7 +7,7 @@ shows one row or one range under a root, `rows` says what a store has to write.
 from ledger.tables.proofs import Proof, Range, RangeProof, TableRoot, proven_rows, ranges, verify
 from ledger.tables.rows import MemoryRows
 from ledger.tables.table import Table
-from ledger.tables.tree import Rows
+from ledger.tables.versions import Rows
 
 __all__ = [
     "MemoryRows",

@@ -16,8 +16,8 @@ from typing import Annotated, Final, TypeAlias
 from ledger.tables.tree import (
     DEPTH_MAX,
     EMPTY,
-    Branch,
     Node,
+    Read,
     Row,
     branch_hash,
     folded,
@@ -83,24 +83,24 @@ class RangeProof:
 # Making ------------------------------------------------------------------------------------------------------------------
 
 
-def prove(node: Node, key: bytes) -> Proof:
-    siblings, other, _ = _descend(node, path_of(key), DEPTH_MAX)
+def prove(node: Node, key: bytes, read: Read) -> Proof:
+    siblings, other, _ = _descend(node, path_of(key), DEPTH_MAX, read)
     return Proof(siblings, other)
 
 
-def part(node: Node, of: Range) -> RangeProof:
-    siblings, other, rows = _descend(node, _path(of), len(of))
+def part(node: Node, of: Range, read: Read) -> RangeProof:
+    siblings, other, rows = _descend(node, _path(of), len(of), read)
     return RangeProof(siblings, other, tuple((key, value) for _, key, value in rows))
 
 
-def _descend(node: Node, path: bytes, depth_max: int) -> tuple[Siblings, Leaf | None, list[Row]]:
+def _descend(node: Node, path: bytes, depth_max: int, read: Read) -> tuple[Siblings, Leaf | None, list[Row]]:
     """What stands beside the way to `path`, and how it ends: at another row, or at all rows that begin like `path`."""
     siblings: list[Digest | None] = []
-    while isinstance(node, Branch) and len(siblings) < depth_max:
+    while node is not None and len(node) == 5 and len(siblings) < depth_max:
         right = goes_right(path, len(siblings))
-        siblings.append(_unless_empty(hash_of(node.left if right else node.right)))
-        node = node.right if right else node.left
-    rows = rows_of(node)
+        siblings.append(_unless_empty(hash_of(node[3] if right else node[4])))
+        node = node[4] if right else node[3]
+    rows = rows_of(node, read)
     while len(rows) > 1 and len(siblings) < depth_max:  # inside a bucket
         depth = len(siblings)
         right = goes_right(path, depth)

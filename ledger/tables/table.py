@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -17,15 +18,17 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 
 from ledger.tables import proofs, tree
 from ledger.tables.proofs import Proof, Range, RangeProof, TableRoot
-from ledger.tables.tree import Change, Node, path_of
+from ledger.tables.tree import Change, Node, Read
+from ledger.tables.versions import Version
 from protocol import codec
 from protocol.codec import Length
+from protocol.errors import StorageError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 R = TypeVar("R")
 
 # Records that were read from one tree and are kept decoded: about 8 MB. A body is judged and then applied, and reads them again.
-READ_MAX: Final = 8_192
+KNOWN_MAX: Final = 8_192
 
 Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
 
@@ -35,25 +38,26 @@ class Table(Generic[R]):
 
     __slots__ = ("_kind", "_now")
 
-    def __init__(self, kind: type[R], node: Node = None) -> None:
+    def __init__(self, kind: type[R], node: Node = None, version: Version | None = None) -> None:
+        """`version` is of the store that has those buckets which are not in memory."""
         check_kind(typing.cast(Any, kind))
         self._kind = kind
-        # Tree, layers, and the records read from the tree. They change at once, into others with the same rows.
-        self._now: tuple[Node, Layers, dict[bytes, R | None]] = (node, (), {})
+        # They change at once, into others with the same rows.
+        self._now: tuple[Node, Version | None, Layers, dict[bytes, R | None]] = (node, version, (), {})
 
     def get(self, key: bytes) -> R | None:
-        node, layers, read = self._now
+        node, version, layers, known = self._now
         for layer in reversed(layers):
             if key in layer:
                 found: R | None = layer[key]
                 return found
-        if key in read:
-            return read[key]
-        data = tree.find(node, key)
+        if key in known:
+            return known[key]
+        data = tree.find(node, key, _reader(version))
         value = None if data is None else self._decoded(data)
-        if len(read) >= READ_MAX:
-            read.clear()
-        read[key] = value
+        if len(known) >= KNOWN_MAX:
+            known.clear()
+        known[key] = value
         return value
 
     def __contains__(self, key: bytes) -> bool:
@@ -62,14 +66,14 @@ class Table(Generic[R]):
     def with_rows(self, changes: Mapping[bytes, R | None]) -> Table[R]:
         """Another table, with these rows; None: without the row of that key, if there was one."""
         assert all(1 <= len(key) <= ROW_KEY_BYTES_MAX for key in changes)
-        node, layers, read = self._now
+        node, version, layers, known = self._now
         top = dict(changes)
         # Each layer is more than twice the next one: a row is copied as often as there are layers, and there are few.
         while layers and len(layers[-1]) <= 2 * len(top):
             top = {**layers[-1], **top}
             layers = layers[:-1]
         after: Table[R] = Table.__new__(Table)
-        after._kind, after._now = self._kind, (node, (*layers, top), read)
+        after._kind, after._now = self._kind, (node, version, (*layers, top), known)
         return after
 
     def with_row(self, key: bytes, value: R) -> Table[R]:
@@ -80,46 +84,48 @@ class Table(Generic[R]):
 
     # Once a block ----------------------------------------------------------------------------------------------------
 
-    @property
-    def node(self) -> Node:
-        """The tree of these rows."""
-        node, layers, _ = self._now
+    def tree(self) -> tuple[Node, Read]:
+        """The tree of these rows, and how to read those of its buckets that are not in memory."""
+        node, version, layers, _ = self._now
         if layers:
             changes: dict[bytes, Change] = {}
             for layer in layers:
                 for key, value in layer.items():
-                    path = path_of(key)
+                    path = tree.path_of(key)
                     changes[path] = (path, key, None if value is None else self._encoded(value))
-            node = tree.changed(node, sorted(changes.values(), key=lambda change: change[0]))
-            self._now = (node, (), {})
-        return node
+            ascending = sorted(changes.values(), key=operator.itemgetter(0))
+            node = tree.changed(node, ascending, _reader(version))
+            self._now = (node, version, (), {})
+        return node, _reader(version)
 
-    def settle(self, node: Node) -> None:
-        """The same rows, read from elsewhere from now on."""
-        assert tree.hash_of(node) == tree.hash_of(self.node)
-        self._now = (node, (), self._now[2])
+    def settle(self, node: Node, version: Version) -> None:
+        """The same rows, read from this store from now on."""
+        assert tree.hash_of(node) == self.root.hash
+        self._now = (node, version, (), self._now[3])
 
     @property
     def root(self) -> TableRoot:
-        node = self.node
-        return TableRoot(tree.hash_of(node), node.rows if node else 0, node.size if node else 0)
+        node, _ = self.tree()
+        return TableRoot(tree.hash_of(node), tree.rows_in(node), tree.size_of(node))
 
     def __len__(self) -> int:
         return self.root.rows
 
     def items(self) -> Iterator[tuple[bytes, R]]:
         """By the hashes of the keys."""
-        return ((key, self._decoded(data)) for key, data in tree.walk(self.node))
+        return ((key, self._decoded(data)) for key, data in tree.walk(*self.tree()))
 
     def prove(self, key: bytes) -> Proof:
-        return proofs.prove(self.node, key)
+        node, read = self.tree()
+        return proofs.prove(node, key, read)
 
     def verified(self, root: bytes, key: bytes, value: R | None, proof: Proof) -> bool:
         return proofs.verify(root, key, None if value is None else self._encoded(value), proof)
 
     def part(self, of: Range) -> RangeProof:
         """All rows of a range."""
-        return proofs.part(self.node, of)
+        node, read = self.tree()
+        return proofs.part(node, of, read)
 
     def _encoded(self, value: R) -> bytes:
         data = codec.encode(value)
@@ -128,6 +134,14 @@ class Table(Generic[R]):
 
     def _decoded(self, data: bytes) -> R:
         return codec.decode(self._kind, data, ROW_BYTES_MAX)
+
+
+def _reader(version: Version | None) -> Read:
+    return version.read if version is not None else _nowhere
+
+
+def _nowhere(slot: int, hash: bytes) -> bytes:
+    raise StorageError("the rows of this table are not here")
 
 
 # What a row may be -------------------------------------------------------------------------------------------------------

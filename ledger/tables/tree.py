@@ -11,8 +11,8 @@ and only what lies above the buckets is held in memory.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 from protocol import codec
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
@@ -24,6 +24,16 @@ BUCKET_ROWS_MAX: Final = 16
 ROW_HEADS_BYTES: Final = 6  # what the encoding of a pair adds to key and value, at most
 
 assert ROW_KEY_BYTES_MAX < 1 << 8 and ROW_BYTES_MAX < 1 << 16  # heads of one, two and three bytes
+
+# Nodes are plain tuples: Python's cycle collector does not look at tuples of what cannot be part of a cycle. If they were objects
+# of a class, a table of a million rows would stop the process for a fifth of a second every now and then.
+Bucket: TypeAlias = tuple[bytes, int, int, "int | bytes"]  # hash, rows, size; the slot of a store where its data are, or its data
+Branch: TypeAlias = tuple[bytes, int, int, "Node", "Node"]  # hash, rows, size, left, right
+Node: TypeAlias = "Branch | Bucket | None"  # None: no rows
+
+Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
+Change: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # the same; None: the row goes
+Read: TypeAlias = Callable[[int, bytes], bytes]  # the data of the bucket in this slot, which has this hash
 
 _sha256 = hashlib.sha256
 _ROW, _BRANCH = b"folkmoot/row\x00", b"folkmoot/branch\x00"
@@ -50,113 +60,95 @@ def goes_right(path: bytes, depth: int) -> int:
     return path[depth >> 3] >> (7 - (depth & 7)) & 1
 
 
-class Rows(Protocol):
-    """Where buckets are that are not in memory."""
-
-    def read(self, bucket: Bucket) -> bytes:
-        """Its data. Raises `StorageError` if they are not what was written."""
-
-
-class Bucket:
-    """At least one row, at most `BUCKET_ROWS_MAX`. It has its data, or a store has them."""
-
-    __slots__ = ("data", "hash", "rows", "size", "slot", "store")
-
-    def __init__(self, hash: bytes, rows: int, size: int, data: bytes | None, store: Rows | None = None, slot: int = 0) -> None:
-        assert 1 <= rows <= BUCKET_ROWS_MAX
-        self.hash = hash
-        self.rows = rows
-        self.size = size  # of its rows, as `row_size` counts them
-        self.data = data  # key, value, key, value …, by path
-        self.store = store
-        self.slot = slot  # which of the store's places it has
-
-    def read(self) -> bytes:
-        if (data := self.data) is not None:
-            return data
-        assert self.store is not None
-        return self.store.read(self)
-
-    def flat(self) -> list[bytes]:
-        """Key, value, key, value …"""
-        flat: list[bytes] = codec.unpack(data := self.read(), len(data))
-        return flat
-
-
-class Branch:
-    """More rows than a bucket holds."""
-
-    __slots__ = ("hash", "left", "right", "rows", "size")
-
-    rows: int
-    size: int
-
-    def __init__(self, hash: bytes, left: Node, right: Node) -> None:
-        self.hash = hash
-        self.left = left
-        self.right = right
-        self.rows = (left.rows if left else 0) + (right.rows if right else 0)
-        self.size = (left.size if left else 0) + (right.size if right else 0)
-        assert self.rows > BUCKET_ROWS_MAX
-
-
-Node: TypeAlias = Branch | Bucket | None  # None: no rows
-Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
-Change: TypeAlias = tuple[bytes, bytes, bytes | None]  # the same; None: the row goes
-
-
 def row_size(key: bytes, value: bytes) -> int:
     """What a row adds to a part of a snapshot, at most."""
     return len(key) + len(value) + ROW_HEADS_BYTES
 
 
 def hash_of(node: Node) -> bytes:
-    return node.hash if node is not None else EMPTY
+    return EMPTY if node is None else node[0]
+
+
+def rows_in(node: Node) -> int:
+    return 0 if node is None else node[1]
+
+
+def size_of(node: Node) -> int:
+    return 0 if node is None else node[2]
+
+
+def branch(hash: bytes, left: Node, right: Node) -> Branch:
+    rows = rows_in(left) + rows_in(right)
+    assert rows > BUCKET_ROWS_MAX
+    return hash, rows, size_of(left) + size_of(right), left, right
 
 
 # Reading -----------------------------------------------------------------------------------------------------------------
 
 
-def find(node: Node, key: bytes) -> bytes | None:
+def data_of(bucket: Bucket, read: Read) -> bytes:
+    place = bucket[3]
+    return place if isinstance(place, bytes) else read(place, bucket[0])
+
+
+def flat(bucket: Bucket, read: Read) -> list[bytes]:
+    """Key, value, key, value …, by path."""
+    found: list[bytes] = codec.unpack(data := data_of(bucket, read), len(data))
+    return found
+
+
+def find(node: Node, key: bytes, read: Read) -> bytes | None:
     """The encoded value of a key."""
     path, depth = path_of(key), 0
-    while isinstance(node, Branch):
-        node = node.right if goes_right(path, depth) else node.left
+    while node is not None and len(node) == 5:
+        node = node[4] if goes_right(path, depth) else node[3]
         depth += 1
     if node is None:
         return None
-    flat = node.flat()
+    rows = flat(node, read)
     try:
-        return flat[2 * flat[::2].index(key) + 1]
+        return rows[2 * rows[::2].index(key) + 1]
     except ValueError:
         return None
 
 
-def walk(node: Node) -> Iterator[tuple[bytes, bytes]]:
+def walk(node: Node, read: Read) -> Iterator[tuple[bytes, bytes]]:
     """Keys and encoded values, by path."""
+    for bucket in buckets(node):
+        rows = flat(bucket, read)
+        yield from zip(rows[::2], rows[1::2], strict=True)
+
+
+def buckets(node: Node) -> Iterator[Bucket]:
     waiting = [node]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, Branch):
-            waiting += (node.right, node.left)
-        elif node is not None:
-            flat = node.flat()
-            yield from zip(flat[::2], flat[1::2], strict=True)
+        if node is None:
+            continue
+        if len(node) == 5:
+            waiting += (node[4], node[3])
+        else:
+            yield node
+
+
+def rows_of(node: Node, read: Read) -> list[Row]:
+    """By path."""
+    return [(path_of(key), key, value) for key, value in walk(node, read)]
 
 
 # Changing ----------------------------------------------------------------------------------------------------------------
 
 
-def changed(node: Node, changes: Sequence[Change], depth: int = 0) -> Node:
+def changed(node: Node, changes: Sequence[Change], read: Read, depth: int = 0) -> Node:
     """The tree after `changes`, which ascend by path, each path once. What is not changed is the very same."""
     if not changes:
         return node
-    if isinstance(node, Branch):
+    if node is not None and len(node) == 5:
         half = middle(changes, depth)
-        left = changed(node.left, changes[:half], depth + 1)
-        right = changed(node.right, changes[half:], depth + 1)
-        return node if left is node.left and right is node.right else _joined(left, right)
-    before = rows_of(node)
+        left = changed(node[3], changes[:half], read, depth + 1)
+        right = changed(node[4], changes[half:], read, depth + 1)
+        return node if left is node[3] and right is node[4] else joined(left, right, read)
+    before = rows_of(node, read)
     after = {row[0]: row for row in before}
     for path, key, value in changes:
         if value is None:
@@ -168,13 +160,8 @@ def changed(node: Node, changes: Sequence[Change], depth: int = 0) -> Node:
 
 
 def built(rows: Sequence[Row], depth: int = 0) -> Node:
-    """The subtree at `depth` of these rows (path, key, encoded value), which ascend by path."""
+    """The subtree at `depth` of these rows, which ascend by path."""
     return _built(rows, [row_hash(path, value) for path, _, value in rows], depth)
-
-
-def rows_of(node: Node) -> list[Row]:
-    """By path."""
-    return [(path_of(key), key, value) for key, value in walk(node)]
 
 
 def _built(rows: Sequence[Row], hashes: Sequence[bytes], depth: int) -> Node:
@@ -184,26 +171,25 @@ def _built(rows: Sequence[Row], hashes: Sequence[bytes], depth: int) -> Node:
         half = middle(rows, depth)
         left = _built(rows[:half], hashes[:half], depth + 1)
         right = _built(rows[half:], hashes[half:], depth + 1)
-        return Branch(branch_hash(hash_of(left), hash_of(right)), left, right)
-    flat: list[bytes] = []
+        return branch(branch_hash(hash_of(left), hash_of(right)), left, right)
+    data: list[bytes] = []
     size = 0
     for _, key, value in rows:
-        flat += (key, value)
+        data += (key, value)
         size += row_size(key, value)
-    return Bucket(folded([row[0] for row in rows], hashes, depth), len(rows), size, codec.encode(flat))
+    return folded([row[0] for row in rows], hashes, depth), len(rows), size, codec.encode(data)
 
 
-def _joined(left: Node, right: Node) -> Node:
+def joined(left: Node, right: Node, read: Read) -> Node:
     """A branch of two halves, or one bucket if they fit into one: it never matters what stood there before."""
-    rows = (left.rows if left else 0) + (right.rows if right else 0)
-    if rows > BUCKET_ROWS_MAX:
-        return Branch(branch_hash(hash_of(left), hash_of(right)), left, right)
+    rows = rows_in(left) + rows_in(right)
     if rows <= 1:
         return left or right
-    assert not isinstance(left, Branch) and not isinstance(right, Branch)  # such a half alone has more rows
-    flat = (left.flat() if left else []) + (right.flat() if right else [])
-    size = (left.size if left else 0) + (right.size if right else 0)
-    return Bucket(branch_hash(hash_of(left), hash_of(right)), rows, size, codec.encode(flat))
+    hash = branch_hash(hash_of(left), hash_of(right))
+    if rows > BUCKET_ROWS_MAX:
+        return branch(hash, left, right)
+    data = [part for half in (left, right) for bucket in buckets(half) for part in flat(bucket, read)]
+    return hash, rows, size_of(left) + size_of(right), codec.encode(data)
 
 
 def folded(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int) -> bytes:

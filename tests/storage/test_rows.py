@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ledger.tables import Table
-from ledger.tables.tree import Branch, Bucket, Node
+from ledger.tables.tree import buckets
 from protocol.errors import StorageError
 from storage import rows as storage_rows
 from storage.rows import SCHEMA, SqliteRows
@@ -42,7 +42,7 @@ class Disk:
         return Disk(self.path)
 
     def load(self, name: str = NAME) -> Table[Note]:
-        return Table(Note, self.rows.tree(name))
+        return self.rows.table(name, Note)
 
     def close(self) -> None:
         self.rows.close()
@@ -57,14 +57,6 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 def many(count: int) -> dict[bytes, Note]:
     return {b"%d" % number: Note(number, "x" * (number % 40)) for number in range(count)}
-
-
-def buckets(node: Node) -> Iterator[Bucket]:
-    if isinstance(node, Branch):
-        yield from buckets(node.left)
-        yield from buckets(node.right)
-    elif node is not None:
-        yield node
 
 
 def test_tables_are_there_again_after_a_restart(disk: Disk) -> None:
@@ -83,7 +75,7 @@ def test_tables_are_there_again_after_a_restart(disk: Disk) -> None:
             table, other = disk.load(), disk.load("other")
         assert dict(table.items()) == rows
     assert dict(disk.load("other").items()) == {b"a": Note(1)}
-    assert disk.rows.tree("nothing") is None
+    assert len(disk.load("nothing")) == 0
     disk.close()
 
 
@@ -117,14 +109,15 @@ def test_a_reader_that_comes_between_the_commit_and_its_end_finds_the_rows_of_it
     disk.save(notes=table)
     disk = disk.again()
     snapshot = disk.load()
-    waiting = [bucket for bucket in buckets(snapshot.node) if bucket.data is None]
-    assert waiting
+    waiting = list(buckets(snapshot.tree()[0]))
     changes = disk.rows.changes({NAME: snapshot.with_rows({key: Note(-1) for key in many(300)})})
     disk.database.execute("BEGIN IMMEDIATE")
     disk.rows.write(disk.database, changes)
     disk.database.execute("COMMIT")
-    disk.rows._recent.clear()  # whoever looked at `bucket.data` before the block did now asks the disk, and finds other rows
-    assert all(disk.rows.read(bucket) == bucket.data for bucket in waiting)
+    disk.rows._recent.clear()
+    for hash, *_, slot in waiting:  # whoever looked for kept data before the block did now asks the disk, and finds other rows
+        assert isinstance(slot, int) and disk.rows.read(slot, hash) is None
+    assert dict(snapshot.items()) == many(300)
     disk.close()
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ledger.tables import MemoryRows, RangeProof, Table, proofs, proven_rows, ranges, verify
 from ledger.tables.proofs import Leaf, Proof
 from ledger.tables.rows import Stored, loaded
-from ledger.tables.table import READ_MAX
-from ledger.tables.tree import BUCKET_ROWS_MAX, Branch, Bucket, Node, hash_of
+from ledger.tables.table import KNOWN_MAX
+from ledger.tables.tree import BUCKET_ROWS_MAX, Branch, Bucket, Node, buckets, hash_of
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
@@ -46,13 +46,21 @@ def reference(rows: Rows) -> bytes:
 def nodes(node: Node) -> Iterator[Branch | Bucket]:
     if node is not None:
         yield node
-    if isinstance(node, Branch):
-        yield from nodes(node.left)
-        yield from nodes(node.right)
+        if len(node) == 5:
+            yield from nodes(node[3])
+            yield from nodes(node[4])
 
 
-def buckets(node: Node) -> list[Bucket]:
-    return [bucket for bucket in nodes(node) if isinstance(bucket, Bucket)]
+def node_of(table: Table[Note]) -> Node:
+    return table.tree()[0]
+
+
+def hashes_of(table: Table[Note]) -> list[bytes]:
+    return [node[0] for node in nodes(node_of(table))]
+
+
+def buckets_of(table: Table[Note]) -> list[Bucket]:
+    return list(buckets(node_of(table)))
 
 
 # What a table is ---------------------------------------------------------------------------------------------------------
@@ -95,7 +103,7 @@ def test_two_histories_that_end_in_the_same_rows_have_one_tree(one: list[Changes
         tables.append(store.load(Note))
     assert tables[0].root == tables[1].root == table_of(rows).root
     assert list(tables[0].items()) == list(tables[1].items())
-    assert [node.hash for node in nodes(tables[0].node)] == [node.hash for node in nodes(tables[1].node)]
+    assert hashes_of(tables[0]) == hashes_of(tables[1])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, BUCKET_ROWS_MAX, BUCKET_ROWS_MAX + 1, 500])
@@ -117,8 +125,8 @@ def test_buckets_are_the_highest_subtrees_that_fit() -> None:
     table = table_of(many(1_000))
     keys = [key for key, _ in table.items()]
     for after in (table, table.with_rows(dict.fromkeys(keys[20:])), table.with_rows(dict.fromkeys(keys[::2]))):
-        for node in nodes(after.node):
-            assert isinstance(node, Bucket) == (node.rows <= BUCKET_ROWS_MAX)
+        for node in nodes(node_of(after)):
+            assert (len(node) == 4) == (node[1] <= BUCKET_ROWS_MAX)
 
 
 def test_deleting_everything_leaves_the_empty_table() -> None:
@@ -129,8 +137,8 @@ def test_deleting_everything_leaves_the_empty_table() -> None:
 def test_rows_that_are_put_as_they_are_change_no_node() -> None:
     rows = many(200)
     table = table_of(rows)
-    before = table.node
-    assert table.with_rows({**rows, b"never here": None}).node is before
+    before = node_of(table)
+    assert node_of(table.with_rows({**rows, b"never here": None})) is before
 
 
 # Copies ------------------------------------------------------------------------------------------------------------------
@@ -154,12 +162,11 @@ def test_what_is_not_decided_leaves_nothing_in_the_store_or_the_table() -> None:
     store, rows = MemoryRows(), many(300)
     table = table_of(rows)
     store.save(table)
-    kept, tree = dict(store.kept), table.node
+    kept, tree = dict(store.kept), node_of(table)
     body = table.with_rows({**dict.fromkeys(list(rows)[:100]), b"new": Note(1)})
     assert body.root != table.root and body.get(b"new") == Note(1) and body.prove(b"new").other is None
     assert store.kept == kept
-    assert table.node is tree
-    assert all(bucket.data is None for bucket in buckets(tree))
+    assert node_of(table) is tree
     assert table.get(b"new") is None
     assert dict(table.items()) == rows
 
@@ -183,7 +190,7 @@ def test_a_stored_table_holds_no_rows_in_memory() -> None:
     for step in range(5):
         table = table.with_row(b"%d" % step, Note(step))
         store.save(table)
-        assert all(bucket.data is None for bucket in buckets(table.node))
+        assert all(isinstance(place, int) for *_, place in buckets_of(table))
 
 
 def test_a_block_writes_the_buckets_that_it_changes_and_no_others() -> None:
@@ -201,7 +208,7 @@ def test_slots_of_rows_that_are_gone_are_used_again_or_dropped() -> None:
     table = table_of(rows)
     for _ in range(4):
         store.save(table)
-        assert len(store.kept) == len(buckets(table.node))
+        assert len(store.kept) == len(buckets_of(table))
         rows = dict(list(rows.items())[: len(rows) // 3])
         table = table.with_rows({key: None for key, _ in table.items() if key not in rows})
 
@@ -225,27 +232,27 @@ def test_a_store_that_lost_or_doubled_a_bucket_is_noticed() -> None:
     table = table_of(many(300))
     store.save(table)
     places = [stored for stored, _ in store.kept.values()]
-    assert hash_of(loaded(places, store)) == table.root.hash
+    assert hash_of(loaded(places)) == table.root.hash
     noticed = set()
     for lost in places:
         try:
-            noticed.add(hash_of(loaded([place for place in places if place is not lost], store)) != table.root.hash)
+            noticed.add(hash_of(loaded([place for place in places if place is not lost])) != table.root.hash)
         except StorageError as error:
             noticed.add(str(error))
     assert noticed == {True, "buckets of a table are missing"}
     for extra in (replace(places[0], slot=999), Stored(999, b"", 0, 1, 10, bytes(32))):
         with pytest.raises(StorageError, match="overlap"):
-            loaded([*places, extra], store)
+            loaded([*places, extra])
 
 
 def test_what_was_read_is_kept_decoded_but_not_without_bound() -> None:
-    store, rows = MemoryRows(), {b"%d" % number: Note(number) for number in range(READ_MAX + 100)}
+    store, rows = MemoryRows(), {b"%d" % number: Note(number) for number in range(KNOWN_MAX + 100)}
     store.save(table_of(rows))
     table = store.load(Note)
     assert table.get(b"1") is table.get(b"1") is table.with_row(b"2", Note(0)).get(b"1")
     for key in rows:
         table.get(key)
-    assert len(table._now[2]) <= READ_MAX
+    assert len(table._now[3]) <= KNOWN_MAX
 
 
 # Proofs ------------------------------------------------------------------------------------------------------------------

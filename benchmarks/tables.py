@@ -1,0 +1,274 @@
+"""What tables cost: a block's changes, memory, proofs, a restart, and histories: `python -m benchmarks.tables --json FILE`.
+
+A table of a million rows lies in a ledger's store. A block changes a thousand of them: seven in ten get another value, two in ten
+are new and one in ten goes. It is timed from the changes to the end of the commit. Memory is what this process takes more than
+before it opened the store, at the most; another process put the rows there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from rich.table import Table as Screen
+
+from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
+from consensus.turn import Decided
+from ledger.tables import MemoryRows, RangeProof, Table, proven_rows, ranges, verify
+from peer.api.memory import process_memory_mb
+from protocol import codec
+from protocol.codec import Digest, Length
+from protocol.messages import Certificate
+from scenarios.trials import COUNT, Parser
+from storage.rows import SqliteRows
+from storage.store import Store
+
+NAME = "benchmark/rows"
+CHAIN = bytes(32)
+LAST_HEIGHT = 1_000_000  # so that the store takes a state of any height below
+FILLED_AT_ONCE = 50_000
+BLOCK_MS, MEMORY_MB, PROOF_BYTES = 150.0, 200.0, 1_000
+HISTORY_KEYS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """About what somebody's answer to a task takes."""
+
+    task: Digest
+    options: Annotated[tuple[int, ...], Length(0, 9)]
+    weight: int
+    height: int
+
+
+@dataclass
+class Figures:
+    rows: int
+    changes: int
+    block_ms: list[float]  # ascending
+    root_ms: float  # of a block, in the median
+    commit_ms: float
+    memory_mb: float
+    file_mb: float
+    open_seconds: float  # of the store, SQLite's own check included
+    load_seconds: float  # of that, the table
+    proof_bytes: float  # on average
+    proof_bytes_max: int
+    proof_ms: float
+    ranges: int
+    range_bytes_max: int
+    ranges_seconds: float  # to cut a snapshot into ranges and to check them all, on one core
+
+
+def answer(draw: random.Random, height: int) -> Answer:
+    return Answer(draw.randbytes(32), tuple(draw.sample(range(16), draw.randint(1, 3))), draw.randrange(1 << 20), height)
+
+
+def key(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest()
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def fill(path: Path, count: int) -> None:
+    """In a process of its own: making the rows takes other memory than holding them."""
+    store, table, draw = Store(path, CHAIN), Table(Answer), random.Random(1)
+    store.append([Decided(LAST_HEIGHT, bytes(32), b"", Certificate(b"", {}))])
+    for first in range(0, count, FILLED_AT_ONCE):
+        table = table.with_rows({key(number): answer(draw, 0) for number in range(first, min(count, first + FILLED_AT_ONCE))})
+        save(store, table, 0)
+    store.close()
+
+
+def save(store: Store, table: Table[Answer], height: int) -> None:
+    store.save_state(height, table.root.hash, codec.encode(table.root), tables={NAME: table})
+
+
+def measure(path: Path, count: int, changes: int, blocks: int) -> Figures:
+    memory, began = process_memory_mb(os.getpid()), time.perf_counter()
+    store = Store(path, CHAIN)
+    opened = time.perf_counter()
+    SqliteRows(path).close()
+    loaded = time.perf_counter()
+    table = store.rows.table(NAME, Answer)
+    assert len(table) == count and store.state() == codec.encode(table.root)
+
+    draw, most = random.Random(2), 0.0
+    whole, roots, commits = list[float](), list[float](), list[float]()
+    for height in range(blocks):
+        old = draw.sample(range(count), changes * 8 // 10)
+        changed: dict[bytes, Answer | None] = {key(number): answer(draw, height) for number in old[: changes * 7 // 10]}
+        changed |= {draw.randbytes(32): answer(draw, height) for _ in range(changes * 2 // 10)}
+        changed |= {key(number): None for number in old[changes * 7 // 10 :]}
+        times = [time.perf_counter()]
+        table = table.with_rows(changed)
+        root = table.root
+        times.append(time.perf_counter())
+        save(store, table, 1 + height)
+        times.append(time.perf_counter())
+        assert root == table.root and store.state() == codec.encode(root)
+        whole.append(1_000 * (times[2] - times[0]))
+        roots.append(1_000 * (times[1] - times[0]))
+        commits.append(1_000 * (times[2] - times[1]))
+        most = max(most, process_memory_mb(os.getpid()) - memory)
+
+    proofs, proof_ms = proven(table, [*(key(draw.randrange(count)) for _ in range(1_000)), *map(key, range(-1_000, 0))])
+    parts, ranges_seconds = cut(table)
+    most = max(most, process_memory_mb(os.getpid()) - memory)
+    store.close()
+    return Figures(
+        rows=count,
+        changes=changes,
+        block_ms=sorted(whole),
+        root_ms=median(roots),
+        commit_ms=median(commits),
+        memory_mb=most,
+        file_mb=path.stat().st_size / 1e6,
+        open_seconds=opened - began,
+        load_seconds=loaded - opened,
+        proof_bytes=sum(proofs) / len(proofs),
+        proof_bytes_max=max(proofs),
+        proof_ms=proof_ms,
+        ranges=len(parts),
+        range_bytes_max=max(parts),
+        ranges_seconds=ranges_seconds,
+    )
+
+
+def proven(table: Table[Answer], asked: list[bytes]) -> tuple[list[int], float]:
+    """The lengths of proofs of rows, and that there are none; and how long one takes to make and to check."""
+    sizes, root, began = list[int](), table.root.hash, time.perf_counter()
+    for of in asked:
+        proof, value = table.prove(of), table.get(of)
+        assert verify(root, of, None if value is None else codec.encode(value), proof)
+        sizes.append(len(codec.encode(proof)))
+    return sizes, 1_000 * (time.perf_counter() - began) / len(asked)
+
+
+def cut(table: Table[Answer]) -> tuple[list[int], float]:
+    """The lengths of all ranges, and how long it takes to cut and to check them."""
+    sizes, found, began = list[int](), 0, time.perf_counter()
+    for of in ranges(table.root):
+        data = codec.encode(table.part(of))
+        found += len(proven_rows(table.root.hash, of, codec.decode(RangeProof, data, len(data))))
+        sizes.append(len(data))
+    assert found == len(table)
+    return sizes, time.perf_counter() - began
+
+
+# Histories ---------------------------------------------------------------------------------------------------------------
+
+
+def history(seed: int) -> str | None:
+    """One random history: what is wrong with it. It must give what a dictionary gives, and the root of those rows put in at once.
+
+    Between its blocks, which are of any size, bodies are made and thrown away, and the peer starts again.
+    """
+    draw = random.Random(seed)
+    names = [b"%d" % number for number in range(draw.randint(1, HISTORY_KEYS))]
+    table, rows, store = Table(int), dict[bytes, int](), MemoryRows()
+    for _ in range(draw.randint(1, 12)):
+        body = table.with_rows(drawn(draw, names))
+        if draw.random() < 0.3:
+            assert body.root and table is not body
+            continue  # it is not decided
+        changes = drawn(draw, names)
+        table = table.with_rows(changes)
+        rows = {of: value for of, value in {**rows, **changes}.items() if value is not None}
+        if draw.random() < 0.5:
+            store.save(table)
+        if draw.random() < 0.2:
+            store.save(table)
+            table = store.load(int)
+    if {of: table.get(of) for of in names} != {of: rows.get(of) for of in names} or dict(table.items()) != rows:
+        return f"history {seed}: other rows than the dictionary's"
+    other, order = Table(int), draw.sample(list(rows.items()), len(rows))
+    for at in range(0, len(order), size := draw.randint(1, HISTORY_KEYS)):
+        other = other.with_rows(dict(order[at : at + size]))
+        assert other.root
+    if other.root != table.root:
+        return f"history {seed}: another root than the same rows have that were put in one after another"
+    return None
+
+
+def drawn(draw: random.Random, names: list[bytes]) -> dict[bytes, int | None]:
+    return {of: draw.choice((None, 0, 1)) for of in draw.sample(names, draw.randint(0, len(names)))}
+
+
+# What must hold ----------------------------------------------------------------------------------------------------------
+
+
+def verdicts(figures: Figures, histories: int, wrong: list[str]) -> Iterator[str]:
+    block = median(figures.block_ms)
+    yield verdict(
+        block <= BLOCK_MS, f"a block that changes {figures.changes:,} rows: ≤ {BLOCK_MS:g} ms in the median: {block:.0f}"
+    )
+    yield verdict(figures.memory_mb <= MEMORY_MB, f"memory: ≤ {MEMORY_MB:g} MB more: {figures.memory_mb:.0f}")
+    longest = figures.proof_bytes_max
+    yield verdict(longest <= PROOF_BYTES, f"a proof: ≤ {PROOF_BYTES:,} bytes, the longest of {2_000:,}: {longest:,}")
+    yield verdict(
+        not wrong, f"{histories:,} histories equal a dictionary and each other: {len(wrong)} do not {' '.join(wrong[:3])}"
+    )
+
+
+def show(figures: Figures) -> None:
+    screen = Screen(title=f"a table of {figures.rows:,} rows", show_header=False)
+    times = figures.block_ms
+    rows = {
+        f"block of {figures.changes:,} changes, in the median": f"{median(times):.0f} ms",
+        f"the fastest and the slowest of {len(times)}": f"{times[0]:.0f}, {times[-1]:.0f} ms",
+        "changing and hashing, in the median": f"{figures.root_ms:.0f} ms",
+        "writing and commit, in the median": f"{figures.commit_ms:.0f} ms",
+        "memory with the table, more than without": f"{figures.memory_mb:.0f} MB",
+        "file": f"{figures.file_mb:.0f} MB",
+        "opening the store": f"{figures.open_seconds:.1f} s",
+        "of that, the branches": f"{figures.load_seconds:.1f} s",
+        "proof, average (most)": f"{figures.proof_bytes:.0f} ({figures.proof_bytes_max}) bytes",
+        "making and checking one": f"{figures.proof_ms:.2f} ms",
+        "ranges of a snapshot (largest)": f"{figures.ranges} ({figures.range_bytes_max:,} bytes)",
+        "cutting and checking them all": f"{figures.ranges_seconds:.1f} s",
+    }
+    for name, value in rows.items():
+        screen.add_row(name, value)
+    Console(width=130).print(screen)
+
+
+def main() -> int:
+    parser = Parser("tables", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--rows", type=COUNT, default=1_000_000, metavar="N", help="of the table")
+    parser.add_argument("--changes", type=COUNT, default=1_000, metavar="N", help="of a block")
+    parser.add_argument("--blocks", type=COUNT, default=20, metavar="N", help="of which the median counts")
+    parser.add_argument("--histories", type=COUNT, default=20_000, metavar="N", help="random ones")
+    parser.add_argument("--fill", type=Path, metavar="FILE", help="only put the rows there")
+    options = parser.parse_args()
+    if options.fill:
+        fill(options.fill, options.rows)
+        return 0
+    started = time.time()
+    with tempfile.TemporaryDirectory(dir=".") as folder:  # of this disk: /tmp may lie in memory, where a commit costs nothing
+        path = Path(folder) / "ledger.sqlite"
+        command = [sys.executable, "-m", "benchmarks.tables", "--fill", str(path), "--rows", str(options.rows)]
+        subprocess.run(command, check=True)
+        figures = measure(path, options.rows, options.changes, options.blocks)
+    wrong = [problem for seed in range(options.histories) if (problem := history(seed))]
+    write(options.json, started, {**asdict(figures), "histories": options.histories, "wrong": wrong})
+    show(figures)
+    return conclude(verdicts(figures, options.histories, wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

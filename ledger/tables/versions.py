@@ -1,0 +1,62 @@
+"""How a table is read from a store that has gone on since.
+
+A store writes slots again, while somebody may still read an older table, a snapshot for example. What stood in these slots is
+then kept in memory by the version of the older table. When nobody holds that table any more, its version goes, and these data
+with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from protocol.errors import StorageError
+
+
+class Rows(Protocol):
+    """Where buckets are that are not in memory."""
+
+    def read(self, slot: int, hash: bytes) -> bytes | None:
+        """The data of the bucket in this slot. None: another one has been put there. Raises `StorageError`."""
+
+    def lost(self) -> StorageError:
+        """There is no bucket of that hash where one must be."""
+
+
+class Version:
+    """What a store holds after one commit, for whoever reads a tree of it later. Newer versions do not know the older ones."""
+
+    __slots__ = ("_following", "_store", "_superseded")
+
+    def __init__(self, store: Rows) -> None:
+        self._store = store
+        self._superseded: dict[int, bytes] = {}  # what the following commit put other buckets in the place of
+        self._following: Version | None = None
+
+    def read(self, slot: int, hash: bytes) -> bytes:
+        data = self._kept(slot)
+        if data is None:
+            data = self._store.read(slot, hash)
+        if data is None:
+            data = self._kept(slot)  # a commit took the slot since we looked
+        if data is None:
+            raise self._store.lost()
+        return data
+
+    def _kept(self, slot: int) -> bytes | None:
+        version: Version | None = self
+        while version is not None:
+            data = version._superseded.get(slot)
+            if data is not None:
+                return data
+            version = version._following
+        return None
+
+    def keep(self, superseded: Iterable[tuple[int, bytes]]) -> None:
+        """Before these slots are written again."""
+        self._superseded.update(superseded)
+
+    def followed(self) -> Version:
+        """Once they are written."""
+        self._following = Version(self._store)
+        return self._following
