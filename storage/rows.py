@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ledger.tables import Table
-from ledger.tables.rows import Replacement, Stored, loaded, replaced
+from ledger.tables.rows import PATH_BYTES, Replacement, Stored, loaded, replaced
 from ledger.tables.tree import Node
 from ledger.tables.versions import Version
 from protocol.errors import StorageError
@@ -82,13 +82,14 @@ class SqliteRows:
             if layouts != [(_ROWS,)]:
                 names = ", ".join(name for (name,) in layouts) or "none"
                 raise StorageError(f"{self.path} has tables in another form ({names}), this program reads {_ROWS}")
-            for name, *place in self._reading.execute(f"SELECT name, slot, start, depth, rows, size, hash FROM {_ROWS}"):
-                found[name].append(Stored(*place))
-                last = max(last, place[0])
-        try:
-            return {name: loaded(places) for name, places in found.items()}, last
-        except (StorageError, TypeError) as error:  # the latter where a damaged column has another type
-            raise damaged(self.path, str(error)) from None
+            places = self._reading.execute(f"SELECT name, start, depth, rows, size, hash, slot FROM {_ROWS}")
+            try:
+                for name, start, *place in places:
+                    found[name].append(Stored(start.ljust(PATH_BYTES, b"\x00"), *place))
+                    last = max(last, place[-1])
+                return {name: loaded(stored) for name, stored in found.items()}, last
+            except (StorageError, TypeError, AttributeError) as error:  # the latter where a damaged column has another type
+                raise damaged(self.path, str(error)) from None
 
     def table(self, name: str, kind: type[R]) -> Table[R]:
         """What a table holds, as the last commit left it. Without rows if there was none."""
@@ -144,7 +145,8 @@ class SqliteRows:
         for of in changes:
             database.executemany(f"DELETE FROM {_ROWS} WHERE slot = ?", ((slot,) for slot in of.change.drops))
             for place, data in of.change.puts:
-                values = (place.slot, of.name, place.start, place.depth, place.rows, place.size, place.hash, data)
+                start = place.start.rstrip(b"\x00")
+                values = (place.slot, of.name, start, place.depth, place.rows, place.size, place.hash, data)
                 insert(database, "INSERT OR REPLACE", _ROWS, *values)
 
     def committed(self, changes: Sequence[TableChange]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ledger.tables.table import Table
 from ledger.tables.tree import (
@@ -33,16 +33,15 @@ R = TypeVar("R")
 PATH_BYTES: Final = DEPTH_MAX // 8
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """One bucket as a store keeps it, beside its data."""
 
-    slot: int
-    start: bytes  # the first path that belongs to it, without the zero bytes at its end: in this order buckets are side by side
+    start: bytes  # the first path that belongs to it: in this order buckets are side by side
     depth: int
     rows: int
     size: int
     hash: bytes
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,7 @@ def replaced(old: Node, version: Version, table: Table[Any] | None, fresh: Itera
             return branch(new[0], left, move(new[4], _right(start, depth), depth + 1))
         hash, rows, size, _ = new
         slot = free.pop() if free else next(fresh)
-        first = start.to_bytes(PATH_BYTES, "big").rstrip(b"\x00")
-        puts.append((Stored(slot, first, depth, rows, size, hash), data_of(new, read)))
+        puts.append((Stored(start.to_bytes(PATH_BYTES, "big"), depth, rows, size, hash, slot), data_of(new, read)))
         return hash, rows, size, slot
 
     node = adopt(old, whole, 0, 0)
@@ -107,14 +105,13 @@ def loaded(stored: Iterable[Stored]) -> Node:
 
     Whether they are the right ones is for the caller to say, by the hash of the tree: no data are read here.
     """
-    places = [(place.start.ljust(PATH_BYTES, b"\x00"), place) for place in stored]
-    return _built(sorted(places, key=lambda item: item[0]), 0)
+    return _built(sorted(stored), 0)
 
 
-def _built(places: Sequence[tuple[bytes, Stored]], depth: int) -> Node:
+def _built(places: Sequence[Stored], depth: int) -> Node:
     if not places:
         return None
-    first = places[0][1]
+    first = places[0]
     if len(places) == 1 and first.depth == depth and 1 <= first.rows <= BUCKET_ROWS_MAX:
         return first.hash, first.rows, first.size, first.slot
     if first.depth <= depth or depth == DEPTH_MAX:

@@ -78,9 +78,9 @@ def size_of(node: Node) -> int:
 
 
 def branch(hash: bytes, left: Node, right: Node) -> Branch:
-    rows = rows_in(left) + rows_in(right)
+    rows = (left[1] if left else 0) + (right[1] if right else 0)
     assert rows > BUCKET_ROWS_MAX
-    return hash, rows, size_of(left) + size_of(right), left, right
+    return hash, rows, (left[2] if left else 0) + (right[2] if right else 0), left, right
 
 
 # Reading -----------------------------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def test_a_store_that_lost_or_doubled_a_bucket_is_noticed() -> None:
         except StorageError as error:
             noticed.add(str(error))
     assert noticed == {True, "buckets of a table are missing"}
-    for extra in (replace(places[0], slot=999), Stored(999, b"", 0, 1, 10, bytes(32))):
+    for extra in (places[0]._replace(slot=999), Stored(bytes(32), 0, 1, 10, bytes(32), 999)):
         with pytest.raises(StorageError, match="overlap"):
             loaded([*places, extra])
 
