@@ -121,6 +121,28 @@ def test_a_reader_that_comes_between_the_commit_and_its_end_finds_the_rows_of_it
     disk.close()
 
 
+def test_what_was_read_of_a_slot_before_is_not_taken_for_what_is_there_now(disk: Disk) -> None:
+    table = Table(Note).with_rows(dict(many(300)))
+    disk.save(notes=table)
+    before = [(slot, hash) for hash, *_, slot in buckets(table.tree()[0]) if isinstance(slot, int)]
+    assert all(disk.rows.read(slot, hash) for slot, hash in before)
+    disk.save(notes=table.with_rows({key: Note(-1) for key in many(300)}))
+    assert not any(disk.rows.read(slot, hash) for slot, hash in before)
+
+
+def test_new_rows_get_slots_of_their_own_after_a_restart(disk: Disk) -> None:
+    rows = many(200)
+    disk.save(notes=Table(Note).with_rows(dict(rows)))
+    for step in range(5):
+        disk = disk.again()
+        new = {b"%d %d" % (step, number): Note(step) for number in range(200)}
+        disk.save(notes=disk.load().with_rows(dict(new)))
+        rows |= new
+        disk = disk.again()
+        assert dict(disk.load().items()) == rows
+    disk.close()
+
+
 def test_readers_in_other_threads_see_their_own_table_while_blocks_are_written(disk: Disk) -> None:
     rows = many(600)
     disk.save(notes=Table(Note).with_rows(dict(rows)))

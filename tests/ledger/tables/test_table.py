@@ -129,9 +129,19 @@ def test_buckets_are_the_highest_subtrees_that_fit() -> None:
             assert (len(node) == 4) == (node[1] <= BUCKET_ROWS_MAX)
 
 
-def test_deleting_everything_leaves_the_empty_table() -> None:
-    rows = many(200)
-    assert table_of(rows).with_rows(dict.fromkeys(rows)).root == Table(Note).root
+@pytest.mark.parametrize("left", [0, 1, 2, 5, BUCKET_ROWS_MAX, 40])
+def test_few_rows_of_many_have_the_root_that_they_have_alone(left: int) -> None:
+    rows = many(300)
+    few = dict(list(rows.items())[:left])
+    gone = [key for key in rows if key not in few]
+    at_once = table_of(rows).with_rows(dict.fromkeys(gone))
+    one_by_one = table_of(rows)
+    for key in gone:
+        one_by_one = one_by_one.without(key)
+        assert one_by_one.root.hash
+    assert at_once.root == one_by_one.root == table_of(few).root
+    assert at_once.root.hash == reference(few)
+    assert hashes_of(at_once) == hashes_of(one_by_one) == hashes_of(table_of(few))
 
 
 def test_rows_that_are_put_as_they_are_change_no_node() -> None:
@@ -388,6 +398,17 @@ def test_a_part_does_not_hide_the_row_of_its_range_as_another() -> None:
         proven_rows(table.root.hash, of, hidden)
     beside = of[:2] + ("0" if of[2] == "1" else "1")
     assert proven_rows(table.root.hash, beside, hidden) == ()
+    with pytest.raises(RemoteProtocolError, match="bad-part"):
+        proven_rows(table.root.hash, beside, table.part(of))
+
+
+def test_a_way_goes_on_as_long_as_there_are_several_rows() -> None:
+    keys = [key for key in map(str, range(2_000)) if records.bits(key.encode()).startswith("01011")]
+    table = table_of({key.encode(): Note(0) for key in keys})
+    part = table.part("01011")
+    assert len(part.rows) > 2 and part.siblings == (None,) * 5
+    with pytest.raises(RemoteProtocolError, match="bad-part"):
+        proven_rows(table.root.hash, "01011", replace(part, siblings=()))
 
 
 # What a row may be -------------------------------------------------------------------------------------------------------
