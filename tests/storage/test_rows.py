@@ -143,6 +143,15 @@ def test_new_rows_get_slots_of_their_own_after_a_restart(disk: Disk) -> None:
     disk.close()
 
 
+def test_a_table_that_the_state_has_no_more_takes_no_room(disk: Disk) -> None:
+    disk.save(notes=Table(Note).with_rows(dict(many(200))), other=Table(Note).with_row(b"a", Note(1)))
+    disk.save(other=disk.load("other"))
+    assert disk.database.execute("SELECT DISTINCT name FROM rows_1").fetchall() == [("other",)]
+    disk = disk.again()
+    assert len(disk.load()) == 0 and len(disk.load("other")) == 1
+    disk.close()
+
+
 def test_readers_in_other_threads_see_their_own_table_while_blocks_are_written(disk: Disk) -> None:
     rows = many(600)
     disk.save(notes=Table(Note).with_rows(dict(rows)))

@@ -134,8 +134,9 @@ def test_few_rows_of_many_have_the_root_that_they_have_alone(left: int) -> None:
     rows = many(300)
     few = dict(list(rows.items())[:left])
     gone = [key for key in rows if key not in few]
-    at_once = table_of(rows).with_rows(dict.fromkeys(gone))
-    one_by_one = table_of(rows)
+    whole = one_by_one = table_of(rows)
+    assert len(whole) == 300  # it is a tree now
+    at_once = whole.with_rows(dict.fromkeys(gone))
     for key in gone:
         one_by_one = one_by_one.without(key)
         assert one_by_one.root.hash
