@@ -23,6 +23,7 @@ ACCEPTED_ROUNDS_MAX = 12  # closed rounds of a job that accept nothing, while an
 VOTE_HEIGHTS_MAX = 24  # without a vote of a voter that runs: q others may decide one before it speaks
 EXPULSION_HEIGHTS_MAX = 12  # from evidence to the block with it: the next leader that is honest, and hears of it
 CHANGE_HEIGHTS_MAX = 10  # from the block with a change of the voters to the set without or with that key: two, and those in front
+LEFT_HEIGHTS_MAX = CHANGE_HEIGHTS_MAX  # from the loss of a job's only trainer to its end: until its vote is gone, too
 NEWCOMER_SECONDS_MAX = 60.0  # of an invited peer that runs, to its first vote: four transactions, and q approvals
 CONTRADICTIONS_MIN = 3  # that one peer heard: a single one may come in the moment in which its height or round is over
 VIEWS_SEEN = 4  # of a height: contradictions of later views may be too far from the view in which it was decided
@@ -44,6 +45,8 @@ class JobSeen:
     ballots: dict[bytes, int] = field(default_factory=dict)  # voter -> how many were closed when it spoke last
     waiting: dict[bytes, int] = field(default_factory=dict)  # voter -> how many were closed when it was first asked for
     stops: set[bytes] = field(default_factory=set)
+    may_end: bool = False  # before its rounds are over: some voter wanted its only trainer gone
+    left_at: int | None = None  # the height at which its only trainer was retired or expelled, and it has not come back since
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class Progress:
             self._forget_wishes(key)
             self.going.setdefault(key, height)
             self.coming.pop(key, None)
+            self._on_trainer_lost(key, height)
         self._count("liars expelled")
 
     def _next(self, height: int) -> Keys:
@@ -164,6 +168,9 @@ class Progress:
             case "member/retire":
                 self._wishes[signer] = (fields[0], fields[1])
                 self._on_wish(fields[0], height)
+            case "member/register" | "member/stand":
+                for job in self._trained_by(signer):
+                    job.left_at = None
             case "member/rotate":
                 self._on_rotated(signer, fields[0], height)
 
@@ -176,12 +183,32 @@ class Progress:
 
     def _on_wish(self, subject: bytes, height: int) -> None:
         """A quorum that says, too, that f may fall. Wishes live longer than a history."""
+        for job in self._trained_by(subject):
+            job.may_end = True
         voters = self._next(height)
         said = [lowers for voter, (other, lowers) in self._wishes.items() if other == subject and voter in voters]
         if subject in voters and len(voters) > 1 and all(said) and len(said) >= quorum(len(voters)):
             self.going.setdefault(subject, height)
             self.coming.pop(subject, None)
             self._forget_wishes(subject)
+            self._on_trainer_lost(subject, height)
+
+    def _trained_by(self, trainer: bytes) -> list[JobSeen]:
+        """Jobs that only this one trains."""
+        return [job for job in self.jobs.values() if job.is_alone and self._current(job.author) == trainer]
+
+    def _on_trainer_lost(self, trainer: bytes, height: int) -> None:
+        for job in self._trained_by(trainer):
+            job.may_end = True
+            if job.left_at is None:
+                job.left_at = height
+
+    def on_finished(self, jobs: Collection[bytes]) -> None:
+        """What a peer has applied. A job that ends before its rounds are over, and may not, is missed when it closes no more."""
+        for key in jobs:
+            if key in self.jobs and self.jobs[key].may_end:
+                del self.jobs[key]
+                self._count("jobs ended without a trainer")
 
     def _forget_wishes(self, key: bytes) -> None:
         """Of this member and about it."""
@@ -301,11 +328,15 @@ class Progress:
 
     def _of_jobs(self, now: float, running: Collection[bytes], voters: Keys) -> Iterator[Demand]:
         assert self.began is not None
-        first = next((key for key, job in self.jobs.items() if not job.is_alone), None)
+        training = next((key for key, job in self.jobs.items() if not job.is_alone), None)
         for key, job in sorted(self.jobs.items()):
+            if job.left_at is not None:
+                age, what = self.height - max(job.left_at, self.began_at), f"job {key.hex()[:6]} does not end without its trainer"
+                yield Demand("jobs left", what, age, LEFT_HEIGHTS_MAX, True)
+                continue
             if job.is_alone and self._current(job.author) not in running:
                 continue  # a round to which nobody may propose stays open until its trainer is back
-            if not job.is_alone and key != first:
+            if not job.is_alone and key != training:
                 job.since = now
                 continue  # it waits in line
             seen = f"job {key.hex()[:6]} (round {job.closed})"

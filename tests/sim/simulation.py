@@ -54,6 +54,7 @@ from transport.network import Connected, Disconnected, Received
 
 START = 1_000_000.0  # virtual seconds since the epoch
 KINDS = ("audited", "sampled", "plain")  # of jobs, by seed
+SECOND_AUTHOR = 1  # among the honest ones
 SECOND_JOB_ROUNDS = 8  # it ends while the other one goes on
 PROPOSED = codec.encode(Proposed.TAG)  # with what such a message begins, after one byte
 ITEMS_PER_TURN_MAX = 64  # as in the daemon
@@ -534,7 +535,7 @@ class Simulation:
             self.honest[0].author.wishes.append(workload.start_job(KINDS[plan.seed % len(KINDS)], 1_000))
         if plan.second_job:
             kind = KINDS[plan.seed // len(KINDS) % len(KINDS)]
-            self.honest[1].author.wishes.append(workload.start_job(kind, SECOND_JOB_ROUNDS, alone=True))
+            self.honest[SECOND_AUTHOR].author.wishes.append(workload.start_job(kind, SECOND_JOB_ROUNDS, alone=True))
         for peer in self.peers:
             if not peer.is_late:
                 self.after(0.0, peer.start, ())
@@ -841,6 +842,7 @@ class Simulation:
             return
         self.invariants.on_applied(peer.key, state.height, state.root, sets, expelled)
         self.invariants.on_audits(state.audits)
+        self.progress.on_finished([key for key, job in state.jobs.jobs.items() if job.phase is Phase.FINISHED])
         node = peer.node
         if node is not None and node.replica.divergence is not None:
             raise Violation("roots", node.replica.divergence)

@@ -45,6 +45,12 @@ def test_the_unharmed_code_passes_where_bugs_are_noticed(scenario: scenarios.Sce
     assert run_one(scenario.simulation(0)).problem == ""
 
 
+def test_a_job_that_ended_with_its_trainer_s_retirement_is_not_missed_when_that_one_is_back() -> None:
+    simulation = scenarios.Scenario(loner="back", blocks=40).simulation(0)
+    assert run_one(simulation).problem == ""
+    assert simulation.progress.counts["jobs ended without a trainer"] == 1
+
+
 def test_there_are_thirty_bugs_and_each_has_a_name_of_its_own() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 30
 

@@ -22,6 +22,7 @@ from tests.rooms import ROOMS
 from tests.sim import campaign, invariants, progress, twins
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
+from tests.sim.keys import FastVerifier
 from tests.sim.plan import SKEW_ACCEPTED, Fault, calm, expand, faults_tolerated
 from tests.sim.shrink import minimal
 from tests.sim.simulation import Simulation
@@ -161,6 +162,15 @@ def test_what_checks_is_written_apart_from_the_code_that_it_checks(checker: Modu
             imported |= {alias.name for alias in node.names}
     ours = {*ROOMS, "tests"} - {"protocol"}
     assert {name for name in imported if name.split(".")[0] in ours} <= {invariants.__name__}
+
+
+def test_a_job_that_trains_is_expected_to_close_rounds_whatever_runs_beside_it() -> None:
+    keys = tuple(bytes([number]) * 32 for number in range(4))
+    seen = progress.Progress(keys, bytes(32), FastVerifier(), keys, {1: keys, 2: keys})
+    seen.begin(0.0, 1)
+    seen.jobs = {number: progress.JobSeen(keys[0], 8, number == b"a", 0.0) for number in (b"b", b"a", b"c")}
+    demands = [demand.what for demand in seen.demands(9.0, keys) if demand.rule == "rounds"]
+    assert demands == [f"job {number.hex()} (round 0) closes no round" for number in (b"a", b"b")], "the third waits in line"
 
 
 def test_an_interrupted_campaign_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

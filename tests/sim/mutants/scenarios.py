@@ -14,7 +14,7 @@ from tests.sim.disk import Disk
 from tests.sim.invariants import Violation, faults_tolerated
 from tests.sim.network import Link
 from tests.sim.plan import Fault, Plan
-from tests.sim.simulation import Peer, Simulation
+from tests.sim.simulation import SECOND_AUTHOR, Peer, Simulation
 from tests.sim.strategies.base import opened
 
 RESTORED_SECONDS = 0.1  # after the leader proposed
@@ -48,6 +48,7 @@ class Scenario:
     rotates: bool = False
     retires: float | None = None  # 1: and everybody says that f may fall
     jobs: bool = True
+    loner: str = ""  # there is a second job, and the others retire its only trainer: "back", it runs; "lost", its disk is damaged
 
     def simulation(self, seed: int) -> Simulation:
         return Trouble(self, self.plan(seed))
@@ -92,6 +93,11 @@ class Scenario:
             add("join", self.joins_at, self.joins_at, (self.n + joiner,))
         if self.retires is not None:
             add("retire", 0.2, 0.2, (peers[0],), self.retires)
+        if self.loner == "lost":
+            add("damage", 0.6, 0.6, (SECOND_AUTHOR,), 0.5)
+        if self.loner:
+            assert not self.liars, "the second honest peer is the second one"
+            add("retire", 0.6, 0.6, (SECOND_AUTHOR,), 1.0)
         if self.stranger:
             add("join", 0.1, 0.1, (self.n + self.joiners,))
             add("liar", 0.0, self.seconds, (self.n + self.joiners,), detail=self.stranger)
@@ -107,6 +113,7 @@ class Scenario:
             tuple(faults),
             blocks=self.blocks,
             jobs=self.jobs,
+            second_job=bool(self.loner),
             work=self.work or source.choice((0.5, 2.0)),
         )
 

@@ -133,7 +133,18 @@ def _nobody_is_retired(planter: Planter) -> None:
     planter.replace(ledger.members, "_to_retire", lambda state: None)
 
 
+def _retired_trainers_are_waited_for(planter: Planter) -> None:
+    planter.replace(MembersState, "takes_part", MembersState.speaks)
+
+
 STANDSTILL = (
+    Mutant(
+        "retired-trainers-are-waited-for",
+        "a job whose only trainer was retired stays open for ever",
+        ("jobs left",),
+        _retired_trainers_are_waited_for,
+        Scenario(loner="lost", blocks=40),
+    ),
     Mutant("nobody-is-retired", "a quorum's wishes come to nothing", ("changes",), _nobody_is_retired, ONE_RETIRES),
     Mutant("no-ballots", "no ballot is ever cast", ("rounds",), _no_ballots, ROUNDS),
     Mutant("one-casts-no-ballots", "one voter casts no ballot", ("ballots",), _one_casts_no_ballots, ROUNDS),
