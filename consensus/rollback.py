@@ -22,12 +22,12 @@ things tell it apart:
 
 - *What may still be silent asks at each height.* While a voter is silent, the check begins anew whenever a height opens, so that
   what the other machine signed meanwhile is heard before anything is signed here.
-- *A height opened after our own start.* Once n − q + f + 1 others have answered, or all of them, let H be
-  the highest of the heights from which they answered and of that at which the check was over first. An earlier life of this voter
-  signed nothing above H + 1: a signature at height x needs x − 1 decided; at least q − 1 others committed x − 1 before they
-  answered us; of any so many and these, more than f are the same, so an honest voter has answered after it committed x − 1, and
-  x − 1 ≤ H. A signature of ours above H + 1 that is not in our log was made by another machine. We stop for good, since both
-  would soon sign two things for one slot. Fewer answers prove nothing: then we are silent, as for anything forgotten.
+- *A height opened after our own start.* Let H be the height at which this life first has answers from there or below of
+  n − q + f + 1 others, or of all. An earlier life of this voter signed nothing above H + 1. For a signature at height x needs
+  x − 1 decided, so at least q − 1 others committed x − 1 before they answered us. They share more than f voters with those that
+  answered, so one of these is honest, answered after it committed x − 1, and x − 1 ≤ H. A signature of ours above H + 1 that is
+  not in our log was made by another machine. We stop for good, since both would soon sign two things for one slot. Fewer answers
+  prove nothing: then we are silent, as for anything forgotten.
 - *A link with our own key.* Whoever answers where our key is said to be, proves the key, and is not this process, is another
   machine (`events.Copied`). That takes no signature, so it may come before the first one.
 
@@ -48,7 +48,7 @@ from protocol.identity import Signed, Verifier, open_signed, short_id
 from protocol.messages import Heard
 
 ASK_SECONDS = 0.5  # then those whose answer is missing are asked again: they may have been far above my height
-EARLIER_HEIGHTS = 1  # above the first height that may be signed: an earlier life may have been one height ahead of who answered
+EARLIER_HEIGHTS = 1  # above the heights from which others answered: an earlier life may have been one height ahead of them
 SILENT_HEIGHTS = 2  # from the height of a forgotten statement on: an answerer may be one height behind what was forgotten
 BOOKS_KEPT = 2  # decided heights whose statements are remembered for others
 
@@ -61,8 +61,7 @@ class RollbackCheck:
     _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height it said it works on
     _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts once their height is reached
     silent_below: int = 0
-    first_height: int | None = None  # of the first signature that the check allowed: none before it was made in this life
-    _last_before: int | None = None  # no earlier life signed above the height after this one; None: too few have answered to tell
+    _reached: int | None = None  # no earlier life signed above the height after this one; None: too few have answered to tell
     copied: str | None = None  # what another machine with our key did in this life: nothing more is signed
     _next: float = 0.0
 
@@ -88,17 +87,15 @@ class RollbackCheck:
 
     def is_of_this_life(self, height: int) -> bool:
         """Whether no earlier life of this voter can have signed anything at this height."""
-        return self._last_before is not None and height > self._last_before + EARLIER_HEIGHTS
+        return self._reached is not None and height > self._reached + EARLIER_HEIGHTS
 
     def may_sign(self, me: bytes, height: int, voters: VoterSet) -> bool:
         if not self.is_over:
             self.is_over = self._is_answered(me, height, voters)
-        if self.is_over and self.first_height is None:
-            self.first_height = height
-        if self.first_height is not None and self._last_before is None:
-            others = [claim for voter, claim in self._claims.items() if voter in voters and voter != me]
-            if len(others) >= min(len(voters) - 1, len(voters) - voters.quorum + voters.faults_tolerated + 1):
-                self._last_before = max(self.first_height, *others, 0)
+        if self._reached is None:
+            answers = sum(voter in voters and voter != me and claim <= height for voter, claim in self._claims.items())
+            if answers >= min(len(voters) - 1, len(voters) - voters.quorum + voters.faults_tolerated + 1):
+                self._reached = height
         return self.is_over and height >= self.silent_below and self.copied is None
 
     def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:

@@ -556,7 +556,23 @@ def test_in_which_life_something_was_signed_is_known_when_enough_others_have_ans
     for voter in others:
         late.answer(voter, 8, 5)
     assert late.may_sign(me, 5, voters)
-    late.forgot(9)
+    late.forgot(7)
     assert late.copied is None, "who answered later was further on by then"
+    late.may_sign(me, 8, voters)
+    late.forgot(9)
+    assert late.copied is None
     late.forgot(10)
     assert late.copied is not None
+
+
+@pytest.mark.parametrize("claim", [6, 2**53 - 1])
+def test_a_liar_that_claims_to_be_far_above_hides_no_copy_where_others_are_enough(claim: int) -> None:
+    keys = tuple(bytes([number]) * 32 for number in range(1, 8))
+    me, others, voters = keys[0], keys[1:], VoterSet(keys)
+    check = RollbackCheck()
+    for voter in others[:5]:
+        check.answer(voter, 5, 5)
+    check.answer(others[5], claim, 5)
+    assert check.may_sign(me, 5, voters)
+    check.forgot(7)
+    assert check.copied is not None
