@@ -153,7 +153,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--advertise", metavar="ADDRESS,…", help=about["advertise"])
     parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
     parser.add_argument("--name", metavar="NAME", help=about["name"])
-    parser.add_argument("--engine", metavar="ENGINE", help=about["engine"])
+    parser.add_argument(
+        "--engine", metavar="ENGINE", help=f"{about['engine']}: {', '.join(features.engines())} (default pytorch)"
+    )
     parser.add_argument("--threads", metavar="N", help=about["threads"])
     parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=about["evaluate"])
     parser.add_argument("--local-data", metavar="PATH", help=about["local_data"])

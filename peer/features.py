@@ -5,7 +5,8 @@ The command line reads the list for words and is to answer at once, so that ever
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from features.feature import Feature
 from features.lazily import named
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ledger.jobs import JobRules, JobTerms
     from ledger.state import Rules
     from protocol.identity import Verifier
+
+T = TypeVar("T")
+FULL = "full"  # the role that is all others together
 
 
 def _core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
@@ -44,27 +48,36 @@ FEATURES: list[Feature] = [
 
 
 def roles() -> dict[str, Role]:
-    """Those of all features, and `full`, which is all of them together."""
-    found = {role.name: role for feature in FEATURES for role in feature.roles}
+    """Those of all features, and `full`."""
+    found = _by_name("role", ((role.name, role) for feature in FEATURES for role in feature.roles))
     together = list(found.values())
     registers = tuple(sorted({name for role in together for name in role.registers}))
-    parts = tuple(dict.fromkeys(name for role in together for name in role.parts))
-    found["full"] = Role("full", "all of these", registers, parts, any(role.needs_worker for role in together))
-    return found
+    of_roles = tuple(dict.fromkeys(name for role in together for name in role.parts))
+    assert set(of_roles) <= parts().keys(), "a role names a part that no feature brings"
+    assert FULL not in found, "a feature calls a role as all of them together are called"
+    return {**found, FULL: Role(FULL, "all of these", registers, of_roles, any(role.needs_worker for role in together))}
 
 
 def parts() -> dict[str, str]:
     """By name, what makes each part."""
-    return {name: place for feature in FEATURES for name, place in feature.parts.items()}
+    return _by_name("part", (item for feature in FEATURES for item in feature.parts.items()))
 
 
 def engines() -> dict[str, str]:
     """By name, what makes the engines of each kind."""
-    return {name: place for feature in FEATURES for name, place in feature.engines.items()}
+    return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
 
 
 def settings() -> dict[str, Setting]:
-    return {setting.name: setting for feature in FEATURES for setting in feature.settings}
+    return _by_name("setting", ((setting.name, setting) for feature in FEATURES for setting in feature.settings))
+
+
+def _by_name(what: str, items: Iterable[tuple[str, T]]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for name, item in items:
+        assert name not in found, f"two features bring a {what} called {name!r}"
+        found[name] = item
+    return found
 
 
 def install() -> None:

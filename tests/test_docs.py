@@ -35,6 +35,7 @@ from ledger.jobs import JobsState
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
 from ledger.network import NetworkState
 from ledger.state import EMPTY_BODY, Body, newest
+from peer import features
 from peer.api.new_job import NOT_SET_BY_NAME
 from peer.features import modules_of
 from peer.settings.invitation import InvitationString
@@ -344,6 +345,11 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
     assert {name: found.get(name) for name in free} == free
     model = dict(re.findall(r"`model\.(\w+)` (\d+)", guide))
     assert model == {field.name: said(field.default) for field in dataclasses.fields(ModelSpec)}
+
+
+def test_every_role_is_in_the_guide_and_no_other() -> None:
+    section = (DOCS / "guide.md").read_text().split("\nRoles that work now:\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == features.roles().keys()
 
 
 def test_every_reason_for_refusing_something_is_explained_in_the_guide() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 
+from features.feature import Feature
+from features.lazily import named
+from features.roles import Role
+from features.settings import Setting
+from ledger.core.genesis import ROLES_MAX, check_roles
 from ledger.jobs import Start
 from ledger.state import Unknown
 from peer import cli, features
@@ -16,19 +23,25 @@ from peer.daemon.daemon import running
 from peer.driver.author import Author
 from peer.features import FEATURES, founding_modules, modules_of, rules_of
 from peer.settings.config import abouts, load, show
+from peer.worker.supervisor import Worker, WorkerFailed
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
+from protocol.reasons import Verdict
 from tests.fuzz.decoders import decoders
 from tests.ledger.world import PlainJobs, World
 from tests.notes.feature import NOTES
 from tests.notes.module import NotesState, Write
-from tests.notes.objective import Ones, Sizes
+from tests.notes.objective import OBJECTIVES, Sizes
 from tests.peer.network import SECONDS_MAX
 from tests.test_docs import sections
+from training import tasks
+from training.data.default_text import default_text
 from training.host import ModelHost
 from training.objectives import registry
+from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 
+LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=1, liars=0)
 JOB = JobSpec(name="ones", objective="ones", rounds=1, liars=0, settings=codec.encode(Sizes(5000)))
 
 
@@ -37,7 +50,8 @@ def feature() -> Iterator[None]:
     FEATURES.append(NOTES)
     yield
     FEATURES.remove(NOTES)
-    registry._known.pop(Ones.name, None)
+    for objective in OBJECTIVES:
+        registry._known.pop(objective.name, None)
 
 
 def seen() -> dict[str, bool]:
@@ -56,6 +70,7 @@ def seen() -> dict[str, bool]:
         "roles": "scribe" in features.roles() and "scribe: writes a note" in run_help,
         "parts": "scribe" in features.roles()["full"].parts,
         "objectives": registry.find("ones") is not None,
+        "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
     }
 
 
@@ -101,6 +116,65 @@ def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp
 def test_a_job_of_an_unknown_objective_is_refused_by_name() -> None:
     with pytest.raises(RemoteProtocolError, match="objective 'ones' is none that this program knows: language, scratch"):
         JobSpec.decode(JOB.encode())
+
+
+def test_all_that_features_name_is_there(feature: None) -> None:
+    """Names are looked up when something is used: a slip would be found by whoever uses it first."""
+    for item in FEATURES:
+        named_by_it = [item.objectives, item.words, item.calls, item.answers, *item.parts.values(), *item.engines.values()]
+        assert all(named(place) is not None for place in named_by_it if place)
+    for name, place in features.engines().items():
+        assert named(place).name == name
+    features.install()
+    for objective in map(registry.find, registry.names()):
+        assert objective is not None and bool(objective.losses) == objective.needs_worker, "a worker trains, or everybody knows"
+        assert all(callable(named(place)) for engine, place in objective.losses.items() if engine in features.engines())
+    for role in features.roles().values():
+        check_roles(role.registers)
+        assert len(role.registers) <= ROLES_MAX
+
+
+@pytest.mark.parametrize(
+    ("twin", "what"),
+    [
+        (Feature(name="twin", about="", roles=(Role("scribe", ""),)), "role called 'scribe'"),
+        (Feature(name="twin", about="", roles=(Role("full", ""),)), "as all of them together"),
+        (Feature(name="twin", about="", roles=(Role("reader", "", parts=("reader",)),)), "a part that no feature brings"),
+        (Feature(name="twin", about="", parts={"scribe": ""}, roles=()), "part called 'scribe'"),
+        (Feature(name="twin", about="", settings=(Setting("listen", "", ""),)), "the peer's own"),
+    ],
+)
+def test_no_feature_takes_the_name_of_another_one_s(feature: None, twin: Feature, what: str) -> None:
+    FEATURES.append(twin)
+    try:
+        with pytest.raises(AssertionError, match=what):
+            features.roles(), abouts()
+    finally:
+        FEATURES.remove(twin)
+
+
+async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: None, tmp_path: Path) -> None:
+    features.install()
+    text, model, buffer, payload = (str(tmp_path / name) for name in ("text", "model", "buffer", "payload"))
+    Path(text).write_bytes(default_text()[:20_000])
+    ReplicatedModel.initial(bytes(32), LETTERS).save(Path(model))
+    worker = Worker(command=[sys.executable, "-m", "tests.notes.worker"], engine="slate")
+    with trio.fail_after(SECONDS_MAX):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(worker.run)
+            assert worker.ready is not None and worker.ready.engine == "slate alone"
+            with pytest.raises(WorkerFailed, match="'slate' cannot train the objective 'language': it has losses for pytorch"):
+                await worker.ask(tasks.OpenJob(bytes(32), replace(LETTERS, objective="language").encode(), text, None))
+            opened = await worker.ask(tasks.OpenJob(bytes(32), LETTERS.encode(), text, None))
+            assert opened.parameters == 256
+            proposed = await worker.ask(tasks.Propose(bytes(32), 0, b"t" * 32, model, None, None, buffer))
+            Path(payload).write_bytes(proposed.payload)
+            update = np.fromfile(buffer, "<f4")
+            assert update.argmin() == ord(" "), "of its share there is most to learn"
+            audit = tasks.Audit(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None)
+            assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
+            assert (await worker.ask(replace(audit, trainer=b"u" * 32))).verdict is Verdict.REPLAY
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_running_peer_has_its_role_its_part_its_blob_and_its_objective(feature: None, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from protocol.messages import Name
 from protocol.names import check_name
 
 TRAINER = "trainer"  # trains, and re-executes what others trained if it also votes
-# A lightweight voter has no role beside its vote. What other roles mean, the features say that bring them along.
+# A lightweight voter has no role beside its vote. The features say what other roles mean. The ledger keeps also those that this
+# program does not know: only their spelling is checked, so that old and new programs find the same state.
+ROLES_MAX = 8  # of one member: a feature has one or two
 
-
-Roles = Annotated[tuple[Name, ...], Length(0, 8)]  # ascending, each once
+Roles = Annotated[tuple[Name, ...], Length(0, ROLES_MAX)]  # ascending, each once
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """One running peer: its parts, started inner ones first and stopped in the opposite order.
 
-    control socket  →  driver and membership  →  worker  →  network  →  store
+    control socket and parts of the role  →  driver and membership  →  worker  →  network  →  store
 
 People are turned away first, then agreement stops, then what it stands on.
 """

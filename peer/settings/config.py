@@ -63,7 +63,9 @@ _ABOUT: dict[str, str] = {field.name: field.metadata["about"] for field in datac
 
 def abouts() -> dict[str, str]:
     """What each setting is about, those of features last."""
-    return _ABOUT | {name: setting.about for name, setting in features.settings().items()}
+    of_features = {name: setting.about for name, setting in features.settings().items()}
+    assert not of_features.keys() & _ABOUT.keys(), "a feature calls a setting as the peer's own is called"
+    return _ABOUT | of_features
 
 
 def names() -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from features.lazily import named
 from peer import features
-from protocol.errors import FolkmootError
+from protocol.errors import FolkmootError, UserError
 from training import tasks
 from training.data.corpus import open_tokens
 from training.data.tokenizer import load_tokenizer
@@ -113,6 +113,11 @@ class Jobs:
 
     def _open(self, request: tasks.OpenJob) -> tasks.Opened:
         spec = JobSpec.decode(request.spec)
+        if self.kind.name not in spec.kind.losses:
+            has = ", ".join(spec.kind.losses) or "none"
+            raise UserError(
+                f"the engine {self.kind.name!r} cannot train the objective {spec.objective!r}: it has losses for {has}"
+            )
         tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None)
         tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
         engine = self.kind.open(spec, tokens, tokenizer)
@@ -211,7 +216,7 @@ def _end() -> None:
 def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs) -> None:
     features.install()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
-    parser.add_argument("--engine", default="pytorch", help="what computes, as features name it")
+    parser.add_argument("--engine", choices=tuple(features.engines()), default="pytorch", help="what computes")
     parser.add_argument("--threads", type=int, help="of the engine; default: what it chooses")
     parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")
     arguments = parser.parse_args()
@@ -219,6 +224,7 @@ def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the daemon stops us in its own order
     pipes = _own_pipes()
     kind: EngineKind = named(features.engines()[arguments.engine])
+    assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
     kind.start(arguments.threads)
     pipes.send(tasks.Ready(*kind.describe()))
     pipes.start()

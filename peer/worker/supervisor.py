@@ -69,7 +69,7 @@ class Worker:
     def __init__(
         self, threads: int = 1, command: Sequence[str] | None = None, backoff_seconds: float = 1.0, engine: str = "pytorch"
     ) -> None:
-        """`threads` of 0 leaves their number to torch.
+        """`threads` of 0 leaves their number to the engine.
 
         `command` stands for `python -m peer.worker.main`; the worker's own arguments are appended to it.
         """

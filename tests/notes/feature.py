@@ -28,6 +28,7 @@ NOTES = Feature(
     about="what members want to remember",
     modules=_modules,
     objectives="tests.notes.objective:OBJECTIVES",
+    engines={"slate": "tests.notes.engine:KIND"},
     roles=(Role("scribe", "writes a note", registers=("scribe",), parts=("scribe",)),),
     parts={"scribe": "tests.notes.part:Scribe"},
     settings=(Setting("first_note", "what the scribe writes first", "hello", _long),),

@@ -1,15 +1,16 @@
-"""An objective of the feature: everybody adds the same."""
+"""Two objectives of the feature: everybody adds the same, and which share each byte has in a text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from protocol.codec import Count
 from training.objectives.objective import Float32Array, Job, Objective, Shape
+from training.transformer import BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +38,15 @@ class Ones(Objective):
         return np.ones(size, dtype=np.float32)
 
 
-OBJECTIVES = (Ones(),)
+class Letters(Objective):
+    name = "letters"
+    about = "the share of each byte in a text"
+    module, version = "notes", 1
+    makes_text = False
+    losses: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance"}
+
+    def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
+        return [("shares", (BYTES,))]
+
+
+OBJECTIVES = (Ones(), Letters())

@@ -114,6 +114,7 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
         "threads = 1000",
         "approve_invited = -1",
         "role = 'boss'",
+        "engine = 'tinygrad'",
         "log_level = 'loud'",
         "log_format = 'xml'",
         "listen = 'nowhere'",

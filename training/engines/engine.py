@@ -63,6 +63,10 @@ class Engine(Protocol):
 class EngineKind(Protocol):
     """A library that engines are made with. `start` comes first, once in a process."""
 
+    @property
+    def name(self) -> str:
+        """As features and the losses of objectives call it."""
+
     def start(self, threads: int | None) -> None: ...
 
     def describe(self) -> tuple[str, int]:

@@ -6,12 +6,15 @@ import torch
 
 from training.data.corpus import Tokens
 from training.data.tokenizer import Tokenizer
-from training.engines.pytorch.engine import Engine, is_out_of_memory, start_threads
+from training.engines.engine import EngineKind
+from training.engines.pytorch.engine import NAME, Engine, is_out_of_memory, start_threads
 from training.spec import JobSpec
 
 
 class PyTorch:
     """Implements `training.engines.engine.EngineKind`."""
+
+    name = NAME
 
     def start(self, threads: int | None) -> None:
         start_threads(threads)
@@ -26,4 +29,4 @@ class PyTorch:
         return is_out_of_memory(error)
 
 
-KIND = PyTorch()
+KIND: EngineKind = PyTorch()
