@@ -27,8 +27,12 @@ class Desk(Protocol):
     def setting(self, name: str) -> Any:
         """One of the feature's own settings."""
 
-    async def next_block(self) -> None:
-        """Returns when another block has been applied."""
+    @property
+    def height(self) -> int:
+        """Of the last applied block."""
+
+    async def block_above(self, height: int) -> None:
+        """Returns when a block above this height is applied, at once if one was while the part did something else."""
 
     async def submit(self, kind: str, content: object) -> None:
         """Returns when a transaction of this peer is decided. Raises `UserError` where it is refused."""

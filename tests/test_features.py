@@ -16,7 +16,7 @@ from features.lazily import named
 from features.roles import Role
 from features.settings import Setting
 from ledger.core.genesis import ROLES_MAX, check_roles
-from ledger.jobs import Start
+from ledger.jobs import Phase, Start
 from ledger.state import Unknown
 from peer import cli, features
 from peer.daemon.daemon import running
@@ -25,6 +25,7 @@ from peer.features import FEATURES, founding_modules, modules_of, rules_of
 from peer.settings.config import abouts, load, show
 from peer.worker.supervisor import Worker, WorkerFailed
 from protocol import codec
+from protocol.api import EventView
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.reasons import Verdict
 from tests.fuzz.decoders import decoders
@@ -186,17 +187,17 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_and_its_objective(f
     with trio.fail_after(SECONDS_MAX):
         async with running(config) as daemon:
             driver = daemon.driver
-            while "the first note is decided" not in [event.text for event in await daemon.api.events(-1, 0.05)]:
-                await trio.lowlevel.checkpoint()
-            while driver.state.members.members[driver.signer.public].roles != ("scribe",):
-                await driver.applied.wait()
+            told: tuple[EventView, ...] = ()
+            while "the first note is decided" not in [event.text for event in told]:
+                told += await daemon.api.events(len(told), SECONDS_MAX)
             notes, me = driver.state.of(NotesState), driver.signer.public
             assert notes.written == {me: 1} and notes.last is not None and driver.blobs.read(notes.last) == b"milk"
+            assert driver.state.members.members[me].roles == ("scribe",)
             assert (directory / "parts" / "scribe" / "written").exists()
             author = Author(driver)
             await author.submit("job/start", Start(JOB.encode()))
-            while not await daemon.api.rounds(1):
-                await daemon.api.events(-1, 0.05)
+            while any(job.phase is not Phase.FINISHED for job in driver.state.jobs.jobs.values()):
+                await driver.applied.wait()
             (closed,) = await daemon.api.rounds(1)
             assert list(closed.verdicts.values()) == ["accept"] and closed.stepped
             await author.submit("notes/write", Write(notes.last))

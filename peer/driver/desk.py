@@ -40,8 +40,13 @@ class DriverDesk:
     def setting(self, name: str) -> Any:
         return self.config.of_features[name]
 
-    async def next_block(self) -> None:
-        await self.driver.applied.wait()
+    @property
+    def height(self) -> int:
+        return self.driver.state.height
+
+    async def block_above(self, height: int) -> None:
+        while self.height <= height:
+            await self.driver.applied.wait()
 
     async def submit(self, kind: str, content: object) -> None:
         await self.author.submit(kind, content)

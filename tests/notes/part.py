@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from features.parts import Desk
+from ledger.members import MembersState
 from tests.notes.module import NotesState, Write
 
 
@@ -13,7 +14,9 @@ class Scribe:
     desk: Desk
 
     async def run(self) -> None:
-        """Writes its first note as soon as it is a member, and says when it is decided."""
+        """Writes its first note as soon as the network knows its role, and says when it is decided."""
+        while "scribe" not in self.desk.state.of(MembersState).members[self.desk.me].roles:
+            await self.desk.block_above(self.desk.height)
         digest = self.desk.keep(str(self.desk.setting("first_note")).encode())
         await self.desk.submit("notes/write", Write(digest))
         assert self.desk.state.of(NotesState).written[self.desk.me] == 1
