@@ -25,7 +25,7 @@ from ledger.tables.rows import PATH_BYTES, Replacement, Stored, loaded, replaced
 from ledger.tables.tree import Node
 from ledger.tables.versions import Version
 from protocol.errors import StorageError
-from storage.sealed import damaged, insert, seal, storage_error
+from storage.sealed import damaged, seal, storage_error
 
 R = TypeVar("R")
 
@@ -35,6 +35,8 @@ SCHEMA: Final = f"""CREATE TABLE {_ROWS} (
     slot INTEGER PRIMARY KEY, name TEXT NOT NULL, start BLOB NOT NULL, depth INTEGER NOT NULL, rows INTEGER NOT NULL,
     size INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL, seal BLOB NOT NULL
 )"""
+
+_PUT: Final = f"INSERT OR REPLACE INTO {_ROWS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 # Buckets that were read or written lately: what a block reads is read again when it acts, and often by the next one.
 RECENT_BYTES_MAX: Final = 16 << 20
@@ -144,10 +146,7 @@ class SqliteRows:
         """In a transaction of the caller's. `committed` must follow once it is durable."""
         for of in changes:
             database.executemany(f"DELETE FROM {_ROWS} WHERE slot = ?", ((slot,) for slot in of.change.drops))
-            for place, data in of.change.puts:
-                start = place.start.rstrip(b"\x00")
-                values = (place.slot, of.name, start, place.depth, place.rows, place.size, place.hash, data)
-                insert(database, "INSERT OR REPLACE", _ROWS, *values)
+            database.executemany(_PUT, (_sealed(of.name, place, data) for place, data in of.change.puts))
 
     def committed(self, changes: Sequence[TableChange]) -> None:
         """From now on these rows are read from here, and need no memory."""
@@ -161,3 +160,8 @@ class SqliteRows:
                     self._forget(slot)
                 for place, data in of.change.puts:
                     self._remember(place.slot, place.hash, data)
+
+
+def _sealed(name: str, place: Stored, data: bytes) -> tuple[Any, ...]:
+    values = (place.slot, name, place.start.rstrip(b"\x00"), place.depth, place.rows, place.size, place.hash, data)
+    return *values, seal(_ROWS, values)

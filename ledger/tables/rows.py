@@ -18,10 +18,8 @@ from ledger.tables.tree import (
     Bucket,
     Node,
     branch,
-    branch_hash,
     buckets,
     data_of,
-    hash_of,
     middle,
     rows_in,
 )
@@ -64,11 +62,12 @@ def replaced(old: Node, version: Version, table: Table[Any] | None, fresh: Itera
     puts: list[tuple[Stored, bytes]] = []
 
     def adopt(old: Node, new: Node, start: int, depth: int) -> Node:
-        if hash_of(old) == hash_of(new):  # at one place of the tree: the same rows, so the same buckets
+        # Of one hash at one place of the tree are the same rows, and so the same buckets.
+        if old is new or (old is not None and new is not None and old[0] == new[0]):
             return old
         if old is not None and len(old) == 5 and new is not None and len(new) == 5:
-            left = adopt(old[3], new[3], start, depth + 1)
-            return branch(new[0], left, adopt(old[4], new[4], _right(start, depth), depth + 1))
+            left, right = adopt(old[3], new[3], start, depth + 1), adopt(old[4], new[4], _right(start, depth), depth + 1)
+            return new[0], new[1], new[2], left, right
         for bucket in buckets(old):
             superseded.append(bucket)
             free.append(_slot(bucket))
@@ -77,10 +76,9 @@ def replaced(old: Node, version: Version, table: Table[Any] | None, fresh: Itera
     def move(new: Node, start: int, depth: int) -> Node:
         if new is None:
             return None
+        hash, rows, size = new[:3]
         if len(new) == 5:
-            left = move(new[3], start, depth + 1)
-            return branch(new[0], left, move(new[4], _right(start, depth), depth + 1))
-        hash, rows, size, _ = new
+            return hash, rows, size, move(new[3], start, depth + 1), move(new[4], _right(start, depth), depth + 1)
         slot = free.pop() if free else next(fresh)
         puts.append((Stored(start.to_bytes(PATH_BYTES, "big"), depth, rows, size, hash, slot), data_of(new, read)))
         return hash, rows, size, slot
@@ -120,7 +118,7 @@ def _built(places: Sequence[Stored], depth: int) -> Node:
     left, right = _built(places[:half], depth + 1), _built(places[half:], depth + 1)
     if rows_in(left) + rows_in(right) <= BUCKET_ROWS_MAX:
         raise StorageError("buckets of a table are missing")
-    return branch(branch_hash(hash_of(left), hash_of(right)), left, right)
+    return branch(left, right)
 
 
 class MemoryRows:

@@ -77,10 +77,10 @@ def size_of(node: Node) -> int:
     return 0 if node is None else node[2]
 
 
-def branch(hash: bytes, left: Node, right: Node) -> Branch:
-    rows = (left[1] if left else 0) + (right[1] if right else 0)
+def branch(left: Node, right: Node) -> Branch:
+    hash, rows = branch_hash(hash_of(left), hash_of(right)), rows_in(left) + rows_in(right)
     assert rows > BUCKET_ROWS_MAX
-    return hash, rows, (left[2] if left else 0) + (right[2] if right else 0), left, right
+    return hash, rows, size_of(left) + size_of(right), left, right
 
 
 # Reading -----------------------------------------------------------------------------------------------------------------
@@ -115,8 +115,11 @@ def find(node: Node, key: bytes, read: Read) -> bytes | None:
 def walk(node: Node, read: Read) -> Iterator[tuple[bytes, bytes]]:
     """Keys and encoded values, by path."""
     for bucket in buckets(node):
-        rows = flat(bucket, read)
-        yield from zip(rows[::2], rows[1::2], strict=True)
+        yield from _pairs(flat(bucket, read))
+
+
+def _pairs(rows: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(rows[::2], rows[1::2], strict=True)
 
 
 def buckets(node: Node) -> Iterator[Bucket]:
@@ -133,7 +136,8 @@ def buckets(node: Node) -> Iterator[Bucket]:
 
 def rows_of(node: Node, read: Read) -> list[Row]:
     """By path."""
-    return [(path_of(key), key, value) for key, value in walk(node, read)]
+    pairs = [pair for bucket in buckets(node) for pair in _pairs(flat(bucket, read))]
+    return [(_sha256(key).digest(), key, value) for key, value in pairs]
 
 
 # Changing ----------------------------------------------------------------------------------------------------------------
@@ -148,20 +152,20 @@ def changed(node: Node, changes: Sequence[Change], read: Read, depth: int = 0) -
         left = changed(node[3], changes[:half], read, depth + 1)
         right = changed(node[4], changes[half:], read, depth + 1)
         return node if left is node[3] and right is node[4] else joined(left, right, read)
-    before = rows_of(node, read)
-    after = {row[0]: row for row in before}
+    rows = {row[0]: row for row in rows_of(node, read)}
+    differs = False
     for path, key, value in changes:
+        before = rows.get(path)
         if value is None:
-            after.pop(path, None)
-        else:
-            after[path] = (path, key, value)
-    rows = sorted(after.values())
-    return node if rows == before else built(rows, depth)
+            differs |= rows.pop(path, None) is not None
+        elif before is None or before[2] != value:
+            differs, rows[path] = True, (path, key, value)
+    return built(sorted(rows.values()), depth) if differs else node
 
 
 def built(rows: Sequence[Row], depth: int = 0) -> Node:
     """The subtree at `depth` of these rows, which ascend by path."""
-    return _built(rows, [row_hash(path, value) for path, _, value in rows], depth)
+    return _built(rows, [_sha256(_ROW + path + _sha256(value).digest()).digest() for path, _, value in rows], depth)
 
 
 def _built(rows: Sequence[Row], hashes: Sequence[bytes], depth: int) -> Node:
@@ -170,8 +174,7 @@ def _built(rows: Sequence[Row], hashes: Sequence[bytes], depth: int) -> Node:
     if len(rows) > BUCKET_ROWS_MAX:
         half = middle(rows, depth)
         left = _built(rows[:half], hashes[:half], depth + 1)
-        right = _built(rows[half:], hashes[half:], depth + 1)
-        return branch(branch_hash(hash_of(left), hash_of(right)), left, right)
+        return branch(left, _built(rows[half:], hashes[half:], depth + 1))
     data: list[bytes] = []
     size = 0
     for _, key, value in rows:
@@ -182,14 +185,20 @@ def _built(rows: Sequence[Row], hashes: Sequence[bytes], depth: int) -> Node:
 
 def joined(left: Node, right: Node, read: Read) -> Node:
     """A branch of two halves, or one bucket if they fit into one: it never matters what stood there before."""
-    rows = rows_in(left) + rows_in(right)
-    if rows <= 1:
-        return left or right
-    hash = branch_hash(hash_of(left), hash_of(right))
+    if left is None:
+        if right is None or right[1] == 1:
+            return right
+        hash, rows, size = _sha256(_BRANCH + EMPTY + right[0]).digest(), right[1], right[2]
+    elif right is None:
+        if left[1] == 1:
+            return left
+        hash, rows, size = _sha256(_BRANCH + left[0] + EMPTY).digest(), left[1], left[2]
+    else:
+        hash, rows, size = _sha256(_BRANCH + left[0] + right[0]).digest(), left[1] + right[1], left[2] + right[2]
     if rows > BUCKET_ROWS_MAX:
-        return branch(hash, left, right)
+        return hash, rows, size, left, right
     data = [part for half in (left, right) for bucket in buckets(half) for part in flat(bucket, read)]
-    return hash, rows, size_of(left) + size_of(right), codec.encode(data)
+    return hash, rows, size, codec.encode(data)
 
 
 def folded(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int) -> bytes:
