@@ -1,4 +1,4 @@
-"""Every message that crosses the wire. `docs/protocol.md` gives the same table byte by byte.
+"""Every message that crosses the wire. `docs/protocol/` gives the same tables byte by byte.
 
 Signed messages are bodies of `identity.Signed`; the others are protected by the authenticated link they arrive on and are
 never evidence for anything.

@@ -1,4 +1,4 @@
-"""docs/codec.md has the test vectors that the code computes. `python -m tests.test_codec_page --write` puts them there."""
+"""docs/protocol/codec.md has the test vectors that the code computes: `python -m tests.test_codec_page --write`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.replicated.codec.supports import rice_parameter
 from training.replicated.layout import CHUNK, Float32Array, Layout, of_shapes
 from training.spec import Compression
 
-PAGE = Path(__file__).parents[1] / "docs" / "codec.md"
+PAGE = Path(__file__).parents[1] / "docs" / "protocol" / "codec.md"
 WIDTH = 96  # characters of a vector in one line
 SMALL = of_shapes([("a", (3, 3)), ("b", (5,))])
 LARGE = of_shapes([("a", (CHUNK,))])

@@ -1,7 +1,7 @@
 """The documents say what the code does.
 
-`python -m tests.test_docs` prints the tables and test vectors of docs/protocol.md from the code; with `--write` it puts them into
-the page, where their headings are.
+`python -m tests.test_docs` prints the tables and test vectors of docs/protocol/ from the code; with `--write` it puts them into
+the pages, where their headings are.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from training.transformer import ModelSpec
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PROTOCOL = DOCS / "protocol.md"
+PROTOCOL = sorted((DOCS / "protocol").glob("*.md"))
 DECISIONS = DOCS / "decisions"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
 MODULES = modules_of(PlainJobs())
@@ -152,7 +152,7 @@ def number(value: int) -> str:
 
 def heading(kind: type) -> str:
     tag = getattr(kind, "TAG", None)
-    return f"#### {kind.__name__}" + (f" `{tag}`" if tag else "")
+    return f"### {kind.__name__}" + (f" `{tag}`" if tag else "")
 
 
 def limit_rows() -> list[str]:
@@ -175,7 +175,18 @@ def sections() -> Iterable[tuple[str, list[str]]]:
         yield heading(kind), table_of(kind)
     for kind in dict.fromkeys(transactions().values()):
         names = ", ".join(f"`{name}`" for name, content in transactions().items() if content is kind)
-        yield f"#### {kind.__name__} {names}", table_of(kind)
+        yield f"### {kind.__name__} {names}", table_of(kind)
+
+
+def kind_rows() -> list[str]:
+    """Every transaction, and where the pages say what it does."""
+    titles = {title.split()[1]: title for title, _ in sections()}
+    return [f"| `{kind}` | {_link(content.__name__, titles[content.__name__])} |" for kind, content in transactions().items()]
+
+
+def _link(name: str, title: str) -> str:
+    [page] = [page.name for page in PROTOCOL if f"{title}\n" in page.read_text()]
+    return f"[{name}]({page}#{anchor_of(title.lstrip('# '))})"
 
 
 # Test vectors --------------------------------------------------------------------------------------------------------
@@ -272,6 +283,7 @@ def rewritten(page: str) -> str:
     """The page with its tables, limits and test vectors as the code has them."""
     for title, table in sections():
         page = _put(page, rf"{re.escape(title)}\n\n", r"(?:\|[^\n]*\n|\(no fields\)\n)*", table)
+    page = _put(page, r"\| kind \| content \|\n\|---\|---\|\n", r"(?:\|[^\n]*\n)*", kind_rows())
     page = _put(page, r"\| limit \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", limit_rows())
     for name, value in vectors().items():
         page = _put(page, rf"{re.escape(name)}:\n", r"(?:[ \t]+[^\n]+\n)*", shown(value))
@@ -287,13 +299,13 @@ def _put(page: str, before: str, old: str, lines: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def protocol() -> str:
-    return PROTOCOL.read_text()
+    return "\n".join(page.read_text() for page in PROTOCOL)
 
 
 @pytest.mark.parametrize(("title", "table"), list(sections()), ids=[title for title, _ in sections()])
 def test_every_message_record_and_transaction_is_documented_field_by_field(protocol: str, title: str, table: list[str]) -> None:
     section = re.split(rf"^{re.escape(title)}$", protocol, flags=re.MULTILINE)
-    assert len(section) == 2, f"{title} is not in docs/protocol.md exactly once"
+    assert len(section) == 2, f"{title} is not in docs/protocol/ exactly once"
     section_text = re.split(r"^#+ ", section[1], flags=re.MULTILINE)[0]
     documented = [line for line in section_text.splitlines() if line.startswith("|")]
     assert documented == [line for line in table if line.startswith("|")]
@@ -304,6 +316,10 @@ def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> N
     rows = limit_rows()
     assert names == {row.split("`")[1] for row in rows}, "a limit without a reason beside it"
     assert not [row for row in rows if row not in protocol.splitlines()]
+
+
+def test_every_transaction_is_in_the_list_of_them(protocol: str) -> None:
+    assert not [row for row in kind_rows() if row not in protocol.splitlines()]
 
 
 def test_the_characters_that_no_name_holds_are_those_of_the_code(protocol: str) -> None:
@@ -322,7 +338,7 @@ def test_every_verdict_and_finding_is_documented(protocol: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), list(vectors().items()), ids=list(vectors()))
 def test_test_vectors_are_what_the_code_computes(protocol: str, name: str, value: str) -> None:
-    found = re.search(rf"^{re.escape(name)}:((?:\n?[ \t]+[^\n]+)+)$", protocol, re.MULTILINE)
+    found = re.search(rf"^{re.escape(name)}:((?:\n[ \t]+[^\n]+)+)$", protocol, re.MULTILINE)
     assert found, f"no test vector {name!r}"
     joined = " ".join(found[1].split())
     assert (joined if name == "batch" else joined.replace(" ", "")) == value
@@ -412,7 +428,11 @@ def test_every_commit_that_a_figure_names_is_in_the_history() -> None:
 
 def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {anchor_of(title) for title in titles}
+
+
+def anchor_of(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -423,7 +443,8 @@ def test_files_named_in_the_documents_exist(page: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        PROTOCOL.write_text(rewritten(PROTOCOL.read_text()))
+        for page in PROTOCOL:
+            page.write_text(rewritten(page.read_text()))
         sys.exit()
     for title, table in sections():
         print("\n".join([title, "", *table, ""]))

@@ -1,4 +1,4 @@
-"""docs/tables.md has the test vectors that the code computes, and a second implementation computes them, too.
+"""docs/protocol/tables.md has the test vectors that the code computes, and a second implementation computes them, too.
 
 `python -m tests.test_tables_page --write` puts them there.
 """
@@ -20,7 +20,7 @@ from protocol import codec
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 from tests.ledger.tables import records
 
-PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
+PAGE = Path(__file__).parents[1] / "docs" / "protocol" / "tables.md"
 WIDTH = 96  # characters of a vector in one line
 COUNT = 40
 SEVENTH, BESIDE, ALONE = b"\x00\x07", b"\xff\xff", b"\x00\x28"

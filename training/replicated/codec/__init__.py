@@ -1,4 +1,4 @@
-"""The payload of a trainer's update, in exactly one canonical byte string (docs/codec.md): numpy only, the same bits everywhere.
+"""The payload of a trainer's update, in one canonical byte string (docs/protocol/codec.md): numpy only, same bits everywhere.
 
 Every element, or the largest of every chunk, as one level of 1 to 8 bits; one scale per chunk; one exponent. With one bit it is
 the scaled sign of EF-signSGD (Karimireddy 2019, arXiv:1901.09847).

@@ -1,4 +1,4 @@
-"""docs/codec.md a second time: plain Python, strings of bits and exact fractions, nothing shared with the codec but the layout.
+"""docs/protocol/codec.md a second time: plain Python, strings of bits and exact fractions, shared with the codec: the layout.
 
 Slow, and read against the page rather than against the code. `decode` reads what it can and then asks whether writing it again
 gives the same bytes.

@@ -1,4 +1,4 @@
-"""Buffers to payloads and back, against a second implementation made from docs/codec.md."""
+"""Buffers to payloads and back, against a second implementation made from docs/protocol/codec.md."""
 
 from __future__ import annotations
 
