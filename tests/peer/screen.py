@@ -18,8 +18,13 @@ import pyte
 
 from tests.peer.processes import environment
 
-# Makes standard input the controlling terminal of the new session, then becomes the program.
-WRAPPER = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+# Makes standard input the controlling terminal of the new session, then becomes the program. Where the tests ignore SIGHUP (`nohup`), it does not.
+WRAPPER = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 SECONDS_MAX = 30.0
 
 
