@@ -18,7 +18,8 @@ import pyte
 
 from tests.peer.processes import environment
 
-# Makes standard input the controlling terminal of the new session, then becomes the program. Where the tests ignore SIGHUP (`nohup`), it does not.
+# Makes standard input the controlling terminal of the new session, then becomes the program. Where the tests ignore
+# SIGHUP (`nohup`), it does not.
 WRAPPER = """
 import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
