@@ -80,7 +80,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         texts.mkdir(exist_ok=True)
         host, events = ModelHost(directory.models), EventLog()
         book = directory.path / "addresses"
-        remembered = addressbook.load(book)
+        remembered = addressbook.load(book, lambda text: events.add("warning", text))
         network = Swarm(
             signer,
             genesis.chain_id,

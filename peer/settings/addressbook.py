@@ -17,11 +17,14 @@ ADDRESSES_KEPT = 64  # all are dialed at the next start; a quorum of a large net
 SAVE_SECONDS = 10.0  # between looks whether there is something new
 
 
-def load(file: Path) -> tuple[str, ...]:
-    """As `peer id@host:port`; nothing if the file is not there. What is no such line is passed over: it was only remembered."""
+def load(file: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[str, ...]:
+    """As `peer id@host:port`; nothing if the file is not there. What is no such line is told, and passed over."""
     with storage_errors(file):
         lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-    return tuple(line for line in lines if _is_readable(line))
+    readable = tuple(line for line in lines if _is_readable(line))
+    if len(readable) < len(lines):
+        tell(f"{file}: {len(lines) - len(readable)} lines are no PEER@HOST:PORT and are passed over")
+    return readable
 
 
 def _is_readable(line: str) -> bool:

@@ -54,4 +54,10 @@ def test_what_cannot_be_read_of_the_file_is_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "addresses"
     lines = (entry(1, 1), f"{peer_id(key(2))}@[fe80::1%a b]:7700", "nonsense", f"nobody@{entry(3, 3)}", "", entry(4, 4))
     file.write_bytes("".join(f"{line}\n" for line in lines).encode() + b"\xff\xfe\n")
-    assert addressbook.load(file) == (entry(1, 1), entry(4, 4))
+    told: list[str] = []
+    assert addressbook.load(file, told.append) == (entry(1, 1), entry(4, 4))
+    (line,) = told
+    assert str(file) in line and "5 lines" in line and "\n" not in line
+    file.write_text(f"{entry(1, 1)}\n")
+    addressbook.load(file, told.append)
+    assert len(told) == 1
