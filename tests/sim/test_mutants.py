@@ -16,6 +16,7 @@ from tests.sim import invariants, partitions, progress, simulation
 from tests.sim.campaign import run_one
 from tests.sim.mutants import MUTANTS, Mutant, hunt, scenarios
 from tests.sim.mutants.hunts import work
+from tests.sim.mutants.planting import planted
 from tests.sim.mutants.scenarios import CALM
 
 QUICK = 6  # seeds; most show at the first
@@ -53,6 +54,12 @@ def test_a_job_that_ended_with_its_trainer_s_retirement_is_not_missed_when_that_
 
 def test_there_are_thirty_bugs_and_each_has_a_name_of_its_own() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 30
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_bug_can_be_planted_in_the_code_as_it_is(mutant: Mutant) -> None:
+    with planted(mutant):
+        pass
 
 
 def test_every_bug_names_an_invariant_that_exists() -> None:
