@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -25,13 +24,13 @@ from ledger.audits.docket import AuditsModule
 from ledger.audits.state import AuditsState
 from ledger.blocks.ledger import Ledger
 from ledger.members import MembersState
-from ledger.snapshots.assembly import Assembly, Restored
+from ledger.snapshots.assembly import Assembly, Key, Restored
 from ledger.snapshots.transfer import Transfer
 from ledger.state import Rules, State, Transition
 from peer.node.node import Node
 from peer.node.rounds import Rounds
 from protocol import codec
-from protocol.messages import Ballot, Commit, Timeout
+from protocol.messages import Ballot, Commit, Content, Timeout
 from rounds import ballots
 from rounds.ballots import RoundTerms
 from tests.sim.audits import Withholds
@@ -373,8 +372,12 @@ def _snapshot_root_unchecked(planter: Planter) -> None:
 def _snapshot_names_unchecked(planter: Planter) -> None:
     real = Assembly.__init__
 
-    def init(self: Assembly, rules: Any, models: Any, tip: Any, leaves: Any) -> None:
-        real(self, SimpleNamespace(modules=leaves, decode_state=rules.decode_state), models, tip, leaves)  # type: ignore[arg-type]
+    def init(self: Assembly, rules: Rules, models: Any, tip: Any, digests: Any) -> None:
+        names = sorted(version.name for version in rules.genesis.modules)
+        real(self, rules, models, tip, dict(zip(names, digests.values(), strict=True)) if len(digests) == len(names) else digests)
+        self._digests = digests
+        kept = {key: None for key in self.missing if key.content is not Content.MODULE}
+        self.missing = kept | {Key(Content.MODULE, name.encode()): None for name in digests}
 
     planter.replace(Assembly, "__init__", init)
 
