@@ -43,7 +43,7 @@ async def test(asked: Asked[PeerApi]) -> None:
     api = asked.api
     newest = await api.events(-1, 0.0)
     seen = newest[-1].number if newest else 0
-    before, known = await _trained_roots(api), await asked.names()
+    before, known = await api.jobs(), await asked.names()
     job = await asked.decided(api.test())
     asked.show(f"scratch round, job {views.short(job)}: a known update is proposed, judged, voted and applied")
     with trio.move_on_after(TEST_SECONDS_MAX):
@@ -51,7 +51,7 @@ async def test(asked: Asked[PeerApi]) -> None:
             async for event in phases:
                 asked.show(views.event(event, known))
                 if event.kind == "applied":
-                    asked.show(_unchanged(before, await _trained_roots(api)))
+                    asked.show(_unchanged(before, await api.jobs(), job))
                     return
     raise UserError(f"the scratch round is not decided after {TEST_SECONDS_MAX:.0f} s; `peers` shows who is missing")
 
@@ -75,20 +75,18 @@ async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView
                 yield event
 
 
-async def _trained_roots(api: PeerApi) -> dict[str, tuple[int, str]]:
-    return {job.job: (job.round, job.model_root) for job in await api.jobs() if job.objective != "scratch"}
-
-
-def _unchanged(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, str]]) -> str:
-    """Says of every model in training whether the scratch round touched it; its own rounds may have gone on meanwhile."""
-    if not before:
+def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: str) -> str:
+    """Says of every model whether the scratch round touched it; its own rounds may have gone on meanwhile, or it was forgotten."""
+    now = {job.job: job for job in after}
+    objective = now[test].objective if test in now else ""  # earlier tests trained no model either
+    models = [job for job in before if job.objective != objective and job.job in now]
+    if not models:
         return "no model is being trained, so there is none that the test could have touched"
     lines = []
-    for job, (number, root) in before.items():
-        same = after[job] == (number, root)
-        lines.append(
-            f"job {views.short(job)}: model root {root[:16]} " + ("unchanged" if same else f"moved on by its own round {number}")
-        )
+    for job in models:
+        same = (now[job.job].round, now[job.job].model_root) == (job.round, job.model_root)
+        moved = "unchanged" if same else f"moved on by its own round {job.round}"
+        lines.append(f"job {views.short(job.job)}: model root {job.model_root[:16]} {moved}")
     return "\n".join(lines)
 
 
