@@ -98,10 +98,10 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     """An engine that does as `variant` says; torch is imported only here, where the environment is what it is to be."""
     import torch
 
-    from training.data.corpus import Tokens
     from training.data.tokenizer import load_tokenizer
     from training.engines.pytorch.engine import Engine, windows
     from training.engines.pytorch.model import GPT
+    from training.sequences import Tokens
 
     class Differing(Engine):
         """Computes gradients on `device`, perhaps in another precision; everything else is where it always is."""

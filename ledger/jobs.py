@@ -72,6 +72,7 @@ class JobTerms:
     audits: AuditTerms | None = None  # re-executed afterwards, where and by whom is drawn: then not `audited`
     base: Base | None = None
     requires: ModuleVersion = JOBS  # the network must run this module, in this version or a later one
+    role: str = TRAINER  # where it needs a worker: members with this role train, those that vote re-execute
 
     @property
     def is_reexecuted(self) -> bool:
@@ -311,7 +312,7 @@ class JobsModule(Module[JobsState]):
         job = replace(job, base=terms.base.job if terms.base else None)
         job = self.open_round(job, members, height, None)
         if not job.trainers and terms.needs_worker:
-            raise Refused("no member is registered as a trainer")
+            raise Refused(f"no member is registered as a {terms.role}")
         if not job.trainers:
             raise Refused(f"only {short_id(author)} would train it, who was retired: it registers or stands for a vote first")
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
@@ -343,7 +344,7 @@ class JobsModule(Module[JobsState]):
         """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
         terms = self.rules.terms(job.spec)
         voters, author = members.round_voters, members.current(job.author)
-        workers = {key for key, member in members.members.items() if TRAINER in member.roles}
+        workers = {key for key, member in members.members.items() if terms.role in member.roles}
         may_train = workers if terms.needs_worker else {author} if members.takes_part(author) else set[bytes]()
         able = [key for key in may_train if suspended.get(key, 0) <= job.round]
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))

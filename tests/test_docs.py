@@ -49,12 +49,13 @@ from rounds.ballots import Closing
 from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
 from training import stream
-from training.data.corpus import Manifest, batch_offsets
+from training.data.corpus import Manifest
 from training.replicated import codec, outer
 from training.replicated.feedback import Record, accumulate, buffer_digest
 from training.replicated.files import Saved
 from training.replicated.layout import of_shapes
 from training.replicated.state import State
+from training.sequences import batch_offsets
 from training.spec import Compression, JobSpec
 from training.transformer import ModelSpec
 

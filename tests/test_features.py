@@ -110,6 +110,7 @@ def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp
         with pytest.raises(RemoteProtocolError, match=why):
             JobSpec.decode(replace(JOB, settings=settings).encode())
     assert ModelHost(tmp_path).terms(JOB.encode()).requires.name == "notes"
+    assert ModelHost(tmp_path).terms(LETTERS.encode()).role == "clerk"
     with pytest.raises(RemoteProtocolError, match="has no settings"):
         JobSpec.decode(replace(JOB, objective="scratch").encode())
 
@@ -130,6 +131,8 @@ def test_all_that_features_name_is_there(feature: None) -> None:
     for objective in map(registry.find, registry.names()):
         assert objective is not None and bool(objective.losses) == objective.needs_worker, "a worker trains, or everybody knows"
         assert all(callable(named(place)) for engine, place in objective.losses.items() if engine in features.engines())
+        trained_by = [role for role in features.roles().values() if objective.role in role.registers]
+        assert trained_by and all(role.needs_worker for role in trained_by), "who registers for it can train it"
     for role in features.roles().values():
         check_roles(role.registers)
         assert len(role.registers) <= ROLES_MAX

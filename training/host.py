@@ -58,6 +58,7 @@ class ModelHost:
             proposal_seconds=job.proposal_seconds,
             audits=_audit_terms(job) if job.audit is Audit.SAMPLED else None,
             base=job.base,
+            role=job.kind.role,
         )
 
     def misfit(self, base: bytes, spec: bytes) -> str | None:

@@ -23,7 +23,7 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Verdict
 from rounds.ballots import Closing
-from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
 from tests.sim.keys import FastSigner
 from training.spec import JobSpec
 
@@ -178,6 +178,19 @@ def test_a_job_needs_a_trainer_and_a_sound_specification() -> None:
     assert "no member is registered as a trainer" in (nobody.problem(nobody.tx(PEOPLE[0], "job/start", Start(UNAUDITED))) or "")
     assert nobody.problem(nobody.tx(PEOPLE[0], "job/start", Start(SCRATCH))) is None
     assert (world.problem(world.tx(PEOPLE[0], "job/start", Start(b"dance"))) or "").startswith("bad-job")
+
+
+def test_the_role_that_an_objective_names_says_who_trains_and_re_executes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = PlainJobs.terms
+    monkeypatch.setattr(PlainJobs, "terms", lambda self, spec: replace(terms(self, spec), role="clerk"))
+    world = World()
+    job = world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    assert world.problem(job) == "no member is registered as a clerk"
+    clerks = PEOPLE[1:4]
+    world.decide(*(world.tx(person, "member/register", Register(("clerk",))) for person in clerks))
+    world.decide(job)
+    (opened,) = world.state.jobs.jobs.values()
+    assert opened.trainers == opened.auditors == tuple(sorted(person.public for person in clerks))
 
 
 @pytest.mark.parametrize("spec", [SCRATCH, LANGUAGE])

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from features.lazily import named
-from training.data.corpus import Tokens, batch_offsets
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, EngineKind
+from training.objectives.objective import Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
+from training.sequences import Tokens
 from training.spec import JobSpec
 
 RATE = np.float32(0.5)
@@ -55,12 +56,10 @@ class Slate:
 
     def _shares(self, job: bytes, round: int, trainer: bytes, step: int) -> Float32Array:
         """Of each byte in the sequences of one step."""
-        context, train = self.spec.model.context, self.tokens.train
-        offsets = batch_offsets(
-            job, round, trainer, step, batch=self.spec.batch, tokens=len(train), context=context, seed=self.spec.seed
-        )
-        seen = np.concatenate([train[offset : offset + context] for offset in offsets])
-        return (np.bincount(seen, minlength=self.parameters) / len(seen)).astype(np.float32)
+        kind, spec = self.spec.kind, self.spec
+        drawn = kind.draw(spec, Step(job, round, trainer, step), spec.batch, self.tokens)
+        (seen,) = kind.examples(spec, drawn, self.tokens)
+        return (np.bincount(seen.ravel(), minlength=self.parameters) / seen.size).astype(np.float32)
 
     def inner_step(
         self,

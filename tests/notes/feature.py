@@ -29,7 +29,10 @@ NOTES = Feature(
     modules=_modules,
     objectives="tests.notes.objective:OBJECTIVES",
     engines={"slate": "tests.notes.engine:KIND"},
-    roles=(Role("scribe", "writes a note", registers=("scribe",), parts=("scribe",)),),
+    roles=(
+        Role("scribe", "writes a note", registers=("scribe",), parts=("scribe",)),
+        Role("clerk", "counts letters", registers=("clerk",), needs_worker=True),
+    ),
     parts={"scribe": "tests.notes.part:Scribe"},
     settings=(Setting("first_note", "what the scribe writes first", "hello", _long),),
     words="tests.notes.words",

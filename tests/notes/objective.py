@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from protocol.codec import Count
 from training.objectives.objective import Float32Array, Job, Objective, Shape
+from training.sequences import Tokens
 from training.transformer import BYTES
 
 
@@ -42,11 +44,17 @@ class Letters(Objective):
     name = "letters"
     about = "the share of each byte in a text"
     module, version = "notes", 1
+    role = "clerk"
     makes_text = False
     losses: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance"}
 
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [("shares", (BYTES,))]
+
+    def examples(self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens) -> tuple[npt.NDArray[Any], ...]:
+        """The bytes of sequences, of which nothing is predicted."""
+        seen, _ = super().examples(job, drawn, data)
+        return (seen,)
 
 
 OBJECTIVES = (Ones(), Letters())

@@ -30,13 +30,13 @@ import numpy as np
 from benchmarks import dispatch
 from tests.training.replicated.support import JOB, ODD, RAGGED, SMALL, buffer, header, proposed, trainer, update
 from training import stream
-from training.data.corpus import batch_offsets
 from training.objectives.scratch import Scratch
 from training.replicated import aggregate, codec, feedback, outer
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.replicated.schedule import inner_rate
+from training.sequences import batch_offsets
 from training.spec import BITS, PRESETS, Compression, JobSpec, Outer, Rule
 from training.transformer import ModelSpec
 

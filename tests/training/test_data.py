@@ -17,9 +17,7 @@ from training.data import corpus as data
 from training.data import tokenizer
 from training.data.corpus import (
     Manifest,
-    Tokens,
     assemble,
-    batch_offsets,
     bytes_needed,
     digest_of,
     open_tokens,
@@ -28,6 +26,7 @@ from training.data.corpus import (
     split,
 )
 from training.data.default_text import default_text
+from training.sequences import Tokens, batch_offsets
 from training.spec import JobSpec
 from training.transformer import ModelSpec
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
 from protocol import codec
 from protocol.codec import Between, Digest, Length
@@ -29,6 +28,7 @@ from protocol.limits import DATA_BYTES_MAX, DATA_SHARD_BYTES
 from storage import durable
 from training.data.shards import require_known_tokens
 from training.data.tokenizer import Tokenizer
+from training.sequences import TokenArray, Tokens
 from training.spec import JobSpec
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
@@ -37,8 +37,6 @@ TOKENIZE_BYTES = 128 << 10  # tokenized at once: the package needs a hundred tim
 LINE_BYTES_MAX = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
 CUT_BACK_MAX = 3  # bytes that the training part can lose where the cut moves back to the start of a UTF-8 character
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
-
-TokenArray = npt.NDArray[np.unsignedinteger]
 
 
 # From people's files to bytes ----------------------------------------------------------------------------------------
@@ -242,15 +240,6 @@ def assemble(manifest: Manifest, read: Callable[[bytes], bytes], path: Path) -> 
 # From the text file to tokens ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A job's text as token ids, memory-mapped: uint8 for the bytes of a text, uint16 otherwise."""
-
-    train: TokenArray
-    held_out: TokenArray  # never trained on
-    token_bytes: npt.NDArray[np.int64]  # how many bytes of text each token id stands for
-
-
 HASHED_AT_ONCE = 1 << 20  # tokens: those of a text of bytes are copied to be hashed
 
 
@@ -369,22 +358,3 @@ def _whole_characters(block: bytes) -> int:
     while cut > len(block) - 4 and block[cut] & 0xC0 == 0x80:
         cut -= 1
     return cut
-
-
-# Which sequences are trained on --------------------------------------------------------------------------------------
-
-
-def batch_offsets(
-    job: bytes, round_number: int, trainer: bytes, step: int, *, batch: int, tokens: int, context: int, seed: int
-) -> npt.NDArray[np.int64]:
-    """Where the `batch` sequences of one inner step begin, in 0 .. tokens-context-1.
-
-    Drawn by SHA-256, so that everybody can check who trains on what, and nobody can choose.
-    """
-    assert tokens > context
-    draw = hashlib.sha256(b"folkmoot/batch/1" + job + trainer)
-    draw.update(b"".join(number.to_bytes(8, "big") for number in (round_number, step, seed)))
-    key = draw.digest()
-    drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(batch))
-    # 64 drawn bits over at most 2^36 offsets: the modulo bias is below 2^-28
-    return np.array([int.from_bytes(digest[:8], "big") % (tokens - context) for digest in drawn], dtype=np.int64)

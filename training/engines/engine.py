@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from training.data.corpus import Tokens
 from training.data.tokenizer import Tokenizer
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
+from training.sequences import Tokens
 from training.spec import JobSpec
 
 Beat = Callable[[], None]  # called after every piece of work; raises to stop it

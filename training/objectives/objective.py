@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ledger.core.genesis import TRAINER
 from protocol.codec import Digest
+from training.sequences import Tokens, batch_offsets, sequences
 from training.transformer import ModelSpec
 
 Float32Array = npt.NDArray[np.float32]
@@ -37,12 +40,25 @@ class Job(Protocol):
     @property
     def local_steps(self) -> int: ...
 
+    @property
+    def seed(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One inner step of one trainer's round."""
+
+    job: bytes
+    round: int
+    trainer: bytes
+    number: int
+
 
 class Objective:
     """Everybody who runs a network must find the same here for the same job: whether it is sound, its tensors, its steps.
 
-    An objective whose update takes no training has `known_update`, and every voter computes it. All others name, for each engine
-    that can train them, the function that gives the loss.
+    An objective whose update takes no training has `known_update`, and every voter computes it. All others say what a step is
+    made of, which is text unless they say otherwise, and name for each engine that can train them what gives the loss.
     """
 
     name: ClassVar[str]
@@ -52,9 +68,11 @@ class Objective:
     version: ClassVar[int] = 1
     settings: ClassVar[type | None] = None  # record of what such a job says beside what all jobs have
     needs_worker: ClassVar[bool] = True  # only members with a worker train, and re-execute
+    role: ClassVar[str] = TRAINER  # in the ledger, of those members
     reads_text: ClassVar[bool] = True  # the job names a text, or each trainer has its own
     makes_text: ClassVar[bool] = True  # people can ask its model for text, and take it home
-    losses: ClassVar[Mapping[str, str]] = {}  # engine -> `module:function`, imported by the worker alone
+    # Engine -> `module:function`, imported by the worker alone. It takes the model and `examples`, and gives the mean over them.
+    losses: ClassVar[Mapping[str, str]] = {}
 
     def problem(self, job: Job, settings: Any) -> str | None:
         """What is wrong with a job, naming the value; None if nothing is. `settings` is its own record, or None."""
@@ -67,6 +85,22 @@ class Objective:
     def steps(self, job: Job) -> int:
         """Inner steps of a round, of which a sampled audit replays one."""
         return job.local_steps
+
+    def draw(self, job: Job, step: Step, count: int, data: Tokens) -> npt.NDArray[np.int64]:
+        """The numbers of `count` examples of which a step is made; of text, where the sequences begin.
+
+        They follow from these arguments alone: auditors must find the same ones, and no trainer may choose.
+        """
+        tokens, context = len(data.train), job.model.context
+        drawn = batch_offsets(
+            step.job, step.round, step.trainer, step.number, batch=count, tokens=tokens, context=context, seed=job.seed
+        )
+        assert drawn.shape == (count,)
+        return drawn
+
+    def examples(self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens) -> tuple[npt.NDArray[Any], ...]:
+        """Some of what was drawn, as the loss takes it after the model: arrays with one row for each example."""
+        return sequences(data.train, drawn, job.model.context)
 
     def known_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
         """Δ of one trainer in one round, exact on any machine."""

@@ -76,7 +76,7 @@ async def _phases(api: PeerApi, job: str, seen: int) -> AsyncGenerator[EventView
 
 
 def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: str) -> str:
-    """Says of every model whether the scratch round touched it; its own rounds may have gone on meanwhile, or it was forgotten."""
+    """Says of every model that is still there whether the scratch round touched it; its own rounds may have gone on meanwhile."""
     now = {job.job: job for job in after}
     objective = now[test].objective if test in now else ""  # earlier tests trained no model either
     models = [job for job in before if job.objective != objective and job.job in now]

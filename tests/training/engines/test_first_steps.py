@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from scenarios.determinism import levels
-from training.data.corpus import Tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import Engine
@@ -20,6 +19,7 @@ from training.replay.inner_state import InnerState
 from training.replay.trace import TrainingState, step_error
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
+from training.sequences import Tokens
 from training.spec import Audit, Inner, JobSpec
 from training.transformer import ModelSpec
 

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from features.lazily import named
-from training.data.corpus import Tokens, batch_offsets
 from training.data.tokenizer import Tokenizer
 from training.engines.pytorch.adamw import AdamW, Settings, clip
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
+from training.objectives.objective import Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.schedule import inner_rate
+from training.sequences import TokenArray, Tokens, sequences
 from training.spec import Inner, JobSpec
 
 NAME = "pytorch"
@@ -34,7 +35,7 @@ GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits 
 
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
 
-Step = Callable[[], None]  # called after every micro-batch; raises to stop the work
+Beat = Callable[[], None]  # called after every micro-batch; raises to stop the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Engine:
         job: bytes,
         round: int,
         trainer: bytes,
-        on_step: Step = lambda: None,
+        on_step: Beat = lambda: None,
         inner: InnerState | None = None,
         on_state: OnState = lambda parameters, inner: None,
     ) -> tuple[Float32Array, Metrics]:
@@ -121,7 +122,7 @@ class Engine:
         round: int,
         trainer: bytes,
         step: int,
-        on_step: Step = lambda: None,
+        on_step: Beat = lambda: None,
     ) -> tuple[Float32Array, InnerState]:
         """The state after inner step `step` alone, from the state before it; the parameters are a view."""
         self.load(parameters)
@@ -129,14 +130,14 @@ class Engine:
         self._inner_step(optimizer, job, round, trainer, step, on_step)
         return self.read(), _state_of(optimizer)
 
-    def _clipped_gradient(self, job: bytes, round: int, trainer: bytes, on_step: Step) -> tuple[Float32Array, Metrics]:
+    def _clipped_gradient(self, job: bytes, round: int, trainer: bytes, on_step: Beat) -> tuple[Float32Array, Metrics]:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(job, round, trainer, 0, self.spec.batch), on_step)
             norm = clip(self._model.gradients, self.spec.clip)
         gradient: Float32Array = self._model.gradients.numpy()
         return gradient.copy(), Metrics(loss, norm)
 
-    def _inner_step(self, optimizer: AdamW | Muon, job: bytes, round: int, trainer: bytes, step: int, on_step: Step) -> Metrics:
+    def _inner_step(self, optimizer: AdamW | Muon, job: bytes, round: int, trainer: bytes, step: int, on_step: Beat) -> Metrics:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(job, round, trainer, step, self.spec.batch), on_step)
             return Metrics(loss, optimizer.step(inner_rate(self.spec, round)))
@@ -155,34 +156,33 @@ class Engine:
         return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
 
     def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int) -> npt.NDArray[np.int64]:
-        """Where the sequences of one inner step begin in the training text."""
-        context, tokens = self.spec.model.context, len(self.tokens.train)
-        return batch_offsets(job, round, trainer, step, batch=size, tokens=tokens, context=context, seed=self.spec.seed)
+        """What one inner step is made of, as the objective draws it."""
+        return self.spec.kind.draw(self.spec, Step(job, round, trainer, step), size, self.tokens)
 
-    def gradient(self, offsets: npt.NDArray[np.int64], on_step: Step = lambda: None) -> float:
-        """Gathers the mean gradient over the sequences at `offsets`, and returns their mean loss in nats per token."""
+    def gradient(self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None) -> float:
+        """Gathers the mean gradient over what was drawn, and returns its mean loss (of text in nats per token)."""
         while True:
             try:
-                return self._accumulate(offsets, on_step)
+                return self._accumulate(drawn, on_step)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or self.micro_batch == 1:
                     raise
                 self.micro_batch //= 2
 
-    def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Step) -> float:
+    def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat) -> float:
         self._model.gradients.zero_()
         total = 0.0
-        for start in range(0, len(offsets), self.micro_batch):
-            part = offsets[start : start + self.micro_batch]
-            x_BT, y_BT = windows(self.tokens.train, part, self.spec.model.context)
-            loss = self._loss(self._model, x_BT, y_BT) * (len(part) / len(offsets))
+        for start in range(0, len(drawn), self.micro_batch):
+            part = drawn[start : start + self.micro_batch]
+            examples = map(torch.from_numpy, self.spec.kind.examples(self.spec, part, self.tokens))
+            loss = self._loss(self._model, *examples) * (len(part) / len(drawn))
             loss.backward()
             total += float(loss.detach())
             on_step()
         return total
 
     @torch.no_grad()
-    def evaluate(self, parameters: Float32Array, on_step: Step = lambda: None) -> float | None:
+    def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:
         """Held-out bits per byte over fixed windows; None if the job holds nothing out."""
         self.load(parameters)
         held_out, context = self.tokens.held_out, self.spec.model.context
@@ -198,7 +198,7 @@ class Engine:
         return nats / math.log(2) / bytes_seen
 
     def generate(
-        self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Step = lambda: None
+        self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Beat = lambda: None
     ) -> bytes:
         """The text of `count` more tokens after `prompt` (a newline if it is empty)."""
         self.load(parameters)
@@ -212,10 +212,10 @@ def evaluation_windows(held_out: int, context: int) -> npt.NDArray[np.int64]:
     return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
 
 
-def windows(tokens: npt.NDArray[np.unsignedinteger], starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:
+def windows(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:
     """Inputs and next-token targets of shape (B, T)."""
-    taken_BT = torch.from_numpy(np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64))
-    return taken_BT[:, :-1], taken_BT[:, 1:]
+    x_BT, y_BT = sequences(tokens, starts, context)
+    return torch.from_numpy(x_BT), torch.from_numpy(y_BT)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from training.data.corpus import Tokens
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import EngineKind
 from training.engines.pytorch.engine import NAME, Engine, is_out_of_memory, start_threads
+from training.sequences import Tokens
 from training.spec import JobSpec
 
 
