@@ -18,18 +18,18 @@ class Desk(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where the part keeps what it needs again after a restart. Nobody else writes there."""
+        """This folder outlives a restart. Nobody but the part writes there."""
 
     @property
     def state(self) -> View:
-        """Of all modules, after the last applied block."""
+        """The states of all modules after the last applied block."""
 
     def setting(self, name: str) -> Any:
         """One of the feature's own settings."""
 
     @property
     def height(self) -> int:
-        """Of the last applied block."""
+        """The height of the last applied block."""
 
     async def block_above(self, height: int) -> None:
         """Returns when a block above this height is applied, at once if one was while the part did something else."""

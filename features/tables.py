@@ -32,7 +32,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """What is said of one thing, a line each, with the names in a column of their own."""
+    """Values of one thing, a line each. The names stand in a column of their own."""
 
     rows: Mapping[str, object]
 

@@ -84,5 +84,5 @@ def listing(
 
 
 def words_of(module: ModuleType) -> Iterator[Word]:
-    """Those that a module declares, in their order."""
+    """The words that a module declares, in their order."""
     return (value for value in vars(module).values() if isinstance(value, Word))

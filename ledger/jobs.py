@@ -323,7 +323,7 @@ class JobsModule(Module[JobsState]):
         return job
 
     def _called_up(self, state: JobsState, members: MembersState, height: int) -> JobsState:
-        """Those in line for whom there is a place, in order. One that the members of now cannot train lets the others pass."""
+        """Starts jobs of the line, in order, while there is a place. A job that today's members cannot train lets others pass."""
         jobs, left = dict(state.jobs), list[Waiting]()
         for waiting in state.line:
             terms, author = self.rules.terms(waiting.spec), members.current(waiting.author)
@@ -436,7 +436,7 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
 
 
 def _stops(job: Job | Waiting, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
-    """Who wants this job to end, now that `author` does, and whether that is enough: its author alone, or a quorum of voters."""
+    """The members that want this job to end, with `author`; and whether it ends: its author suffices, or a quorum of voters."""
     is_author = author == members.current(job.author)
     if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop a job")

@@ -52,7 +52,7 @@ class NetworkState:
         return next((running.version for running in self.modules if running.name == module), 0)
 
     def due_at(self, height: int) -> tuple[Upgrade, ...]:
-        """What the block of this height begins with."""
+        """The upgrades that the block of this height begins with."""
         return tuple(upgrade for upgrade in self.due if upgrade.height <= height)
 
     def moved_on(self, upgrade: Upgrade) -> NetworkState:

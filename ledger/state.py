@@ -142,12 +142,12 @@ class StoredState:
 
 
 def core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
-    """Those of every network, in their order inside a block."""
+    """The modules of every network, in their order inside a block."""
     return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules), NetworkModule()
 
 
 def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
-    """What a network is founded with: the last version of each module, in their order inside a block."""
+    """The last version of each module, in their order inside a block. A network is founded with these."""
     versions: dict[str, int] = {}
     for module in modules:
         versions[module.name] = max(module.version, versions.get(module.name, 0))
@@ -233,7 +233,7 @@ class Rules:
         return self._begun[1]
 
     def blobs(self, state: State, seen: dict[str, Any]) -> Iterator[tuple[str, Mapping[bytes, int]]]:
-        """What each module whose state is another than in `seen` wants every peer to keep; `seen` is brought up to date."""
+        """Per module whose state has changed since `seen`: the blobs that every peer is to keep. `seen` is brought up to date."""
         for name, module in self._running_in(state).modules.items():
             if seen.get(name) is not state.modules[name]:
                 seen[name] = state.modules[name]

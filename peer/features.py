@@ -48,7 +48,7 @@ FEATURES: list[Feature] = [
 
 
 def roles() -> dict[str, Role]:
-    """Those of all features, and `full`."""
+    """The roles of all features, and `full`."""
     found = _by_name("role", ((role.name, role) for feature in FEATURES for role in feature.roles))
     together = list(found.values())
     registers = tuple(sorted({name for role in together for name in role.registers}))
@@ -90,12 +90,12 @@ def install() -> None:
 
 
 def modules_of(job_rules: JobRules) -> tuple[Module[Any], ...]:
-    """Those of all features in all their versions, in their order inside a block."""
+    """All modules in all their versions, in their order inside a block."""
     return tuple(module for feature in FEATURES for module in feature.modules(job_rules))
 
 
 def founding_modules() -> tuple[ModuleVersion, ...]:
-    """What a network is founded with: the newest version of every module."""
+    """The newest version of every module. A network is founded with these."""
     from ledger.state import newest
 
     return newest(modules_of(_NoJobs()))

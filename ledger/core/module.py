@@ -107,5 +107,5 @@ class Module(Generic[S]):
         return None
 
     def blobs(self, state: S) -> Mapping[bytes, int]:
-        """Digest -> most bytes of each blob that every peer keeps as long as this is the state."""
+        """Digest -> size at most, in bytes, of each blob that every peer fetches and keeps. No peer lets go of it later."""
         return {}

@@ -9,6 +9,7 @@ import trio
 from consensus.voters import VoterSet
 from ledger.audits.state import JobAudits
 from ledger.jobs import Job, Phase, Start, Stop, Waiting, job_id
+from peer.api.naming import find_job
 from peer.api.new_job import LOCAL, job_spec
 from peer.api.running import RunningPeer
 from protocol.api import JobCalls, JobView, RoundView, TrainRequest
@@ -28,7 +29,7 @@ class JobAnswers(JobCalls):
     peer: RunningPeer
 
     async def jobs(self) -> tuple[JobView, ...]:
-        """Those that wait stand behind the others, in the order of the line."""
+        """The jobs that wait stand behind the others, in the order of the line."""
         state = self.peer.driver.state
         jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started)
         started = [_job(key, job, state.audits.jobs.get(key, JobAudits())) for key, job in jobs]
@@ -80,24 +81,20 @@ class JobAnswers(JobCalls):
         return job_id(self.peer.me, transaction).hex()
 
     async def cancel(self, job: str) -> str:
-        before, wanted = self.peer.driver.state.jobs, job.strip()
+        before = self.peer.driver.state.jobs
         live: dict[bytes, Job | Waiting] = {**before.running(), **{waiting.job: waiting for waiting in before.line}}
-        fits = (key for key, item in live.items() if wanted == item.name or key.hex().startswith(wanted.lower()))
-        found = list(fits) if wanted else []
-        if len(found) != 1:
-            names = ", ".join(f"{key.hex()[:8]} {item.name!r}" for key, item in live.items()) or "none"
-            raise UserError(f"{job!r} fits {len(found)} jobs that run or wait (there are: {names})")
-        await self.peer.author.submit("job/stop", Stop(found[0]))
+        key = find_job(job, live, "jobs that run or wait")
+        await self.peer.author.submit("job/stop", Stop(key))
         jobs = self.peer.driver.state.jobs
         line = {waiting.job: waiting for waiting in jobs.line}
-        after = line.get(found[0]) or jobs.jobs.get(found[0])
+        after = line.get(key) or jobs.jobs.get(key)
         if after is None:
-            return f"job {live[found[0]].name!r} waits no more"
+            return f"job {live[key].name!r} waits no more"
         if isinstance(after, Job) and after.phase is Phase.FINISHED:
             return f"job {after.name!r} is ended"
         voters = VoterSet(self.peer.driver.state.members.voters)
-        wanted = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
-        return f"{wanted}; its author can end it alone, the others have to say the same"
+        want = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
+        return f"{want}; its author can end it alone, the others have to say the same"
 
 
 def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:

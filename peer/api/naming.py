@@ -1,10 +1,12 @@
-"""Whom a person means by a text."""
+"""Finds the peer or the job that a person means by a text."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from features.names import CALLED
+from ledger.jobs import Job, Waiting
 from ledger.members import MembersState
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, peer_id, short_id
@@ -30,6 +32,16 @@ def find(text: str, members: MembersState) -> bytes:
         raise UserError(f"no member is called {text!r}, and no peer id begins so; `peers` lists them")
     names = ", ".join(_shown(key, members) for key in found[:CHOICES_SHOWN]) + ", …" * (len(found) > CHOICES_SHOWN)
     raise UserError(f"{text!r} fits {len(found)} peers: {names}; type more of the peer id")
+
+
+def find_job(text: str, jobs: Mapping[bytes, Job | Waiting], among: str) -> bytes:
+    """The one of these jobs that has this name, or whose id begins so. Raises `UserError`, which calls them `among`."""
+    wanted = text.strip()
+    found = [key for key, job in jobs.items() if wanted and (wanted == job.name or key.hex().startswith(wanted.lower()))]
+    if len(found) != 1:
+        names = ", ".join(f"{key.hex()[:8]} {job.name!r}" for key, job in jobs.items()) or "none"
+        raise UserError(f"{text!r} fits {len(found)} {among} (there are: {names})")
+    return found[0]
 
 
 def _shown(key: bytes, members: MembersState) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from consensus.voters import VoterSet
+from features.feature import Feature
 from ledger.network import NetworkState, Upgrade
 from peer import features
 from peer.api.running import RunningPeer
@@ -21,21 +22,16 @@ class NetworkAnswers(NetworkCalls):
 
     async def features(self) -> tuple[ModuleView, ...]:
         network = self._network
-        mine = {
-            name: (feature.name, feature.about, versions)
-            for feature in features.FEATURES
-            for name, versions in features.versions_of(feature).items()
-        }
-        views = []
+        mine, views = _known(), []
         for name in dict.fromkeys((*(running.name for running in network.modules), *mine)):
-            feature, about, knows = mine.get(name, ("", "", ()))
+            feature, knows = mine.get(name, (None, ()))
             due = next((upgrade for upgrade in network.due if upgrade.module == name), None)
             wishes = tuple(self._wish(wish, count) for wish, count in self._wishes(name).items())
             views.append(
                 ModuleView(
                     module=name,
-                    feature=feature,
-                    about=about,
+                    feature=feature.name if feature else "",
+                    about=feature.about if feature else "",
                     runs=network.version(name),
                     knows=knows,
                     due_version=due.version if due else 0,
@@ -58,12 +54,20 @@ class NetworkAnswers(NetworkCalls):
 
     async def upgrade(self, module: str, version: int, height: int) -> str:
         self.peer.require_member()
-        known = {name: versions for feature in features.FEATURES for name, versions in features.versions_of(feature).items()}
-        if version not in known.get(module, ()):
-            has = f"it knows {module} {', '.join(map(str, known[module]))}" if module in known else f"it knows {', '.join(known)}"
+        known = _known()
+        _, versions = known.get(module, (None, ()))
+        if version not in versions:
+            has = f"it knows {module} {', '.join(map(str, versions))}" if versions else f"it knows {', '.join(known)}"
             raise UserError(f"this program has no {module} {version} ({has}): it could not go on itself after that upgrade")
         wish = Upgrade(module, version, height or self.peer.driver.state.height + UPGRADE_HEIGHTS)
         await self.peer.author.submit("network/upgrade", wish)
         if wish in self._network.due:
             return f"decided: the network runs {module} {version} from height {wish.height} on; peers that lack it stop before"
         return self._wish(wish, self._wishes(module)[wish])
+
+
+def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:
+    """By module: the feature of this program that brings it, and the versions that it knows."""
+    return {
+        name: (feature, versions) for feature in features.FEATURES for name, versions in features.versions_of(feature).items()
+    }

@@ -14,6 +14,7 @@ import trio
 from consensus.voters import VoterSet
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Base, Phase
+from peer.api.naming import find_job
 from peer.api.running import RunningPeer
 from peer.settings.config import nearest
 from protocol import codec
@@ -68,12 +69,8 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
 def _on_base(peer: RunningPeer, request: TrainRequest, spec: JobSpec) -> JobSpec:
     """The job with the model and the tokenizer of the finished job that was named. Raises `UserError`."""
     finished = {key: job for key, job in peer.driver.state.jobs.jobs.items() if job.phase is Phase.FINISHED and job.round}
-    wanted = request.base.strip()
-    found = [key for key, job in finished.items() if wanted == job.name or key.hex().startswith(wanted.lower())]
-    if len(found) != 1:
-        names = ", ".join(f"{key.hex()[:8]} {job.name!r}" for key, job in finished.items()) or "none"
-        raise UserError(f"--from {request.base!r} fits {len(found)} finished jobs (there are: {names})")
-    (key,), job = found, finished[found[0]]
+    key = find_job(request.base, finished, "finished jobs")
+    job = finished[key]
     before = JobSpec.decode(job.spec)
     if not before.kind.makes_text:
         raise UserError(f"--from {request.base!r}: job {job.name!r} has trained no model")

@@ -78,7 +78,7 @@ class ThisPeerAnswers(ThisPeerCalls):
         return None if at is None else max(0.0, driver.now() - at)
 
     def _name(self) -> str:
-        """What the operator calls this peer now, else what the network knows it as."""
+        """The name that the operator gave this peer; without one, the name that the network knows."""
         member = self.peer.driver.state.members.members.get(self.peer.me)
         return self.peer.config.name or (member.name if member else "")
 

@@ -17,7 +17,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 class Place(enum.Enum):
-    """What a value is that the shell itself can complete; by the metavar that stands for it in the help."""
+    """Values that the shell itself completes."""
 
     DIRECTORY = "directory"
     FILE = "file"
@@ -29,7 +29,7 @@ COMMAND = "COMMAND"  # the metavar of what is itself the name of a command of `p
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Of an option or of a command's first argument. Without choices and place it is any text."""
+    """The value of an option, or a command's first argument. Without choices and place it is any text."""
 
     metavar: str
     choices: tuple[str, ...]

@@ -50,7 +50,7 @@ async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> int
 
 
 async def _with_names(api: PeerApi, text: str) -> str:
-    """What a peer says, which speaks of ids, for people."""
+    """A text of the peer, with names instead of ids."""
     try:
         return (await names(api)).in_text(text)
     except UserError:  # it does not answer any more, and what it said counts
@@ -58,7 +58,7 @@ async def _with_names(api: PeerApi, text: str) -> str:
 
 
 async def names(api: PeerApi) -> Names:
-    """What people are shown instead of peer ids."""
+    """The names that people are shown instead of peer ids."""
     known = {view.peer: (view.name, view.gone) for view in await api.peers()}
     present = {peer: name for peer, (name, gone) in known.items() if not gone}
     return Names(present, {peer: name for peer, (name, _) in known.items()})

@@ -82,7 +82,7 @@ class _Table:
         return Text(fitting(text, width) if column.may_be_cut else text, column.style)
 
     def _widths(self, room: int) -> dict[int, int]:
-        """Of the columns that are shown, by their place."""
+        """The width of each shown column, by the column's place."""
         natural, whole, narrow, readable = {}, {}, {}, {}
         for at, column in enumerate(self._fitted.columns):
             cells, title = [row[at] for row in self._fitted.rows], max(map(cell_len, column.title.split()))

@@ -52,7 +52,7 @@ def preset_overrides(preset: str | None) -> dict[str, str]:
 
 
 def said_of_job(options: argparse.Namespace) -> dict[str, str]:
-    """What `--set` says, by field. Raises `UserError`, too, where another argument says something else."""
+    """The values that `--set` gives, by field. Raises `UserError`, too, where another argument contradicts."""
     said = set_overrides(options.set)
     for argument, name in ARGUMENTS.items():
         value = getattr(options, argument, None)
@@ -62,7 +62,7 @@ def said_of_job(options: argparse.Namespace) -> dict[str, str]:
 
 
 def set_overrides(items: Sequence[str]) -> dict[str, str]:
-    """What `--set` says, by field. Raises `UserError`."""
+    """The values that `--set` gives, by field. Raises `UserError`."""
     overrides: dict[str, str] = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -74,7 +74,7 @@ def set_overrides(items: Sequence[str]) -> dict[str, str]:
 
 
 def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]:
-    """What is possible, but seldom meant. `said` are the fields that the person named, not a preset."""
+    """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, not a preset."""
     overrides, local = request.overrides, request.data == "local"
     for name, other, users, default in USED_ONLY_WITH:
         value = "off" if local and other == "audit" else overrides.get(other, default)

@@ -19,7 +19,7 @@ def terminals() -> tuple[int, ...]:
 
 
 def let_go(descriptors: tuple[int, ...]) -> None:
-    """What is still read from these streams ends, and what is still written to them is lost, instead of failing."""
+    """From now on a read of these streams finds their end, and a write to them is lost. Neither fails."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in descriptors:
         os.dup2(nothing, number)
@@ -45,7 +45,7 @@ def complete_streams() -> None:
 
 
 def mute_output() -> None:
-    """What is still in the buffer of standard output is lost: the interpreter would complain when it writes that at its end."""
+    """Drops the buffer of standard output: the interpreter would write it at its end, and complain."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)

@@ -128,7 +128,7 @@ class Witness:
         self._is_copied = what is not None
 
     def unknown(self, what: str) -> None:
-        """Of an upgrade that is due, long before it acts."""
+        """Tells the operator of an upgrade that is due, long before it acts."""
         if what and what != self._unknown:
             self.events.add("warning", what)
         self._unknown = what

@@ -75,7 +75,7 @@ class Objective:
     losses: ClassVar[Mapping[str, str]] = {}
 
     def problem(self, job: Job, settings: Any) -> str | None:
-        """What is wrong with a job, naming the value; None if nothing is. `settings` is its own record, or None."""
+        """Names the value that makes the job unsound; None for a sound job. `settings` is the objective's own record, or None."""
         return None
 
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
@@ -99,7 +99,7 @@ class Objective:
         return drawn
 
     def examples(self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens) -> tuple[npt.NDArray[Any], ...]:
-        """Some of what was drawn, as the loss takes it after the model: arrays with one row for each example."""
+        """Arrays that the loss takes after the model. Each array has one row for each number in `drawn`."""
         return sequences(data.train, drawn, job.model.context)
 
     def known_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:

@@ -7,7 +7,7 @@ far below what an audit tolerates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from features.lazily import named
 from training.data.tokenizer import Tokenizer
+from training.engines.engine import Beat
 from training.engines.pytorch.adamw import AdamW, Settings, clip
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
@@ -34,8 +35,6 @@ EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its 
 GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
 
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
-
-Beat = Callable[[], None]  # called after every micro-batch; raises to stop the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,7 @@ class Engine:
         return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
 
     def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int) -> npt.NDArray[np.int64]:
-        """What one inner step is made of, as the objective draws it."""
+        """The examples of one inner step. The objective draws them."""
         return self.spec.kind.draw(self.spec, Step(job, round, trainer, step), size, self.tokens)
 
     def gradient(self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None) -> float:
