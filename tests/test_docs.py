@@ -28,6 +28,7 @@ from consensus.voters import VoterSet
 from ledger import jobs, members
 from ledger.audits import draws
 from ledger.audits import state as audits
+from ledger.audits.transitions import TRANSITIONS
 from ledger.blocks.pool import signed_digest, transaction_digest
 from ledger.blocks.short import ShortBody, ShortClosing, WholeBody, condense
 from ledger.core.genesis import Founder, Genesis, ModuleVersion
@@ -179,6 +180,13 @@ def sections() -> Iterable[tuple[str, list[str]]]:
         yield f"### {kind.__name__} {names}", table_of(kind)
 
 
+def transition_rows() -> list[str]:
+    return [
+        f"| {stage} | {event} | {moved.after} | {f'`{moved.result}`' if moved.result else ''} | {'; '.join(moved.effects)} |"
+        for (stage, event), moved in TRANSITIONS.items()
+    ]
+
+
 def kind_rows() -> list[str]:
     """Every transaction, and where the pages say what it does."""
     titles = {title.split()[1]: title for title, _ in sections()}
@@ -285,6 +293,7 @@ def rewritten(page: str) -> str:
     for title, table in sections():
         page = _put(page, rf"{re.escape(title)}\n\n", r"(?:\|[^\n]*\n|\(no fields\)\n)*", table)
     page = _put(page, r"\| kind \| content \|\n\|---\|---\|\n", r"(?:\|[^\n]*\n)*", kind_rows())
+    page = _put(page, r"\| state \| event \| [^\n]*\n\|---\|---\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", transition_rows())
     page = _put(page, r"\| limit \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", limit_rows())
     for name, value in vectors().items():
         page = _put(page, rf"{re.escape(name)}:\n", r"(?:[ \t]+[^\n]+\n)*", shown(value))
@@ -321,6 +330,10 @@ def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> N
 
 def test_every_transaction_is_in_the_list_of_them(protocol: str) -> None:
     assert not [row for row in kind_rows() if row not in protocol.splitlines()]
+
+
+def test_every_transition_of_an_audit_is_documented(protocol: str) -> None:
+    assert not [row for row in transition_rows() if row not in protocol.splitlines()]
 
 
 def test_the_characters_that_no_name_holds_are_those_of_the_code(protocol: str) -> None:

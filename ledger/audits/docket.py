@@ -1,6 +1,7 @@
 """The rules of sampled audits: what is drawn when a round closes, how a dispute ends, and what follows from it.
 
-Decisions 0028 (draws) and 0033 (disputes and suspension) say why they are these.
+`ledger.audits.transitions` has every transition as a table; here is when each of them happens. Decisions 0028 (draws) and 0033
+(disputes and suspension) say why the rules are these.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ledger.audits.state import (
     StepFinding,
     others_audited,
 )
+from ledger.audits.transitions import TRANSITIONS, Effect, Event, Stage
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import (
@@ -56,7 +58,7 @@ from protocol.messages import Proposal
 from protocol.reasons import Finding
 
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
-AFTERMATH_HEIGHTS = 1_000  # in which a job that ended can still be audited; as long as a transaction may wait
+AFTERMATH_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
 NO_ROUND = 2**53 - 1  # later than any
 
 T = TypeVar("T")
@@ -92,7 +94,7 @@ class AuditsModule(Module[AuditsState]):
         return follow(state, current)
 
     def settle(self, state: AuditsState, view: View, context: Context) -> Change:
-        """The closed rounds' audits lapse, vest and are drawn. Who is suspended may not train in the rounds that follow."""
+        """Audits of closed rounds lapse, rewards vest, audits are drawn. Suspended trainers are barred from the next rounds."""
         members, jobs = view.of(MembersState), view.of(JobsState).jobs
         for closed in context.of(ClosedRound):
             state = self.close_round(state, jobs[closed.job], members, context.height, closed)
@@ -100,33 +102,33 @@ class AuditsModule(Module[AuditsState]):
         return Change(state, (*barred, *map(Needed, state.jobs)))
 
     def end_block(self, state: AuditsState, view: View, context: Context) -> Change:
-        """Begins with the jobs that began, and ends with those that ended."""
+        """A job that started gets its tables; a job that ended is wound up."""
         started = [fact.job for fact in context.of(JobStarted)]
         return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
 
     def can_wait(self, content: StepFinding) -> bytes:
-        """Windows are counted in rounds."""
+        """Until the job's next closing: windows are counted in rounds, so nothing is late before that."""
         return content.job
 
     def challengeable(self, me: bytes, state: Applied) -> list[Due]:
-        """The accepted proposals a step of which I may challenge now without being asked, the last rounds last."""
+        """Accepted proposals of which I may challenge a step now although I was not drawn, the last rounds last."""
         dockets = {key: self._of(key, state) for key in state.audits.jobs}
         return [due for due in others_audited(me, state) if dockets[due.job].may_challenge(me, due.place)]
 
     def is_disputed(self, due: Due, state: Applied) -> bool:
-        """Whether that step will be judged already."""
+        """Whether a dispute about that step is open."""
         audits = state.audits.jobs.get(due.job)
         return audits is not None and any(dispute.place == due.place for dispute in audits.disputes)
 
     def is_challengeable(self, due: Due, state: Applied) -> bool:
-        """Whether anybody may still challenge a step of this proposal unasked."""
+        """Whether some re-executor that was not drawn may still challenge this step."""
         return due.job in state.audits.jobs and self._of(due.job, state).is_challengeable(due.place)
 
     def _of(self, key: bytes, state: Applied) -> Docket:
         return self._docket(state.audits, key, state.jobs.jobs[key], state.members, state.height)
 
     def close_round(self, state: AuditsState, job: Job, members: MembersState, height: int, closed: ClosedRound) -> AuditsState:
-        """After a round was closed: what lapses and vests with it, and what is drawn. `job` is still the closed round's."""
+        """`job` is still the closed round's."""
         if closed.job not in state.jobs:
             return state
         docket = self._docket(state, closed.job, job, members, height)
@@ -150,10 +152,11 @@ class AuditsModule(Module[AuditsState]):
         return state
 
     def _crowded_out(self, state: AuditsState, winding: Mapping[bytes, Job], members: MembersState) -> bytes:
-        """Which job's audits end for those of another: a scratch job's first, which nobody was paid for, and one with a dispute
-        last. Of such, the oldest of whoever has begun most: a silent auditor keeps every job here for a thousand heights, and who
-        would end the audits of a job needs sixteen others, with real work in them and nothing left to judge in that one.
+        """The ended job whose audits make room for another's. A job with an open dispute goes last, a scratch job first: it paid
+        nobody. Among equals the author who began most of these jobs loses its oldest.
         """
+        # One silent auditor keeps a job here for AFTERMATH_HEIGHTS. A liar that wants the audits of a job over sooner has to
+        # start WINDING_UP_MAX others with real work in them, and no dispute may be open in that job.
         begun = Counter(members.current(job.author) for job in winding.values())
 
         def order(key: bytes) -> tuple[bool, bool, int, int, bytes]:
@@ -164,15 +167,18 @@ class AuditsModule(Module[AuditsState]):
         return min(winding, key=order)
 
     def _wind_up(self, state: AuditsState, key: bytes, job: Job | None, members: MembersState, height: int) -> AuditsState:
-        """Audits outlive their job, or the last rounds could be cheated in without fear; when none is open, the rest is paid."""
+        """Audits outlive their job: otherwise nobody would have to fear them in its last rounds."""
         if job is None:
             return _without_job(state, key)
-        state = self._docket(state, key, job, members, height).done()  # without what no round will close the window of any more
+        state = self._docket(
+            state, key, job, members, height
+        ).done()  # `done` forgets proposals that are only kept to be challenged
         if (state.jobs[key].rounds or state.jobs[key].disputes) and height <= job.opened + AFTERMATH_HEIGHTS:
             return state
         return self._settled(state, key, job, members, height)
 
     def _settled(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> AuditsState:
+        """What is open runs out, every reward vests, and the job's tables go."""
         docket = self._docket(state, key, job, members, height)
         docket.settle(NO_ROUND)
         return _without_job(docket.done(), key)
@@ -189,14 +195,14 @@ def _without_job(state: AuditsState, key: bytes) -> AuditsState:
 
 
 class Docket:
-    """The audits of one job while a block changes them."""
+    """The audits of one job while a block changes them. Raises `Refused`, and is then thrown away."""
 
     def __init__(self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int) -> None:
         assert terms.audits is not None
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
-        self._is_rewarded = terms.needs_worker  # the known update of a scratch job costs nobody anything
-        self._closed = job.round - 1  # the last round that is
+        self._is_rewarded = terms.needs_worker  # everybody knows the update of a scratch job: it costs its trainer nothing
+        self._closed = job.round - 1  # the last closed round
         audits = state.jobs[key]
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
         self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
@@ -206,51 +212,60 @@ class Docket:
 
     def done(self) -> AuditsState:
         self._tidy()
+        self._assert_sound()
         tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes)
         audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables)
         return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
 
-    # Reports and verdicts
+    def _assert_sound(self) -> None:
+        assert self._causes.keys() == self._suspended.keys(), "every suspended trainer is told why"
+        for dispute in self._disputes:
+            audits = self._rounds[dispute.round]
+            assert dispute.trainer in audits.drawn, "judges need the proposal"
+            assert not set(dispute.guilty) & set(dispute.innocent), "one verdict each"
+            assert dispute.challenges.keys() <= set(dispute.judged) <= set(audits.reexecutors), "a challenge is a verdict"
+            assert self._members.current(dispute.trainer) not in self._suspended, "its suspension ended its disputes"
+            assert dispute.opened <= self._job.round
+
+    # What members say
 
     def report(self, author: bytes, report: StepFinding) -> None:
+        """A drawn auditor says what it found at its step."""
         drawn = self._drawn(report.round, report.trainer)
         auditor = self._speaking_for(drawn.steps, author) if drawn else None
         if drawn is None or auditor is None or drawn.steps[auditor] != report.step:
             raise Refused(f"no report of {short_id(author)} on that step is awaited")
         self._put(report.round, report.trainer, _without(drawn, auditor))
-        self._count(author, reports=1)
-        passed = report.finding is Finding.MATCH
-        result = Result.PASSED if passed else Result.CHALLENGED
-        self._write(report.place, auditor, result, report.finding, report.relative_error_ppm)
-        if not passed:
-            self._challenge(report.place, auditor, author, report.finding)
+        event = Event.PASSES if report.finding is Finding.MATCH else Event.FAILS
+        self._move_step(Stage.AWAITED, event, report.place, auditor, report)
 
     def challenge(self, author: bytes, said: StepFinding) -> None:
-        """Unasked. Each false one costs every judge a replay, so that a re-executor has one in a round; and what is never held
-        against who says so is not said unasked.
+        """A re-executor says that a step is false for which it was not drawn.
+
+        A false challenge costs every judge a replay, so each re-executor has one in a round, and no claim: a refuted claim counts
+        against nobody.
         """
         challenger = self._challenger(author, said.place)
         if said.finding is Finding.MATCH or said.finding.is_claim:
-            raise Refused(f"{said.finding.label!r} is no challenge of who was not drawn")
+            raise Refused(f"a re-executor that was not drawn cannot challenge with the finding {said.finding.label!r}")
         if self._dispute(said.place) is not None:
             raise Refused("that step is disputed already, and will be judged")
-        of = self._rounds[said.round]
-        self._rounds[said.round] = replace(of, challengers=(*of.challengers, challenger))
-        self._write(said.place, challenger, Result.CHALLENGED, said.finding, said.relative_error_ppm)
-        self._challenge(said.place, challenger, author, said.finding)
+        self._move_step(Stage.UNDISPUTED, Event.CHALLENGED, said.place, challenger, said)
 
-    def _challenger(self, author: bytes, place: Place) -> bytes:
-        """The author's key of that round, with which it may challenge this step unasked. Raises `Refused` if it may not."""
-        number, trainer, _ = place
-        if not self.is_challengeable(place):
-            raise Refused(f"no such step of {short_id(trainer)} in round {number} can be challenged now")
-        challenger = self._speaking_for(self._judges(number, trainer), author)
-        if challenger is None or not self._is_trusted(author):
-            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {number}")
-        if challenger in self._rounds[number].challengers:
-            raise Refused(f"{short_id(author)} has challenged a step of round {number} already")
-        self._require_heard(author)
-        return challenger
+    def rule(self, author: bytes, verdict: StepFinding) -> None:
+        """A judge gives its verdict on an open dispute."""
+        dispute = self._dispute(verdict.place)
+        if dispute is None:
+            raise Refused("no dispute about that step is open")
+        judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
+        if judge is None:
+            raise Refused(f"{short_id(author)} may not judge this dispute")
+        if judge in dispute.judged:
+            raise Refused(f"{short_id(author)} has given its verdict")
+        if verdict.finding is Finding.MATCH:
+            self._judge(dispute, replace(dispute, innocent=(*dispute.innocent, judge)))
+        else:
+            self._judge(dispute, replace(dispute, guilty=(*dispute.guilty, judge)))
 
     def may_challenge(self, author: bytes, place: Place) -> bool:
         try:
@@ -263,6 +278,19 @@ class Docket:
         number, trainer, step = place
         return self._drawn(number, trainer) is not None and self._is_open(number) and step < self._terms.steps
 
+    def _challenger(self, author: bytes, place: Place) -> bytes:
+        """The author's key of that round, with which it may challenge this step undrawn. Raises `Refused` if it may not."""
+        number, trainer, _ = place
+        if not self.is_challengeable(place):
+            raise Refused(f"no such step of {short_id(trainer)} in round {number} can be challenged now")
+        challenger = self._speaking_for(self._judges(number, trainer), author)
+        if challenger is None or not self._is_trusted(author):
+            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {number}")
+        if challenger in self._rounds[number].challengers:
+            raise Refused(f"{short_id(author)} has challenged a step of round {number} already")
+        self._require_heard(author)
+        return challenger
+
     def _require_heard(self, challenger: bytes) -> None:
         if self._unheard.get(challenger, 0) > self._job.round:
             raise Refused(f"{short_id(challenger)} was found wrong too often to challenge anybody for now")
@@ -270,116 +298,147 @@ class Docket:
         if len(mine) >= CHALLENGES_OPEN_MAX:
             raise Refused(f"{CHALLENGES_OPEN_MAX} challenges of {short_id(challenger)} are open, the most at once")
 
-    def _challenge(self, place: Place, auditor: bytes, author: bytes, finding: Finding) -> None:
-        self._require_heard(author)
+    # Transitions: `TRANSITIONS` says what follows from each
+
+    def _move_step(self, stage: Stage, event: Event, place: Place, auditor: bytes, said: StepFinding | None = None) -> None:
+        """`auditor` is its key of that round; `said` is nil where it did not report in time."""
+        moved, person = TRANSITIONS[stage, event], self._members.current(auditor)
+        if said is None:
+            self._write(place, auditor, moved.result)
+        else:
+            self._write(place, auditor, moved.result, said.finding, said.relative_error_ppm)
+        for effect in moved.effects:
+            match effect:
+                case Effect.COUNT_REPORT:
+                    self._count(person, reports=1)
+                case Effect.COUNT_LAPSE:
+                    self._count(person, lapsed=1)
+                case Effect.USE_UP:
+                    audits = self._rounds[place[0]]
+                    self._rounds[place[0]] = replace(audits, challengers=(*audits.challengers, auditor))
+                case Effect.DISPUTE:
+                    assert said is not None
+                    self._challenge(place, auditor, person, said.finding)
+                case _:
+                    raise AssertionError(f"{effect!r} of a step")
+
+    def _challenge(self, place: Place, auditor: bytes, person: bytes, finding: Finding) -> None:
+        """Opens a dispute or joins it. A challenge counts as a verdict of guilty, unless its author gave a verdict before."""
+        self._require_heard(person)
         dispute = self._dispute(place)
         if dispute is None:
             dispute = Dispute(*place, self._job.round, {auditor: finding}, (), ())
             self._disputes.append(dispute)
         challenges = dict(sorted({**dispute.challenges, auditor: finding}.items()))
         guilty = dispute.guilty if auditor in dispute.judged else (*dispute.guilty, auditor)
-        self._go_on(dispute, replace(dispute, challenges=challenges, guilty=guilty))
+        self._judge(dispute, replace(dispute, challenges=challenges, guilty=guilty))
 
-    def rule(self, author: bytes, verdict: StepFinding) -> None:
-        dispute = self._dispute(verdict.place)
-        if dispute is None:
-            raise Refused("no dispute about that step is open")
-        judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
-        if judge is None:
-            raise Refused(f"{short_id(author)} may not judge this dispute")
-        if judge in dispute.judged:
-            raise Refused(f"{short_id(author)} has given its verdict")
-        if verdict.finding is Finding.MATCH:
-            self._go_on(dispute, replace(dispute, innocent=(*dispute.innocent, judge)))
+    def _judge(self, before: Dispute, dispute: Dispute) -> None:
+        self._disputes[self._disputes.index(before)] = dispute
+        audits, judges = self._rounds[dispute.round], self._judges(dispute.round, dispute.trainer)
+        # More than half of the judges, so that both sides cannot have it; and more than f, so that one of them is honest.
+        needed = max(len(judges) // 2 + 1, audits.faults + 1)
+        assert 2 * needed > len(judges) and needed > audits.faults
+        if len(dispute.guilty) >= needed:
+            event = Event.GUILTY
+        elif len(dispute.innocent) >= needed:
+            event = Event.SHUNNED if self._is_to_be_shunned(dispute) else Event.INNOCENT
         else:
-            self._go_on(dispute, replace(dispute, guilty=(*dispute.guilty, judge)))
-
-    def _go_on(self, dispute: Dispute, after: Dispute) -> None:
-        """More than half of those who may judge, and more than the liars among the voters, settle it."""
-        self._disputes[self._disputes.index(dispute)] = after
-        judges = self._judges(after.round, after.trainer)
-        needed = max(len(judges) // 2 + 1, self._rounds[after.round].faults + 1)
-        if len(after.guilty) >= needed:
-            self._suspend(after)
-        elif len(after.innocent) >= needed:
-            self._refute(after)
+            event = Event.JUDGED
+        self._move_dispute(event, dispute)
 
     def _judges(self, number: int, trainer: bytes) -> list[bytes]:
+        """The round's re-executors but the accused, under whatever key."""
         accused = self._members.current(trainer)
         return [key for key in self._rounds[number].reexecutors if self._members.current(key) != accused]
 
-    def _suspend(self, dispute: Dispute) -> None:
-        for challenger in dispute.challenges:
-            self._count(self._members.current(challenger), upheld=1)
-        self._sit_out(dispute, Result.SUSPENDED)
+    def _move_dispute(self, event: Event, dispute: Dispute) -> None:
+        moved = TRANSITIONS[Stage.OPEN, event]
+        if moved.after is Stage.OPEN:
+            return
+        self._disputes.remove(dispute)
+        challengers = {self._members.current(key): finding for key, finding in dispute.challenges.items()}
+        if moved.result is not None:
+            first = next(iter(dispute.challenges))
+            self._write(dispute.place, first, moved.result, dispute.challenges[first])
+        for effect in moved.effects:
+            match effect:
+                case Effect.UPHOLD:
+                    for person in challengers:
+                        self._count(person, upheld=1)
+                case Effect.HOLD_AGAINST:
+                    for person in (person for person, finding in challengers.items() if not finding.is_claim):
+                        self._hold_against(person)
+                case Effect.NOTE_CLAIMS:
+                    if any(finding.is_claim for finding in challengers.values()):
+                        self._withheld[self._members.current(dispute.trainer)] = self._claims_with(dispute)
+                case Effect.SUSPEND:
+                    self._suspend(self._members.current(dispute.trainer), self._log[-1])
+                case _:
+                    raise AssertionError(f"{effect!r} of a dispute")
 
-    def _sit_out(self, dispute: Dispute, result: Result) -> None:
-        trainer = self._members.current(dispute.trainer)
+    def _suspend(self, trainer: bytes, cause: Entry) -> None:
+        assert trainer not in self._suspended, "a suspended trainer has no open disputes"
         times = min(self._standing(trainer).suspensions, DOUBLINGS_MAX)
         self._suspended[trainer] = self._job.round + 1 + (self._terms.suspension_rounds << times)
-        lost = self._unvested.pop(trainer, ())
-        self._count(trainer, suspensions=1, lost=len(lost))
-        self._end(dispute, result)
-        self._causes[trainer] = self._log[-1]
-        self._drop_audits_of(trainer)
+        self._causes[trainer] = cause
+        for effect in TRANSITIONS[Stage.TRAINS, Event.CONVICTED].effects:
+            match effect:
+                case Effect.LOSE_REWARDS:
+                    self._count(trainer, suspensions=1, lost=len(self._unvested.pop(trainer, ())))
+                case Effect.DROP_AUDITS:
+                    self._drop_audits_of(trainer)
+                case _:
+                    raise AssertionError(f"{effect!r} of a trainer")
 
     def _drop_audits_of(self, trainer: bytes) -> None:
-        """One suspension is enough for all that was done before it."""
+        """One suspension is enough for all that the trainer did before it."""
         self._withheld.pop(trainer, None)
-        self._disputes = [other for other in self._disputes if self._members.current(other.trainer) != trainer]
+        for dispute in [dispute for dispute in self._disputes if self._members.current(dispute.trainer) == trainer]:
+            self._move_dispute(Event.VOID, dispute)
         for number, audits in list(self._rounds.items()):
             drawn = {key: drawn for key, drawn in audits.drawn.items() if self._members.current(key) != trainer}
             self._rounds[number] = replace(audits, drawn=drawn)
-
-    def _refute(self, dispute: Dispute) -> None:
-        """Of who claims what most others do not see, and the trainer, one may lie, and nobody can tell which. So
-        they are kept apart; a trainer that is to be kept apart from more than can lie is the liar. Nobody is credited with that:
-        most found nothing wrong at this step.
-        """
-        trainer = self._members.current(dispute.trainer)
-        for challenger, finding in dispute.challenges.items():
-            person = self._members.current(challenger)
-            if finding.is_claim:
-                known = self._withheld.get(trainer, {})
-                last = (*known.get(person, ()), self._job.round)[-FALSE_CHALLENGES_MAX:]
-                self._withheld[trainer] = {**known, person: last}
-            else:
-                self._hold_against(person)
-        of = self._rounds[dispute.round]
-        # As many as f of this round's voters may lie. Who is not among its re-executors may be a liar of other voters, and gone.
-        apart = self._kept_from(trainer) & {self._members.current(key) for key in of.reexecutors}
-        is_shunned = any(finding.is_claim for finding in dispute.challenges.values()) and len(apart) > of.faults
-        if is_shunned:
-            self._sit_out(dispute, Result.SHUNNED)
-        else:
-            self._end(dispute, Result.REFUTED)
-
-    def _kept_from(self, trainer: bytes) -> set[bytes]:
-        """Who is not drawn for this trainer for now."""
-        return {key for key, rounds in self._withheld.get(trainer, {}).items() if len(rounds) == FALSE_CHALLENGES_MAX}
 
     def _hold_against(self, challenger: bytes) -> None:
         self._count(challenger, refuted=1)
         if self._standing(challenger).refuted % FALSE_CHALLENGES_MAX == 0:
             self._unheard[challenger] = self._job.round + 1 + self._terms.suspension_rounds
 
-    def _end(self, dispute: Dispute, result: Result) -> None:
-        self._disputes.remove(dispute)
-        first = next(iter(dispute.challenges))
-        self._write(dispute.place, first, result, dispute.challenges[first])
+    # Claims. An auditor says `withheld` or `unconfirmed`, most judges disagree: auditor or trainer lies, we cannot tell which. So
+    # the claim counts against neither. After three claims the auditor is apart from the trainer: it is not drawn for it. At most
+    # f auditors lie, so a trainer apart from more than f auditors is the liar: it is shunned.
+
+    def _claims_with(self, dispute: Dispute) -> Claims:
+        """The noted claims about the dispute's trainer, once its own are among them."""
+        claims = dict(self._withheld.get(self._members.current(dispute.trainer), {}))
+        for key, finding in dispute.challenges.items():
+            if finding.is_claim:
+                auditor = self._members.current(key)
+                claims[auditor] = (*claims.get(auditor, ()), self._job.round)[-FALSE_CHALLENGES_MAX:]
+        return claims
+
+    def _is_to_be_shunned(self, dispute: Dispute) -> bool:
+        if not any(finding.is_claim for finding in dispute.challenges.values()):
+            return False  # a challenge without a claim tells nothing about who is apart
+        audits = self._rounds[dispute.round]
+        # f of this round's voters may lie. An auditor outside this round may be a liar of other voters, and gone.
+        reexecutors = {self._members.current(key) for key in audits.reexecutors}
+        return len(_apart(self._claims_with(dispute)) & reexecutors) > audits.faults
 
     # Time
 
     def settle(self, closed: int) -> None:
-        """What lapses, and what vests, as this round closes."""
+        """This round closes: audits and disputes run out, rewards vest, suspensions end, claims are forgotten."""
         self._closed = closed
         for number, audits in list(self._rounds.items()):
             if not self._is_open(number):
                 self._lapse(number, audits)
         for dispute in [dispute for dispute in self._disputes if dispute.opened + self._terms.window <= closed]:
-            self._end(dispute, Result.DROPPED)
+            self._move_dispute(Event.TIME, dispute)
         for trainer, rounds in list(self._unvested.items()):
             self._vest(trainer, rounds, closed)
+        assert TRANSITIONS[Stage.SUSPENDED, Event.TIME].after is Stage.TRAINS  # for a trainer whose round has come
         self._suspended = {key: until for key, until in self._suspended.items() if until > closed + 1}
         self._causes = {key: self._causes[key] for key in self._suspended}
         self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
@@ -387,26 +446,28 @@ class Docket:
         self._withheld = {trainer: claims for trainer, claims in remembered.items() if claims}
 
     def _remembered(self, claims: Claims, closed: int) -> Claims:
-        """Those of the last rounds: bad days of years do not add up, and a liar has so many in as long as a suspension takes."""
+        """The claims of the last `suspension_rounds` rounds: an honest auditor's bad days must not add up over years, and a liar
+        gets no more claims in that time than three.
+        """
         first = closed + 1 - self._terms.suspension_rounds
         recent = {key: tuple(number for number in rounds if number >= first) for key, rounds in claims.items()}
         return {key: rounds for key, rounds in recent.items() if rounds}
 
     def _is_open(self, number: int) -> bool:
-        """Whether the window of a closed round is."""
+        """Whether the window of that closed round is."""
         return number + self._terms.window > self._closed
 
     def _lapse(self, number: int, audits: RoundAudits) -> None:
-        """Disputes that were opened in time go on."""
+        """No report on this round is awaited any more. Its open disputes go on, so their proposals stay."""
         for trainer, drawn in audits.drawn.items():
             for auditor, step in drawn.steps.items():
-                self._count(self._members.current(auditor), lapsed=1)
-                self._write((number, trainer, step), auditor, Result.LAPSED)
+                self._move_step(Stage.AWAITED, Event.TIME, (number, trainer, step), auditor)
         disputed = self._disputed(number)
         kept = {trainer: replace(drawn, steps={}) for trainer, drawn in audits.drawn.items() if trainer in disputed}
         self._rounds[number] = replace(audits, drawn=kept)
 
     def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:
+        """A reward is the trainer's own once the window of its round is over and no dispute about that round is open."""
         disputed = {dispute.round for dispute in self._disputes if self._members.current(dispute.trainer) == trainer}
         waiting = tuple(number for number in rounds if number + self._terms.window > closed or number in disputed)
         self._count(trainer, rewards=len(rounds) - len(waiting))
@@ -418,7 +479,7 @@ class Docket:
     # Drawing
 
     def draw(self, closed: ClosedRound) -> None:
-        """The audits of a closed round. What it accepted of trainers that were suspended meanwhile counts for nothing."""
+        """The audits of a closed round. A trainer that was suspended meanwhile gets neither audit nor reward for it."""
         job, current = self._job, self._members.current
         accepted = [signed for signed in closed.proposals if self._is_trusted(signed.signer)]
         reexecutors = tuple(key for key in job.auditors if self._is_trusted(key) and current(key) not in self._unheard)
@@ -435,14 +496,14 @@ class Docket:
             self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
 
     def _make_up(self, revealed: Mapping[bytes, bytes]) -> None:
-        """Draws whose ballots were not decided since they committed, for the rounds that they missed.
+        """Re-executors whose ballots were left out draw now for the rounds that they missed.
 
-        A leader that leaves out the ballots that would find its like delays that by a round, and no more.
+        So a leader that leaves out the ballots that would find its accomplice delays their draws by a round, and no more.
         """
         for number, audits in list(self._rounds.items()):
             missed = (key for key in audits.reexecutors if key in revealed and self._commitments[key].round < number)
             nonces = {key: revealed[key] for key in missed}
-            if audits.nonces and self._is_open(number):  # otherwise all were drawn, or it is too late
+            if audits.nonces and self._is_open(number):  # without nonces all drew by the model root
                 more = {trainer: self._steps(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
                 drawn = {
                     key: replace(old, steps=dict(sorted((old.steps | more[key]).items()))) for key, old in audits.drawn.items()
@@ -454,7 +515,7 @@ class Docket:
         return person not in self._suspended and not self._members.is_expelled(person)
 
     def _draw(self, closed: ClosedRound, signed: Signed, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]) -> Drawn:
-        """Where nobody revealed anything, as in a job's first round, the model root is everybody's nonce: all can foresee it."""
+        """Where nobody revealed a nonce, as in a job's first round, all draw by the model root, which everybody can foresee."""
         nonces = nonces or dict.fromkeys(reexecutors, self._job.model_root)
         proposal = codec.decode_message(signed.body, (Proposal,))
         return Drawn(proposal, self._steps(closed.round, signed.signer, reexecutors, nonces))
@@ -462,21 +523,21 @@ class Docket:
     def _steps(
         self, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
     ) -> dict[bytes, int]:
-        """Those that the owners of these nonces are to replay, by auditor."""
+        """The steps that the owners of these nonces are to replay, by auditor."""
         current = self._members.current
-        apart = {current(trainer), *self._kept_from(current(trainer))}
-        others = [key for key in reexecutors if current(key) not in apart]
+        apart = _apart(self._withheld.get(current(trainer), {}))
+        others = [key for key in reexecutors if current(key) != current(trainer) and current(key) not in apart]
         tickets = draws.tickets_for(self._key, number, nonces, trainer, others)
         return draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate, self._terms.steps)
 
     def _remember(self, closed: ClosedRound) -> None:
-        """Of those who vote; who has not been heard is still bound to what it said last."""
+        """The commitments of the voters. A voter whose ballot was not decided keeps its earlier one."""
         kept = {key: known for key, known in self._commitments.items() if key in self._job.voters and key not in closed.ballots}
         new = {key: Commitment(closed.round, digest) for key, digest in closed.commitments.items()}
         self._commitments = dict(sorted({**kept, **new}.items()))
 
     def _bound(self) -> None:
-        """Of what is too much the oldest goes; what is only kept for a challenge before what somebody has to report on."""
+        """Beyond DRAWN_MAX the oldest proposals go: first those that nobody has to report on, then the others."""
         self._tidy()
         excess = sum(len(audits.drawn) for audits in self._rounds.values()) - DRAWN_MAX
         for forget in (self._forget_unawaited, self._lapse):
@@ -496,7 +557,7 @@ class Docket:
         self._rounds[number] = replace(audits, drawn={**audits.drawn, trainer: drawn})
 
     def _tidy(self) -> None:
-        """Forgets what nobody may say anything about any more."""
+        """Forgets proposals about which nobody may say anything any more."""
         for number, audits in list(self._rounds.items()):
             if self._job.phase is not Phase.RUNNING or not self._is_open(number):
                 self._forget_unawaited(number, audits)
@@ -508,14 +569,14 @@ class Docket:
         self._rounds[number] = replace(audits, drawn=drawn)
 
     def _disputed(self, number: int) -> set[bytes]:
-        """Whose proposals of a round are."""
+        """The trainers whose proposals of that round are disputed."""
         return {dispute.trainer for dispute in self._disputes if dispute.round == number}
 
     def _dispute(self, place: Place) -> Dispute | None:
         return next((dispute for dispute in self._disputes if dispute.place == place), None)
 
     def _speaking_for(self, keys: Iterable[bytes], author: bytes) -> bytes | None:
-        """Which of these keys of a round is the author's."""
+        """The author's among these keys of a round."""
         return next((key for key in keys if self._members.current(key) == author), None)
 
     def _standing(self, person: bytes) -> Standing:
@@ -527,10 +588,16 @@ class Docket:
             self._standings[person] = replace(known, **{name: getattr(known, name) + count for name, count in more.items()})
 
     def _write(
-        self, place: Place, auditor: bytes, result: Result, finding: Finding | None = None, ppm: int | None = None
+        self, place: Place, auditor: bytes, result: Result | None, finding: Finding | None = None, ppm: int | None = None
     ) -> None:
+        assert result is not None
         number, trainer, step = place
         self._log.append(Entry(self._height, self._key, number, trainer, auditor, step, result, finding, ppm))
+
+
+def _apart(claims: Claims) -> set[bytes]:
+    """The auditors that are not drawn for a trainer about which they made these claims."""
+    return {auditor for auditor, rounds in claims.items() if len(rounds) == FALSE_CHALLENGES_MAX}
 
 
 def _without(drawn: Drawn, auditor: bytes) -> Drawn:
@@ -538,12 +605,14 @@ def _without(drawn: Drawn, auditor: bytes) -> Drawn:
 
 
 def follow(state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
-    """With the tables of persons by the keys that they have now. A new key is nobody's before, so that none of them meet."""
+    """With the tables of persons by the keys that they have now."""
     if all(current(key) == key for key in _persons(state)):
         return state
 
     def rekeyed(table: Mapping[bytes, T]) -> dict[bytes, T]:
-        return {current(key): value for key, value in table.items()}
+        followed = {current(key): value for key, value in table.items()}
+        assert len(followed) == len(table)  # a rotation's new key was nobody's before
+        return followed
 
     jobs = {
         key: replace(

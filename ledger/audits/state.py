@@ -1,12 +1,12 @@
-"""Sampled audits: what of them is in the state, what members say in them, and what a peer has to do in them.
+"""Sampled audits: their records in the state, the transactions of members, and the work that is due for a peer.
 
-A drawn auditor replays one step of an accepted proposal and reports. A report that something is wrong is a challenge: it opens a
-dispute about that step, on which the round's re-executors give their verdicts. While the round's window is open, one of them
-that was not drawn may challenge a step as well. Nothing here looks into a model, and nothing waits for an audit: what has not
-been said in time lapses. The rules are in `ledger.audits.docket`.
+A drawn auditor replays one step of an accepted proposal and reports. A report of a false step is a challenge: it opens a dispute
+about that step, and the round's re-executors judge it. A re-executor that was not drawn may challenge a step, too, while the
+round's window is open. No block waits for an audit: a report or verdict that does not come in time lapses. The rules are in
+`ledger.audits.docket`, the states and transitions in `ledger.audits.transitions`.
 
-A round's tables keep the keys of that round, since a trainer's data is assigned by its key; who may speak for one of them is its
-member's key of now. Tables of persons follow their keys.
+Tables of a round have the keys of that round, because a trainer's data is assigned by its key; a member speaks for its key of
+that round with its key of now. Tables of persons are by their keys of now.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Proposal
 from protocol.reasons import Finding
 
-# Proposals of a job under audit at once: 3 MB of state, 13 MB where 66 liars of 200 voters draw themselves for each. Beyond them
-# the oldest go, first what nobody awaits.
+# Proposals of a job under audit at once: 3 MB of state, 13 MB where 66 liars of 200 voters draw themselves for each. Beyond it
+# the oldest go, first those without an awaited report.
 DRAWN_MAX = 4_096
 CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
-# Then the challenger is neither drawn nor heard for as long as a first suspension takes; after so many because of a claim
-# within as long it is not drawn for that trainer.
+# After so many refuted challenges a challenger is unheard: neither drawn nor heard for as long as a first suspension takes. After
+# so many refuted claims about one trainer, within as long, an auditor is apart from it: not drawn for it.
 FALSE_CHALLENGES_MAX = 3
 DISPUTES_MAX = VOTERS_MAX * CHALLENGES_OPEN_MAX
 LOG_MAX = 64  # the last results, for people
@@ -46,33 +46,33 @@ Claims = Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, FALSE_CHALLE
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One accepted proposal, and which step of it each of its auditors is to replay."""
+    """One accepted proposal, and the step of it that each of its auditors is to replay."""
 
     proposal: Proposal
-    # Of those that have neither reported nor let it lapse. Any bound on how many are drawn would be places that liars take.
+    # By auditor whose report is awaited. No bound below the number of voters: liars would take the places of honest auditors.
     steps: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundAudits:
-    """What was drawn when a round closed, as long as it may be challenged or something of it is open."""
+    """The draws of a closed round, kept while its proposals may be challenged, a report is awaited, or a dispute is open."""
 
-    nonces: Annotated[int, Between(0, VOTERS_MAX)]  # re-executors that revealed what they had committed to; 0: foreseeable
+    nonces: Annotated[int, Between(0, VOTERS_MAX)]  # re-executors with a matching nonce; 0: everybody could foresee the draws
     faults: Annotated[int, Between(0, VOTERS_MAX)]  # f of the round's voters
-    reexecutors: Keys  # who may be drawn, and judge
+    reexecutors: Keys  # may be drawn, may challenge, and judge
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
     challengers: Keys = ()  # re-executors that have challenged a step that they were not drawn for
 
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """About one step of one accepted proposal."""
+    """An open dispute about one step of one accepted proposal."""
 
     round: Count
     trainer: Key
     step: Count
     opened: Count  # the round that was open then
-    # Of everybody that was drawn for this step, and of one that was not; each counts as a verdict too.
+    # By auditors that were drawn for this step, and one re-executor at most that was not. Each challenge is a verdict, too.
     challenges: Annotated[dict[Key, Finding], Length(1, VOTERS_MAX)]
     guilty: Keys
     innocent: Keys
@@ -83,47 +83,50 @@ class Dispute:
 
     @property
     def judged(self) -> tuple[bytes, ...]:
-        """Who has given a verdict."""
+        """The re-executors that have given a verdict."""
         return self.guilty + self.innocent
 
 
 @dataclass(frozen=True, slots=True)
 class JobAudits:
-    """Of a job with sampled audits, while it runs and until the last of it is settled."""
+    """The audits of a job, while it runs and until the last report and dispute of it are over."""
 
     rounds: Annotated[dict[Count, RoundAudits], Length(0, DRAWN_MAX + DISPUTES_MAX)] = field(default_factory=dict)
     disputes: Annotated[tuple[Dispute, ...], Length(0, DISPUTES_MAX)] = ()  # in the order of their opening
     commitments: Annotated[dict[Key, Commitment], Length(0, VOTERS_MAX)] = field(default_factory=dict)
-    suspended: Persons = field(default_factory=dict)  # trainer -> the first round in which it may train again
-    unheard: Persons = field(default_factory=dict)  # challenger -> the first round in which it may be drawn again
-    # Trainer -> the rounds whose reward is not its own yet.
+    suspended: Persons = field(default_factory=dict)  # trainer -> the first open round in which it may train again
+    unheard: Persons = field(default_factory=dict)  # challenger -> the first open round in which it may challenge again
+    # Trainer -> the rounds whose rewards it may still lose.
     unvested: Annotated[dict[Key, Rounds], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    # Trainer -> re-executor -> the last rounds in which most others found nothing of what it had claimed.
+    # Trainer -> auditor -> the rounds in which its last claims about this trainer were refuted.
     withheld: Annotated[dict[Key, Claims], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # of those in `suspended`
+    # Suspended trainer -> the entry of the log that says why. The log itself forgets it sooner.
+    causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of a member from all jobs with sampled audits."""
+    """A member's counts over all jobs with sampled audits."""
 
-    rewards: Count = 0  # one for each accepted proposal that was not found false in time
-    lost: Count = 0  # rewards
+    rewards: Count = 0  # accepted proposals whose window passed without a suspension
+    lost: Count = 0  # rewards, by suspensions
     suspensions: Count = 0
-    reports: Count = 0  # as a drawn auditor
-    lapsed: Count = 0  # audits that it did not report on
-    upheld: Count = 0  # challenges that ended in a suspension
-    refuted: Count = 0  # challenges that most re-executors found false
+    reports: Count = 0  # of its drawn steps
+    lapsed: Count = 0  # drawn steps that it did not report on in time
+    upheld: Count = 0  # its challenges that ended as `suspended`
+    refuted: Count = 0  # its challenges but claims that ended as `refuted` or `shunned`
 
 
 class Result(enum.StrEnum):
-    PASSED = "passed"  # an auditor found nothing wrong
-    CHALLENGED = "challenged"  # a re-executor, drawn or not, found something wrong
-    LAPSED = "lapsed"  # an auditor did not report in time
-    SUSPENDED = "suspended"  # most re-executors confirm a challenge
-    REFUTED = "refuted"  # most re-executors find nothing wrong
-    SHUNNED = "shunned"  # so they do, but more than can lie could not get what this trainer commits to: it is suspended
-    DROPPED = "dropped"  # neither, in time
+    # Of one report or challenge
+    PASSED = "passed"  # a drawn auditor says `match`
+    CHALLENGED = "challenged"  # a re-executor, drawn or not, says that a step is false
+    LAPSED = "lapsed"  # a drawn auditor did not report in time
+    # Of a dispute's end
+    SUSPENDED = "suspended"  # enough judges say guilty: the trainer is suspended
+    REFUTED = "refuted"  # enough judges say innocent
+    SHUNNED = "shunned"  # enough judges say innocent, but more than f auditors are apart from the trainer: it is suspended
+    DROPPED = "dropped"  # neither side had enough in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ class Entry:
     job: Digest
     round: Count
     trainer: Key
-    auditor: Key  # of a dispute: who challenged, the smallest key
+    auditor: Key  # of a dispute: the challenger with the smallest key
     step: Count
     result: Result
     finding: Finding | None = None
@@ -156,11 +159,12 @@ class AuditsState:
 
 @dataclass(frozen=True, slots=True)
 class StepFinding:
-    """What somebody found at a step of an accepted proposal.
+    """A re-executor's finding at one step of an accepted proposal.
 
-    `audit/report`, by a drawn auditor: at the step that was drawn for it. `audit/verdict`, by a re-executor of the round: at a
-    disputed step; anything but MATCH says guilty. `audit/challenge`, by a re-executor that was not asked: neither MATCH nor
-    a claim that is never held against who makes it.
+    | transaction       | author                                     | step               | findings                      |
+    | `audit/report`    | an auditor that was drawn                  | the drawn one      | all; but MATCH is a challenge |
+    | `audit/verdict`   | a re-executor of the round but the accused | a disputed one     | all; MATCH says innocent      |
+    | `audit/challenge` | a re-executor of the round but the accused | an undisputed one  | neither MATCH nor a claim     |
     """
 
     job: Digest
@@ -178,11 +182,11 @@ class StepFinding:
 KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a StepFinding
 
 
-# What a peer has to do -----------------------------------------------------------------------------------------------
+# Work that is due for a peer ------------------------------------------------------------------------------------------
 
 
 class Applied(Protocol):
-    """What is read here of the state after the last applied block."""
+    """The parts of the state after the last applied block that are read here."""
 
     @property
     def height(self) -> int: ...
@@ -199,7 +203,7 @@ class Applied(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A step that a peer is to replay and to speak about, as long as the job's window is open."""
+    """A step that a peer is to replay, and to report or to judge before the window closes."""
 
     job: bytes
     round: int
@@ -207,7 +211,7 @@ class Due:
     step: int
     proposal: Proposal
     is_dispute: bool  # an `audit/verdict` is awaited, otherwise an `audit/report`
-    since: int  # the round after whose closing, or in which, the window opened
+    since: int  # of a dispute: the round that was open when it opened; otherwise the audited round
 
     @property
     def place(self) -> Place:
@@ -215,7 +219,7 @@ class Due:
 
 
 def due_for(me: bytes, state: Applied) -> list[Due]:
-    """The disputes that await my verdict, then the audits that I have not reported yet; the most urgent first."""
+    """The disputes that await my verdict, then the steps that await my report; the most urgent first."""
     found: list[Due] = []
     for key, audits in state.audits.jobs.items():
         found += _verdicts_due(me, key, audits, state.members)
@@ -240,7 +244,9 @@ def _reports_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState
 
 
 def others_audited(me: bytes, state: Applied) -> list[Due]:
-    """Others' accepted proposals of rounds that I re-execute and have not challenged, by round. Step 0 stands for any."""
+    """Others' accepted proposals of rounds of which I am a re-executor and in which I have not challenged undrawn, by round.
+    Step 0 stands for any.
+    """
     current, found = state.members.current, list[Due]()
     for job, audits in state.audits.jobs.items():
         for number, of in audits.rounds.items():
@@ -251,7 +257,7 @@ def others_audited(me: bytes, state: Applied) -> list[Due]:
 
 
 def asked_of(me: bytes, state: Applied) -> list[Proposal]:
-    """My proposals of which somebody may still want the trace, the states and the buffers."""
+    """My proposals whose trace, states and buffers an auditor may still ask for."""
     return [
         drawn.proposal
         for audits in state.audits.jobs.values()

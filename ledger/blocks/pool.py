@@ -1,4 +1,4 @@
-"""Transactions that are not decided yet, the order in which a block takes them, and what voters say has waited too long."""
+"""Transactions that are not decided yet, their order in a block, and voters' notices of those that wait too long."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from protocol.limits import NOTICED_MAX, TRANSACTION_BYTES_MAX, TRANSACTIONS_PEN
 from protocol.messages import Notice, Transaction
 
 TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: applying them stays quick
-SIGNED_BYTES = 128  # what a signed message takes in a body beside its own bytes
-PASSES_MAX = 4  # over waiting transactions: in order of their nonces, only those that follow another author's need a second one
-PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: no member's flood keeps out what the others want decided
-PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # sixteen of the largest; a member's whole quarter of a block otherwise, many times over
-PENDING_BYTES_MAX = 128 << 20  # of all: what thirty members could fill together must not fill a small machine
-PENDING_STRANGERS_MAX = 64  # of all who are not members here; nothing makes room for more, or it would be passed round for ever
-DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of what left the pool last: what all members can fill it with, once
+SIGNED_BYTES = 128  # of a signed message in a body, beside its own bytes
+PASSES_MAX = 4  # over waiting transactions, sorted by nonce: a second pass finds those that follow another author's
+PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: one member's flood does not keep out the others' transactions
+PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # sixteen of the largest transactions, or 256 of 16 kB
+PENDING_BYTES_MAX = 128 << 20  # of all members: thirty members that fill their room must not fill a small machine
+PENDING_STRANGERS_MAX = 64  # of all strangers. A stranger's transaction displaces none, or peers would pass floods on for ever
+DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of transactions that left the pool last: one whole pool
 
 assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` may ask without looking
 
 
 def transaction_digest(signed: Signed) -> bytes:
-    """How notices name a transaction: whoever signs the same twice, with other signature bytes, makes no other transaction."""
+    """How notices name a transaction. Other signature bytes on the same body make no other transaction."""
     return hashlib.sha256(signed.body + signed.signer).digest()
 
 
 def signed_digest(signed: Signed) -> bytes:
-    """How short bodies name whatever is signed: the very bytes, so that nothing else can take their place."""
+    """How short bodies name anything signed: with its signature bytes, because the body's hash covers these, too."""
     return hashlib.sha256(codec.encode(signed)).digest()
 
 
@@ -48,7 +48,7 @@ class Waiting:
     expires: int
     added: int  # the height that was applied last when it came
     signed: Signed
-    number: int  # how many had come before it
+    number: int  # of all that ever came, counted from 0
     awaited_job: bytes | None  # see `ledger.core.module.Module.can_wait`
 
     @property
@@ -57,7 +57,7 @@ class Waiting:
 
 
 class Selection:
-    """The transactions of one block while they are being chosen: each applies to what those before it leave."""
+    """The transactions of one block while they are being chosen. Each applies to the state after those before it."""
 
     def __init__(self, rules: Rules, state: State, size_max: int, count_max: int) -> None:
         self._rules, self._state = rules, state
@@ -69,16 +69,16 @@ class Selection:
         return len(self.chosen) >= self._count_max
 
     def follow(self, signed: Signed) -> None:
-        """Puts in what a valid block carries here, whatever the bounds."""
+        """Adds a transaction of somebody's block, whatever the bounds. Raises `Refused` or `RemoteProtocolError`."""
         self._state = self._rules.apply_transaction(self._state, signed)
         self.chosen.append(signed)
         self._room -= len(signed.body) + SIGNED_BYTES
 
     def take(self, entry: Waiting) -> bool:
-        """Whether it fits and applies now; then it is the next one."""
+        """Adds it if it fits and applies now, and says whether it did."""
         member = self._state.members.members.get(entry.signed.signer)
         if entry.nonce != (member.nonce if member else 0) + 1:
-            return False  # seen at once: a flood of these must not slow down every vote
+            return False  # before the costly check: a flood of these must not slow down every vote
         if self.is_full or entry.size > self._room:
             return False
         try:
@@ -91,21 +91,21 @@ class Selection:
 
 
 class Pool:
-    """Only those that could still be decided stay. `height` is the one applied last."""
+    """Transactions that could still be decided. `height` is the one applied last."""
 
     def __init__(self, height: int = 0, can_wait: Callable[[Transaction], bytes | None] = lambda transaction: None) -> None:
         self.height = height
         self._can_wait = can_wait  # `Rules.can_wait`
-        self.version = 0  # changes whenever something comes or goes
-        self.count = 0  # of all that ever came
+        self.version = 0  # changes whenever a transaction comes or goes
+        self.count = 0  # all that ever came
         self._waiting: dict[bytes, Waiting] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
         self._strangers: set[bytes] = set()  # keys of `_waiting`
         self._count: Counter[bytes] = Counter()  # by signer
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
-        self._overflowed: set[bytes] = set()  # signers, since the last block
-        self._dropped: dict[bytes, None] = {}  # keys of `_waiting` that left it, the last ones
+        self._overflowed: set[bytes] = set()  # signers that had too many since the last block
+        self._dropped: dict[bytes, None] = {}  # the last keys that left `_waiting`
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -114,7 +114,7 @@ class Pool:
         return iter([waiting.signed for waiting in self._waiting.values()])
 
     def awaited_jobs(self) -> Iterator[bytes | None]:
-        """For each of those that wait here, the job whose next closing is soon enough for it, if any is."""
+        """For each waiting transaction: the job until whose next closing it can wait, or None if it cannot."""
         return (waiting.awaited_job for waiting in self._waiting.values())
 
     def get(self, digest: bytes) -> Waiting | None:
@@ -128,11 +128,11 @@ class Pool:
         return None if key is None else self._waiting[key].signed
 
     def was_dropped(self, signed: Signed) -> bool:
-        """Lately: whoever refuses it now has refused it before, and passed it on all the same."""
+        """Whether this pool dropped it lately. A transaction that is refused now was passed on all the same when it came."""
         return transaction_digest(signed) in self._dropped
 
     def page(self, start: int, end: int, size_max: int, count_max: int) -> tuple[list[Signed], int]:
-        """Some that are numbered from `start` on, and where the next page begins; `end` if nothing follows before that number."""
+        """(transactions numbered from `start` on, the number at which the next page begins). The last page names `end`."""
         found: list[Signed] = []
         for entry in self._waiting.values():
             if not start <= entry.number < end:
@@ -144,13 +144,18 @@ class Pool:
         return found, end
 
     def add(self, signed: Signed, member: bool = True) -> bool:
-        """Whether it is new, and has to be passed on. Keys cost nothing, so strangers share one small part.
+        """Whether it is new, so that this peer passes it on.
 
-        Who has more waiting than a member may loses all of it, and is not heard before the next block. So in whatever order the
-        same ones come between two blocks, the same stay. Across a block they need not: it makes room for one that was too much
-        right before it. `peer.node` tells a leader what it lacks for this reason. To keep those with the smallest nonces instead
-        would pass a flood round without end that comes in descending order. If all have too much, who has most makes room.
+        | if                                       | then                                                                     |
+        | strangers have too many, or all together | it is dropped, and not passed on: a stranger's key costs nothing         |
+        | its member has too many                  | all of that member's are dropped, and no more come before the next block |
+        | all members together have too many       | the same for the member with the largest share, until the rest fits      |
+
+        A member's transaction that is too many is passed on all the same.
         """
+        # So the same transactions stay in whatever order they come between two blocks. If the smallest nonces stayed instead,
+        # peers would pass on a flood in descending order without end. Two peers may still differ over a block, which makes room
+        # for a transaction that was too many right before it: `peer.node` tells a leader the transactions that it lacks.
         digest = transaction_digest(signed)
         if digest in self._waiting or signed.signer in self._overflowed:
             return False
@@ -172,7 +177,7 @@ class Pool:
         return True
 
     def share(self, signer: bytes) -> float:
-        """Of what one member may have waiting here, how much this one has."""
+        """The share of a member's room that this signer has taken."""
         return max(self._count[signer] / PENDING_PER_MEMBER_MAX, self._bytes[signer] / PENDING_BYTES_PER_MEMBER_MAX)
 
     @property
@@ -210,9 +215,9 @@ class Pool:
         count_max: int = TRANSACTIONS_PER_BLOCK_MAX,
         first: Set[bytes] = frozenset(),
     ) -> tuple[Signed, ...]:
-        """What fits into the next block, in an order in which all of it applies, those named in `first` before the others.
+        """Transactions that fit into the next block, in an order in which all apply, those named in `first` before the others.
 
-        None of `first` is left out that would fit and apply behind all the chosen ones.
+        A transaction of `first` is left out only if it does not fit, or does not apply, behind all the chosen ones.
         """
         selection = Selection(rules, state, size_max, count_max)
         waiting = sorted(self._waiting.values(), key=lambda entry: (entry.digest not in first, entry.nonce))
@@ -227,7 +232,7 @@ class Pool:
         return tuple(selection.chosen)
 
     def neglected(self, rules: Rules, state: State) -> tuple[bytes, ...]:
-        """Those that were here before the last block could be made, and could still be decided: the oldest few, ascending."""
+        """Digests of the oldest few, ascending, that came before the last block could be made and could still be decided."""
         old = [entry for entry in self._waiting.values() if entry.added <= state.height - 2]
         found: list[bytes] = []
         for entry in sorted(old, key=lambda entry: entry.added):
@@ -238,7 +243,7 @@ class Pool:
         return tuple(sorted(found))
 
     def prune(self, rules: Rules, state: State) -> list[tuple[Signed, str]]:
-        """Forgets what was decided, expired or refused, with the reason; a nonce that is ahead may still come."""
+        """Drops decided, expired and refused transactions, each with the reason. One whose nonce lies ahead stays."""
         self._overflowed.clear()
         gone: list[tuple[Signed, str]] = []
         for entry in list(self._waiting.values()):
@@ -265,28 +270,29 @@ class Pool:
 
 
 def _take_all(selection: Selection, waiting: Iterable[Waiting]) -> list[Waiting]:
-    """Takes what can be taken and gives what is left."""
+    """Takes all that fit and apply, and returns the others."""
     return [entry for entry in waiting if not selection.take(entry)]
 
 
 # Notices -------------------------------------------------------------------------------------------------------------
 
-# Block k must carry what f+1 voters have noticed, without a break, since a notice of height k−2 or below.
+# Block k must carry each transaction that f+1 voters have noticed, without a break, since a notice of height k−2 or below.
 #
-# An honest leader that holds the same notices and the transaction puts it first, so it satisfies the rule whatever else there is:
-# `Pool.select` leaves nothing out that would apply behind what it chose, which is what `check` asks for. It need not hold the
-# notices: one of the f+1 voters is honest. That one held the transaction before block k−2 could be made, as its notice of k−2
-# says, and passed it on when it came. Meanwhile blocks k−2 and k−1 were decided, three message delays each: the leader of k, who
-# has applied k−1, missed a message that was sent six delays before. Where that happens nevertheless, or where its pool dropped
-# it, it costs this one view: the honest one of the f+1 leads too, and does hold it. Notices of k−1 would leave no time at all:
-# they are sent by whoever applies k−1, in the moment in which the leader makes k.
+# - An honest leader that holds the notices and the transaction puts it first. `Pool.select` leaves none out that would apply
+#   behind the chosen ones, and that is what the check of a block asks for.
+# - An honest leader that lacks the notices holds the transaction nevertheless. One of the f+1 voters is honest; its notice of k−2
+#   says that it held the transaction before block k−2 could be made, and it passed the transaction on at once. Blocks k−2 and k−1
+#   took three message delays each since, so the transaction was sent six delays before the leader makes k.
+# - If that message is still on its way, or the leader's pool dropped the transaction, one view fails. The honest one of the f+1
+#   voters holds the transaction and leads in its turn.
+# - A lag of one would leave no time: voters send notices of k−1 when they apply k−1, just when the leader makes k.
 NOTICE_LAG = 2
-NOTICE_HEIGHTS_MAX = 8  # a notice is repeated at every height: one that is not is over, and its voter may have changed its mind
+NOTICE_HEIGHTS_MAX = 8  # voters repeat notices at every height: without a new one for so long, a voter may have changed its mind
 
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """By one voter: its latest notice, and since which height each transaction in it has been in all of its notices."""
+    """One voter's latest notice: its height, and for each transaction the height since which all notices named it."""
 
     height: int
     since: dict[bytes, int]
@@ -297,7 +303,7 @@ class Notices:
         self._by_voter: dict[bytes, Noticed] = {}
 
     def add(self, voter: bytes, notice: Notice) -> bool:
-        """Whether it says something new."""
+        """Whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
         if any(left >= right for left, right in pairwise(notice.transactions)):
             raise RemoteProtocolError("non-canonical", "a notice's transactions must ascend, each once")
         last = self._by_voter.get(voter, Noticed(-1, {}))
@@ -315,7 +321,7 @@ class Notices:
         }
 
     def due(self, voters: tuple[bytes, ...], height: int) -> frozenset[bytes]:
-        """What the block at `height`, which `voters` decide, must not leave out."""
+        """Digests of the transactions that the block at `height`, which `voters` decide, must not leave out."""
         names = Counter(
             digest
             for noticed in self._by_voter.values()

@@ -1,8 +1,9 @@
-"""Sampled audits in the daemon: replays the steps that are drawn for this peer, says what it found, and shows its own steps.
+"""Sampled audits in the daemon: this peer replays the steps that it was drawn for or has to judge, says what it found, and keeps
+its own states for others' audits.
 
-Thin: what is due follows from the applied state alone (`ledger.audits`), so nothing has to be remembered over a restart. Fetching
-runs side by side, since whoever withholds something must hold up nobody else's audit; replaying is one at a time, because the
-worker has its own training to do. Nothing here delays a vote. Who distrusts a proposal may have this peer re-execute all of it.
+The work that is due follows from the applied state alone (`ledger.audits.state.due_for`), so a restart forgets nothing. Audits
+fetch side by side: a trainer that withholds something holds up no other's audit. They replay one at a time: the worker has its
+own training to do. Nothing here delays a vote. A person who distrusts a proposal can have this peer re-execute all of it.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from training.tasks import Reexecute, Replayed
 from transport.exchange import REVEALS_MAX
 
 AT_ONCE_MAX = 16  # audits whose blobs are fetched or here; each fetches one at a time, for which the exchange has a turn
-RETRY_SECONDS = 5.0  # after this peer's own worker failed, or what it said was refused; doubled each time
+RETRY_SECONDS = 5.0  # after this peer's own worker failed, or its transaction was refused; doubled each time
 RETRY_SECONDS_MAX = 300.0
-# Before anything is called withheld: a holder has a second for its first answer, then the others are asked, and it again. Where a
-# whole window is shorter, what does not come lapses: nobody is suspended for the pace of a job.
+# An auditor waits at least so long before it says `withheld`: a holder has a second for its first answer, then the others are
+# asked, then the holder again. If a whole window is shorter, the report lapses: a job's pace must suspend nobody.
 WITHHELD_SECONDS_MIN = 2.0
-# After a job's last round no round tells any more that the window ends. It lasts as long as the last rounds took, and this at
-# least, since a trainer may take so long to start again.
+# After a job's last round no opening round says that the window ends. An auditor then waits as long as the last rounds took, and
+# at least so long: a trainer may need it to start again.
 ENDED_SECONDS = 30.0
-# Times the tolerance: a smaller error may lie below it on other machines. A liar could place one there, for honest reports to be
-# refuted; judges use the tolerance itself, so what is challenged here is upheld there.
+# An auditor challenges only an error above so many tolerances: a smaller one may be below the tolerance on other machines, and a
+# liar could place it there to have honest challenges refuted. Judges use the tolerance itself, so they uphold these challenges.
 CHALLENGE_MARGIN = 2
 TOO_LATE = "that cannot be challenged any more: what it commits to did not come, or re-executing it took too long"
 
-assert AT_ONCE_MAX < REVEALS_MAX  # or who drips what it shows would hold up what others show
+assert AT_ONCE_MAX < REVEALS_MAX  # otherwise a trainer that sends slowly would hold up what others send
 
 Key = tuple[bytes, int, bytes, int, bool]
 T = TypeVar("T")
@@ -73,15 +74,15 @@ class Auditing:
         self._driver, self._author = driver, author
         self._me = driver.signer.public
         self._running: dict[Key, trio.CancelScope] = {}
-        self._rests: dict[Key, tuple[float, float]] = {}  # of what failed and is still due: (again at, last pause)
-        self._is_behind = True  # of what is decided: how long rounds have been open already is not known
+        self._rests: dict[Key, tuple[float, float]] = {}  # by audit that failed and is still due: (again at, last pause)
+        self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
         self._replaying = trio.Lock()
-        self._searching = defaultdict[bytes, trio.Lock](trio.Lock)  # by trainer: who hides a state holds up no search but its own
-        self._challenged: tuple[bytes, int] | None = None  # job and round of what is re-executed whole
+        self._searching = defaultdict[bytes, trio.Lock](trio.Lock)  # by trainer: a hidden state holds up no search but its own
+        self._challenged: tuple[bytes, int] | None = None  # job and round that `challenge` re-executes
         self._wake = trio.Event()
-        self._has_ended = False  # an audit, whose files are to be deleted
-        self._told = driver.state.height  # of the log's entries
+        self._has_ended = False  # an audit has, and its files are to be deleted
+        self._told = driver.state.height  # entries of the log up to here have been shown to people
         self._suspended: dict[bytes, int] = {}
 
     async def run(self) -> None:
@@ -107,15 +108,15 @@ class Auditing:
     # Auditing --------------------------------------------------------------------------------------------------------
 
     def _follow(self, state: State) -> None:
-        """Begins what is due and ends what is not any more."""
+        """Begins audits that are due and ends those that are not any more."""
         due = {_key(item): item for item in due_for(self._me, state)}
         for key in self._running.keys() - due.keys():
             self._running[key].cancel()
         now = trio.current_time()
         waiting = {key: rest for key, rest in self._rests.items() if key in due and rest[0] > now}
         if state.height + 1 < self._driver.replica.height:
-            self._is_behind |= state.height + 2 < self._driver.replica.height  # one is decided while a closing is applied
-            return  # of blocks that are decided already: what is due now may have been settled in them
+            self._is_behind |= state.height + 2 < self._driver.replica.height  # one block is decided while a closing is applied
+            return  # a decided block that is not applied yet may have settled what seems due now
         if self._is_behind:
             self._entered = {key: job.round for key, job in state.jobs.running().items()}
             self._is_behind = False
@@ -145,7 +146,7 @@ class Auditing:
                     replayed = await self._unless_chosen(due, past, replayed, late)
                 await self._say("audit/report", due, replayed)
         except (FolkmootError, OSError) as error:
-            went = isinstance(error, MissingBlobError)  # meanwhile: what is shown for an audit passes
+            went = isinstance(error, MissingBlobError)  # states that were fetched for an audit are deleted after it
             if isinstance(error, StorageError) and not went:
                 raise
             self._rest(key, due, error)
@@ -154,28 +155,37 @@ class Auditing:
             self._release(due)
 
     async def _unless_chosen(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> Replayed:
-        """What to report of a drawn step that is false here.
+        """The finding to report of a drawn step that is false here.
 
-        From a state that was chosen for it a step may come out otherwise on other machines, and a mismatch that most of them
-        cannot confirm is held against this peer. The first step that leads away from what this peer computes itself begins at a
-        state that is no liar's choice: that one is challenged in its place. Where there is no telling, the drawn one is
-        `unconfirmed`: all judge it as they judge a mismatch, and whoever says so is not called a liar.
+        A liar can choose the state before the drawn step so that other machines get another result; then most judges refute a
+        mismatch, and it counts against this peer. The first step that leads away from this peer's own states begins at a state
+        that no liar chose. So this peer challenges that step instead.
+
+        | before the drawn step                                        | it challenges | it reports  |
+        | a kept inner state, which the trainer may have chosen        |               | UNCONFIRMED |
+        | nothing (step 0), or states that agree with this peer's own  |               | MISMATCH    |
+        | a step leads away, and a dispute about it is open            |               | MATCH       |
+        | a step leads away, and is clearly false                      | that step     | MATCH       |
+        | a step leads away, and is not, or may not be challenged      |               | UNCONFIRMED |
+        | states that did not come in time, or are none                |               | UNCONFIRMED |
+
+        Judges treat UNCONFIRMED as a mismatch, but it never counts against its author.
         """
         unsure = replace(replayed, finding=Finding.UNCONFIRMED)
         if due.proposal.inner_from is not None:
-            return unsure  # also what the round begins with may be chosen
+            return unsure
         if due.step == 0:
             return replayed
         role = self._driver.workshop.role.computing
-        assert role is not None, "who replays steps has a worker"
+        assert role is not None, "a peer that replays steps has a worker"
         try:
             found = await self._search(role, past, due, due.step, late)
         except RemoteProtocolError:
-            return unsure  # what it goes on from is nothing to re-execute
+            return unsure  # the states before it are none
         if found is None:
-            return unsure  # not all that lies before it was shown in time
+            return unsure  # they did not come in time
         if found[0] is None:
-            return replayed
+            return replayed  # they agree
         first = replace(due, step=found[0])
         if self._driver.rules.audits.is_disputed(first, self._driver.state):
             return replace(replayed, finding=Finding.MATCH)
@@ -185,8 +195,10 @@ class Auditing:
         return replace(replayed, finding=Finding.MATCH) if is_challenged else unsure
 
     async def _is_challenged(self, due: Due, seen: Replayed) -> bool:
-        """Whether a challenge of this step is on its way to the log. The report that follows stands behind it: alone it could end
-        the audit of what is to be challenged; and it does not wait for it, since the window may be over with the next block.
+        """Whether a challenge of this step waits to be decided.
+
+        The report that follows is queued behind it, and does not wait until it is decided: the window may be over with the next
+        block. Without the challenge before it the report could end the audit, and with it what is to be challenged.
         """
         settled, waits = trio.Event(), False
 
@@ -200,7 +212,7 @@ class Auditing:
                 await self._say("audit/challenge", due, seen, put)
             except StorageError:
                 raise
-            except FolkmootError as error:  # this peer has challenged in that round, or the trainer has been suspended since
+            except FolkmootError as error:  # this peer has challenged in that round, or the trainer was suspended meanwhile
                 log.info("challenge of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
             settled.set()
 
@@ -224,7 +236,7 @@ class Auditing:
         self._wake.set()
 
     async def _replayed(self, due: Due, past: Round, late: Callable[[], Awaitable[None]]) -> Replayed:
-        """What is not here when `late` returns is withheld."""
+        """The finding is WITHHELD if something is not here when `late` returns."""
         try:
             request = await self._before(late, replay_request(past, due.trainer, due.proposal, due.step))
         except RemoteProtocolError:
@@ -263,8 +275,8 @@ class Auditing:
         return None
 
     async def _opened(self, key: bytes, until: int, window: int) -> None:
-        """Returns when that round of the job has opened, or as long after the job's end as a window took; early enough to be
-        heard, however quickly heights go by then.
+        """Returns when that round of the job has opened. After the job's end it returns once as much time has passed as a window
+        took, or half of the heights in which audits are still heard.
         """
         started = trio.current_time()
         await trio.sleep(WITHHELD_SECONDS_MIN)
@@ -291,17 +303,18 @@ class Auditing:
         for height in (begun, closed.height if closed else None):
             header = None if height is None else store.header(height)
             if header is None:
-                return 0.0  # of before this peer came
+                return 0.0  # the block is from before this peer came
             times.append(decode_header(header).time_ms)
         return (times[1] - times[0]) / 1_000
 
-    # Challenging unasked ---------------------------------------------------------------------------------------------
+    # Challenging undrawn ---------------------------------------------------------------------------------------------
 
     async def challenge(self, due: Due) -> str:
-        """Re-executes all of this proposal, and replays the step that leads away from what this peer gets, else the last one.
+        """Re-executes all of this proposal, then replays the first step that leads away from this peer's own states, or the last.
 
-        What is false is on the log when this returns, with a line that says what was found. It may take as long as the log would
-        hear it: nobody is called a liar for being slow, and whoever asked may give up. Raises `FolkmootError`.
+        A false step has been challenged, and the challenge decided, when this returns; the line says what was found. It waits as
+        long as a challenge would be heard: a slow trainer is no liar, and the person who asked may give up. Raises
+        `FolkmootError`.
         """
         role = self._driver.workshop.role.computing
         if role is None:
@@ -317,7 +330,7 @@ class Auditing:
         finally:
             self._challenged = None
             self._release(due)
-        if replayed.finding is Finding.WITHHELD:  # `_closed` returned: nobody is accused of more than that
+        if replayed.finding is Finding.WITHHELD:  # `_closed` returned, and a claim is no challenge of an undrawn re-executor
             raise UserError(TOO_LATE)
         who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {due.round}"
         if replayed.finding is Finding.MATCH:
@@ -347,7 +360,7 @@ class Auditing:
         try:
             found = await self._search(role, past, due, last, partial(self._closed, due))
         except RemoteProtocolError:
-            return 0, 0.0  # the trace is none: replaying any step says so
+            return 0, 0.0  # the trace is none: the replay of any step finds that
         if found is None:
             raise UserError(TOO_LATE)
         step, deviation = found
@@ -356,12 +369,12 @@ class Auditing:
     async def _search(
         self, role: Computing, past: Round, due: Due, until: int, late: Callable[[], Awaitable[None]]
     ) -> tuple[int | None, float] | None:
-        """What `bisect` finds in the steps to state `until`; None if `late` returns first."""
+        """The result of `bisect` over the steps to state `until`; None if `late` returns first."""
         return await self._before(late, self._bisected(role, past, due, until))
 
     async def _bisected(self, role: Computing, past: Round, due: Due, until: int) -> tuple[int | None, float]:
         async with self._searching[due.trainer]:  # a re-executed round fills as much of the disk as one's own
-            folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # what a crash leaves, the role deletes
+            folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # after a crash the role deletes it
             try:
                 theirs = await self._theirs(past, due)
                 own = await self._reexecuted(role, past, due, folder)
@@ -371,7 +384,7 @@ class Auditing:
                     await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
 
     async def _theirs(self, past: Round, due: Due) -> States:
-        """What the proposal commits to, of which `bisect`, in a thread, fetches what it looks at."""
+        """The states that the proposal commits to. `bisect`, in a thread, fetches those that it looks at."""
         if due.proposal.trace is None:
             raise RemoteProtocolError("bad-trace", "the proposal names none")
         await fetch_reveal(past, due.proposal.trace, trace_bytes_max(past.spec), due.trainer)
@@ -391,23 +404,21 @@ class Auditing:
         begun = None if inner is None else str(past.blobs.path(inner))
         done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, str(past.model_directory), begun, str(states)))
         if done.trace is None:
-            raise RemoteProtocolError("bad-trace", "what the proposal goes on from is no inner state")
+            raise RemoteProtocolError("bad-trace", "the proposal goes on from something that is no inner state")
         listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)
         return States(listed, past.spec, lambda digest: states / digest.hex(), past.model.parameters)
 
     # Being audited ---------------------------------------------------------------------------------------------------
 
     async def _forget(self) -> None:
-        """What audits of others have left here, and what none of ours can ask for any more.
+        """Deletes files of this peer's audits that are over, and own states that no auditor may ask for any more.
 
-        The states of a closed round go as soon as nobody may ask for them any more.
-
-        What may be asked for is bounded by the audit window and, when a job begins, by `training.spec.AUDIT_BYTES_MAX`.
+        The audit window bounds the states that may be asked for; `training.spec.AUDIT_BYTES_MAX` bounds them when a job begins.
         """
         if self._has_ended and not self._running:
             self._has_ended = False
             await trio.to_thread.run_sync(self._driver.workshop.delete_passed)
-        kept = await trio.to_thread.run_sync(self._driver.blobs.kept_together)  # first: a round that opens meanwhile is not in it
+        kept = await trio.to_thread.run_sync(self._driver.blobs.kept_together)  # first: a round that opens meanwhile stays
         state = self._driver.state
         asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in asked_of(self._me, state)}
         opened = {key[:JOB_BYTES]: job.round for key, job in state.jobs.running().items()}
@@ -433,11 +444,14 @@ class Auditing:
 
 
 def patience(due: Due, window: int, now: int) -> int:
-    """The round by whose opening what did not come is withheld, if it is fetched from the opening of the round `now` on.
+    """The auditor says WITHHELD when this round opens. It has been fetching since the opening of the round `now`.
 
-    That leaves a round to say so: the last one may be closed by the next block. Who begins late, drawn for a round that its
-    ballot had missed or back from a restart, waits a whole round all the same, or lets it lapse, where the window is over by
-    then. A window of a single round leaves no such time.
+    | window       | the round                                                                                    |
+    | one round    | the next one: no round is left to wait for                                                   |
+    | more rounds  | the last but one of the window: one round is left to be heard in, which any block may close  |
+    | begun late   | a whole round after `now`; if the window is over by then, the report lapses                  |
+
+    An auditor begins late if it was drawn for a round that its ballot had missed, or after a restart.
     """
     return due.since + 1 if window == 1 else max(due.since + window - 1, now + 1)
 

@@ -1,12 +1,14 @@
-"""Puts transactions of this peer, or of the key it had before, on the log, and waits until each is decided.
+"""Signs transactions of this peer, or of the key it had before, and waits until each is decided.
 
-Several may wait at once, with consecutive nonces: a block takes them in that order, and reports of audits wait for the block that
-closes a round, which nothing else may have to wait for.
+Several may wait at once, with consecutive nonces: a block takes them in that order. So a report of an audit can wait for the
+block that closes a round, and nothing else has to wait for that block.
 
-A command is signed anew only when what was signed for it can never act any more: another transaction was decided with its nonce,
-or it expired at an applied height. Until then whoever has it may bring it into a block, however often others have refused it. So
-where one was refused, another takes its nonce that changes nothing: of two with one nonce only one is ever decided, and signing
-both is no offence. That also closes the gap before those that wait behind it.
+The author signs a command again only when its earlier transaction can never act any more: another one was decided with its nonce,
+or it expired at an applied height. Until then any leader may put the earlier one into a block, however often others have refused
+it.
+
+A transaction that is refused now gets a substitute: one with the same nonce that changes nothing. Only one of the two is ever
+decided, and signing both is no offence. The substitute also closes the gap before the transactions that wait behind it.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Signer, sign
 from protocol.messages import Transaction
 
-LIFETIME_HEIGHTS = 200  # a transaction that was not decided by then is refused; rounds take seconds
-AT_ONCE_MAX = PENDING_PER_MEMBER_MAX // 2  # others may still hold what is decided here already, and drop all if there is too much
-DECISION_SECONDS_MAX = 120.0  # then the person who asked is told that there is no quorum
+LIFETIME_HEIGHTS = 200  # a transaction that is not decided by then is refused; rounds take seconds
+# Half of a member's room: other peers may still hold transactions that are decided here, and they drop all of a member that has
+# too many.
+AT_ONCE_MAX = PENDING_PER_MEMBER_MAX // 2
+DECISION_SECONDS_MAX = 120.0  # the person who asked is then told that there may be no quorum
 
 
 class Author:
@@ -48,15 +52,17 @@ class Author:
 
     @property
     def waits(self) -> bool:
-        """Whether something of ours is not decided yet."""
+        """Whether a transaction of ours is not decided yet."""
         return bool(self._waiting())
 
     async def submit(
         self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX, queued: Callable[[], object] = lambda: None
     ) -> Transaction:
-        """The transaction that stands in an applied block. `UserError` if it is refused, if nothing is decided in time (then it
-        may still be), or if a snapshot hides whether it was. `queued` is called when it waits to be decided, before whatever is
-        submitted after that."""
+        """The transaction, once it stands in an applied block.
+
+        `queued` is called when it waits to be decided, before anything that is submitted later. Raises `UserError` if it is
+        refused; if it is not decided in time, and then it may still be; and if a snapshot hides whether it was decided.
+        """
         with trio.move_on_after(seconds_max):
             async with self._places:
                 while True:
@@ -69,7 +75,7 @@ class Author:
         )
 
     async def _was_decided(self, signed: Signed, transaction: Transaction) -> bool:
-        """Returns when that is settled for ever."""
+        """Whether it stands in a block. Returns when that can never change any more."""
         while True:
             async with self._lock:
                 applied = self._driver.applied
@@ -81,12 +87,12 @@ class Author:
             await applied.wait()
         decided = await trio.to_thread.run_sync(self._decided_with, transaction.nonce, self._driver.state.height)
         if decided is None:
-            text = "may have been decided: a snapshot was restored without the block that tells; look before you say it again"
+            text = "may have been decided: a snapshot was restored without the block that shows it; look before you try again"
             raise UserError(f"{transaction.kind} {text}")
         return transaction_digest(decided) == transaction_digest(signed)
 
     def _decided_with(self, nonce: int, height: int) -> Signed | None:
-        """This author's only transaction with this nonce, from the blocks up to `height`; None if its block is not here."""
+        """This author's decided transaction with this nonce, from the blocks up to `height`; None if its block is not here."""
         while (decided := self._driver.store.decision(height)) is not None:
             for signed in decode_body(decided.decode().body).transactions:
                 if signed.signer == self.signer.public and _opened(signed).nonce == nonce:
@@ -95,7 +101,7 @@ class Author:
         return None
 
     async def _keep_on_log(self, signed: Signed) -> None:
-        """If nothing of ours can be the next one any more: puts this there again, or what takes its place if it is refused."""
+        """If no transaction of ours with the next nonce waits: queues this one again, or its substitute if it is refused."""
         following, members = self.nonce + 1, self._driver.state.members
         if following in self._waiting():
             return
@@ -108,12 +114,14 @@ class Author:
         await self._put(signed)
 
     def _waiting(self) -> dict[int, Signed]:
-        """Ours that are not decided yet, by nonce."""
+        """Our transactions that are not decided yet, by nonce."""
         return {_opened(signed).nonce: signed for signed in self._driver.ledger.pool.of(self.signer.public)}
 
     async def _put_on_log(self, kind: str, content: object) -> tuple[Signed, Transaction]:
-        """`UserError` if it is refused now. While this peer still catches up, what it puts there may expire or be refused later,
-        which takes it out of the pool."""
+        """Signs and queues it. Raises `UserError` if it is refused now.
+
+        A peer that is catching up may queue a transaction that later turns out expired or refused: the pool drops it then.
+        """
         async with self._lock:
             waiting = self._waiting()
             nonce = next(number for number in itertools.count(self.nonce + 1) if number not in waiting)
@@ -125,7 +133,7 @@ class Author:
         return signed, _opened(signed)
 
     def _signed(self, nonce: int, kind: str, content: object) -> Signed:
-        """Raises `UserError` where this peer signs nothing any more."""
+        """Raises `UserError` if this peer may sign nothing any more."""
         replica = self._driver.replica
         if replica.copied is not None:
             raise UserError(another_machine(replica.copied))
@@ -135,7 +143,7 @@ class Author:
         return sign(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
 
     def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
-        """Why it cannot be decided now behind those of ours that wait, as far as they are acceptable themselves."""
+        """Why it cannot be decided now behind our waiting ones `before` it. Those that are refused themselves are skipped."""
         rules, state = self._driver.rules, self._driver.state
         for waiting in before:
             with contextlib.suppress(Refused, RemoteProtocolError):

@@ -1,4 +1,4 @@
-"""The open rounds of one peer: which messages belong to them, what this peer says in them, and when. No I/O."""
+"""The open rounds of one peer: the messages that belong to them, and this peer's own messages when their time comes. No I/O."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from rounds.ballots import RoundBook, RoundTerms, RoundTimers
 
 REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
 REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer, or slower than before
-CHECK_SECONDS = (
-    1.0  # the cheap checks of one proposal, where nothing is re-executed before the ballot: a large payload, a busy machine
-)
-MEASURED_MAX = 16  # of the last such times
+# For the checks of one proposal where nothing is re-executed before the ballot: a large payload, a busy machine.
+CHECK_SECONDS = 1.0
+MEASURED_MAX = 16  # the last times of each kind that are kept
 REPLAYS_SECONDS_MIN = 1.0  # shortest T2 − T1: an idle machine re-executes a small model in no time, a busy one does not
-RETURN_ROUNDS_MAX = 256  # idle trainers cost everybody T1 once in so many rounds
+RETURN_ROUNDS_MAX = 256  # an idle trainer costs everybody T1 once in so many rounds
 NOBODY: Mapping[bytes, float] = MappingProxyType({})
-SEEK_SECONDS = 3.0  # a round that cannot be closed asks some others for what they hold, this often
+SEEK_SECONDS = 3.0  # while a round cannot be closed, this peer asks some others this often for the messages that they hold
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What handling something led to: to be made durable, then sent."""
+    """The effects of one input: records to make durable, then messages to send."""
 
     records: list[RoundVoted] = field(default_factory=list)
     sends: list[Signed] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
-    heard: list[tuple[bytes, RoundMessage]] = field(default_factory=list)  # what counts now, by signer: for people
+    heard: list[tuple[bytes, RoundMessage]] = field(default_factory=list)  # (signer, message that counts now): for people
 
     def add(self, other: Outcome) -> None:
         self.records += other.records
@@ -51,19 +50,19 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Return:
-    """Of a trainer that is not awaited: waiting for it in each round would cost T1 each time if it has nothing to say."""
+    """A trainer that is not awaited. If it has nothing to say, each round that waits for it costs T1, so few rounds do."""
 
-    alive: int = 0  # at how many openings it was
-    waits: int = 0  # for how many rounds it was waited for
+    alive: int = 0  # openings at which it was alive
+    waits: int = 0  # rounds that waited for it
 
 
 @dataclass(slots=True)
 class Measured:
-    """What this peer knows from former rounds about how long what takes. No state that replaces another makes it untrue."""
+    """Times that this peer measured in former rounds. They stay true when another state replaces this one."""
 
     replays: list[float] = field(default_factory=list)  # seconds of recent re-executions
     audits: list[float] = field(default_factory=list)  # seconds that the re-executors' ballots took in recent rounds
-    # By job, of recent rounds: what a majority of the awaited trainers took, and who they all were.
+    # By job, for recent rounds: (seconds that a majority of the awaited trainers took, all awaited trainers).
     paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = field(default_factory=dict)
     returns: dict[bytes, dict[bytes, _Return]] = field(default_factory=dict)  # by job, of the trainers that are not awaited
     begun: dict[bytes, float] = field(default_factory=dict)  # by job: when its last round was opened here
@@ -74,10 +73,11 @@ class Measured:
         self.begun = {key: begun for key, begun in self.begun.items() if key in running}
 
     def learn(self, key: bytes, closed: RoundBook) -> None:
-        # Zero: the ballots were there before the round opened here. Where an awaited trainer was absent, they waited for that.
+        # Zero says nothing: the ballots, or proposals, were here before the round opened here. If an awaited trainer was absent,
+        # the re-executors waited for it.
         if closed.audited and closed.delivered >= closed.awaited:
             self.audits = [*self.audits, closed.audited][-MEASURED_MAX:]
-        if closed.pace:  # zero, too: they were there before
+        if closed.pace:
             self.paces[key] = [*self.paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
 
 
@@ -87,9 +87,9 @@ class Rounds:
     def __init__(self, signer: Signer, chain_id: bytes, books: dict[bytes, RoundBook], measured: Measured | None = None) -> None:
         self._signer, self._chain_id = signer, chain_id
         self.books, self.measured = books, measured or Measured()
-        self._finished: Set[bytes] = frozenset()  # jobs for which nothing can come any more
-        self._opened: dict[bytes, int] = {}  # of each book: the height that gave the round to its voters
-        self._replaced: dict[bytes, RoundBook] = {}  # of rounds that are given to others, until they are opened again
+        self._finished: Set[bytes] = frozenset()  # finished jobs: no message of theirs counts any more
+        self._opened: dict[bytes, int] = {}  # by book: the height that gave the round to its voters
+        self._replaced: dict[bytes, RoundBook] = {}  # books of renewed rounds, until these are opened again
         self._early = Early(signer.public)
         self._sought: dict[bytes, float] = {}
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
@@ -100,7 +100,7 @@ class Rounds:
     # Opening and closing
 
     def follow(self, state: State) -> tuple[list[RoundKey], list[RoundKey]]:
-        """(rounds that are open now and were not before, rounds that are no longer open); what was given to others is both."""
+        """(rounds that opened, rounds that ended). A renewed round, which has other voters now, is in both."""
         running = {key: job for key, job in state.jobs.jobs.items() if job.phase is Phase.RUNNING}
         before = {(key, book.terms.round) for key, book in self.books.items()}
         now = {(key, job.round) for key, job in running.items()}
@@ -128,9 +128,9 @@ class Rounds:
         proposal_seconds: float,
         heard: Mapping[bytes, float] = NOBODY,
     ) -> Outcome:
-        """Opens the round, with what we said in it before a restart and what came too early.
+        """Opens the round, with our messages of it from before a restart (`spoken`, by tag) and with those that came too early.
 
-        `proposal_seconds` bounds T1; `heard` says of everybody that we are linked with when something came last.
+        `proposal_seconds` bounds T1. `heard` has the time of the last message from each peer that we are linked with.
         """
         terms = job.terms(key)
         replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
@@ -141,7 +141,7 @@ class Rounds:
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
         replaced = self._replaced.pop(key, None)
-        if replaced is not None and replaced.terms.signed == terms.signed:  # a model that went wrong meanwhile is another
+        if replaced is not None and replaced.terms.signed == terms.signed:  # otherwise the state before was wrong
             self.books[key].take_over(replaced)
         outcome = Outcome(sends=list(spoken.values()))
         self._resume(self.books[key], spoken, now, outcome)
@@ -149,14 +149,14 @@ class Rounds:
             try:
                 self._hear(self.books[key], kept.signed, kept.message, now, outcome)
             except RemoteProtocolError:
-                continue  # it came before we could know that it does not belong
+                continue  # when it came, this peer could not know that it does not belong
         return outcome
 
     def _usual_pace(self, key: bytes, job: Job, terms: RoundTerms) -> tuple[float | None, frozenset[bytes]]:
-        """What a majority of the trainers took in former rounds, and who they were: None where nobody can know.
+        """(seconds that a majority of the trainers took in former rounds, these trainers); None if nobody has measured it.
 
-        Who has just come back has measured nothing, but if the job accepts updates then the others have: who waited longer than
-        they do would be what their rounds wait for.
+        A peer that has just come back has measured nothing. If the job has accepted updates, the others have measured: zero then
+        says not to wait. If we waited longer than the others, every round would wait for us.
         """
         paces = self.measured.paces.get(key, [])
         if not paces:
@@ -164,12 +164,16 @@ class Rounds:
         return _usual([pace for pace, _ in paces]), frozenset[bytes]().union(*(who for _, who in paces))
 
     def _returning(self, key: bytes, terms: RoundTerms, heard: Mapping[bytes, float]) -> frozenset[bytes]:
-        """The trainers that are alive although not awaited, each half as often after every time in vain.
+        """The trainers that this round waits for although they are not awaited.
 
-        In rounds that every voter counts alike, so that all wait at once, and for all that are idle at once.
+        Without this, a returning trainer must beat every awaited one to be accepted again. It must have been alive at two
+        openings. Each wait doubles the number of rounds to the next. Rounds are chosen by their number, so that all voters wait
+        in the same rounds, and for all idle trainers at once.
 
-        Whoever came back, or is slower than the others, would else have to be faster than all of them to be accepted again.
-        A voter that said nothing since the last round was opened has stopped; other trainers have nothing to say meanwhile.
+        | trainer       | is alive if                                    | because                                           |
+        | this peer     | always                                         |                                                   |
+        | another voter | it sent something since the last round opened  | a voter that runs says something in every round   |
+        | no voter      | we are linked with it, and it sent something   | it has nothing to say until it proposes           |
         """
         before = self.measured.returns.get(key, {})
         returns = self.measured.returns[key] = {
@@ -190,15 +194,15 @@ class Rounds:
         kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
         for tag, signed in spoken.items():
             if tag != Proposal.TAG and book.me is None:
-                continue  # said when we voted in this round; we do not any more, so there is no second one to be feared
+                continue  # we do not vote in this round any more, so we shall not sign a second one
             try:
                 self._put(book, signed, _decoded(signed, kinds[tag]), now, outcome)
             except RemoteProtocolError:
-                # Signed on a wrong state, which was replaced since: what stands there stands.
+                # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
                 self.mute((book.terms.job, book.terms.round))
 
     def _replays_seconds(self, terms: RoundTerms) -> float:
-        """How long judging every proposal takes. Who re-executes nothing knows it from the ballots of those who do."""
+        """How long judging every proposal takes. A voter that re-executes nothing measures it by the re-executors' ballots."""
         if not terms.audited:
             return len(terms.trainers) * CHECK_SECONDS
         if self.measured.audits and self._signer.public not in terms.auditors:
@@ -208,7 +212,7 @@ class Rounds:
     # Messages in
 
     def receive(self, signed: Signed, message: RoundMessage, now: float) -> Outcome | None:
-        """None: it is for no round that is open here, and kept if that may still come. The signature was verified."""
+        """None if no such round is open here: the message is kept if the round may still come. The signature was verified."""
         book = self.books.get(message.job)
         if message.job in self._finished:
             return None
@@ -218,13 +222,13 @@ class Rounds:
         if message.round < book.terms.round:
             return None
         if signed.signer not in (book.terms.trainers if isinstance(message, Proposal) else book.terms.voters):
-            self._early.keep(signed, message)  # the next block may give the round to it
+            self._early.keep(signed, message)  # the next block may give the round to its signer
         outcome = Outcome()
         self._hear(book, signed, message, now, outcome)
         return outcome
 
     def signed_early(self, signer: bytes) -> tuple[Signed, ...]:
-        """What it signed in rounds that are not open here yet, or in which it takes no part yet."""
+        """The messages that it signed in rounds that are not open here yet, or in which it takes no part yet."""
         return self._early.signed_by(signer)
 
     def _hear(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
@@ -234,7 +238,7 @@ class Rounds:
             self._recall(book, signed, message, now, outcome)
 
     def _recall(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
-        """A message of ours that is not in our log: we keep to it, and say nothing more in a round that we do not remember."""
+        """A message of ours that is not in our log: it stands, and we say nothing more in a round that we do not remember."""
         self.mute((message.job, message.round))
         if not book.has_heard(signed.signer, message):
             self._put(book, signed, message, now, outcome)
@@ -264,7 +268,7 @@ class Rounds:
             outcome.heard.append((signed.signer, message))
         if pair is not None:
             outcome.evidence.append(Evidence(*pair))
-            outcome.sends.extend(pair)  # the others must see both, or the liar gets two proposals judged
+            outcome.sends.extend(pair)  # otherwise some voters judge one proposal of the liar and some the other
 
     def deliver(self, key: RoundKey, trainer: bytes, now: float) -> None:
         book = self.books.get(key[0])
@@ -281,7 +285,7 @@ class Rounds:
     # Messages out
 
     def publish(self, proposal: Proposal, now: float) -> Outcome:
-        """Our proposal for an open round, signed as soon as we may; nothing if the round is over or we spoke already."""
+        """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed."""
         book = self.books.get(proposal.job)
         if book is None or book.terms.round != proposal.round:
             return Outcome()
@@ -295,7 +299,7 @@ class Rounds:
         return self._say(book, proposal, now)
 
     def due(self, now: float) -> Outcome:
-        """Ballots and cut-offs whose time has come, and proposals that had to wait."""
+        """Signs ballots and cut-offs whose time has come, and proposals that had to wait."""
         if self.is_silent or not self.books:
             return Outcome()
         outcome = Outcome()
@@ -318,9 +322,9 @@ class Rounds:
         return outcome
 
     def seeking(self, now: float) -> Iterator[RoundKey]:
-        """Rounds that cannot be closed with what is here, or only by cut-offs, although enough should have been said.
+        """Rounds for which this peer asks others now: with the messages here they cannot be closed, or by cut-offs only.
 
-        A leader that cuts a round off must have the ballots that the others' cut-offs name, which liars show to some only.
+        A leader that closes a round by cut-offs needs the ballots that they name. Liars show their ballots to some voters only.
         """
         for key, book in self.books.items():
             due = self._seek_due(key, book)
@@ -329,7 +333,7 @@ class Rounds:
                 yield key, book.terms.round
 
     def _seek_due(self, key: bytes, book: RoundBook) -> float | None:
-        """As long as everybody trains, nobody has anything to give."""
+        """None if the round can be closed. Before the first ballot, not before proposals are due: until then all train."""
         if not _is_open(book):
             return None
         if key in self._sought:
@@ -344,7 +348,7 @@ class Rounds:
         return [*book.proposals.values(), *book.signed_ballots.values(), *book.signed_cut_offs.values()]
 
     def own(self) -> list[Signed]:
-        """What we said in the open rounds: a new neighbour must hear it."""
+        """Our messages of the open rounds: a new neighbour must hear them."""
         return [signed for book in self.books.values() for signed in self._own(book)]
 
     def _own(self, book: RoundBook) -> list[Signed]:
@@ -365,7 +369,7 @@ def _is_open(book: RoundBook) -> bool:
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    """The upper quartile. Not the slowest: a peer that stood still for a while measured others that took as long."""
+    """The upper quartile. Not the maximum: a peer that stood still for a while has measured that pause, too."""
     return sorted(seconds)[3 * len(seconds) // 4]
 
 

@@ -792,9 +792,9 @@ def test_nobody_challenges_itself_or_the_key_it_had_and_no_stranger_anybody(undr
 
 
 @pytest.mark.parametrize("finding", [MATCH, WITHHELD, UNCONFIRMED])
-def test_that_all_is_well_or_could_not_be_got_is_no_challenge_of_who_was_not_drawn(undrawn: Court, finding: Finding) -> None:
-    """What is withheld is never held against who says so: unasked, anybody could have everybody replay for nothing."""
-    assert "no challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, finding=finding)) or "")
+def test_an_undrawn_reexecutor_challenges_with_neither_a_match_nor_a_claim(undrawn: Court, finding: Finding) -> None:
+    """A refuted claim counts against nobody: with it any re-executor could have all others replay for nothing."""
+    assert "cannot challenge with the finding" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, finding=finding)) or "")
 
 
 def test_a_reexecutor_has_one_such_challenge_in_a_round_also_with_a_new_key(undrawn: Court) -> None:

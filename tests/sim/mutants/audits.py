@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ledger.audits.docket import Docket
 from ledger.audits.state import Dispute, StepFinding
+from ledger.audits.transitions import Event
 from protocol.reasons import Finding
 from tests.sim.audits import Challenges, Cheats, Distrusts
 from tests.sim.mutants.agreement import with_liar
@@ -22,12 +23,11 @@ def _challenges(simulation: Simulation) -> None:
 
 
 def _one_convicts(planter: Planter) -> None:
-    def go_on(self: Docket, dispute: Dispute, after: Dispute) -> None:
-        self._disputes[self._disputes.index(dispute)] = after
-        if after.guilty:
-            self._suspend(after)
+    def judge(self: Docket, before: Dispute, dispute: Dispute) -> None:
+        self._disputes[self._disputes.index(before)] = dispute
+        self._move_dispute(Event.GUILTY if dispute.guilty else Event.JUDGED, dispute)
 
-    planter.replace(Docket, "_go_on", go_on)
+    planter.replace(Docket, "_judge", judge)
     planter.simulation(_challenges)
 
 
@@ -43,14 +43,15 @@ def _every_verdict_is_guilty(planter: Planter) -> None:
 
 def _every_challenge_is_false(planter: Planter) -> None:
     """Whoever challenged is held for a liar, whatever was found."""
-    suspend = Docket._suspend
+    move = Docket._move_dispute
 
-    def both(self: Docket, dispute: Dispute) -> None:
-        for person in dispute.challenges:
-            self._hold_against(person)
-        suspend(self, dispute)
+    def both(self: Docket, event: Event, dispute: Dispute) -> None:
+        if event is Event.GUILTY:
+            for person in dispute.challenges:
+                self._hold_against(person)
+        move(self, event, dispute)
 
-    planter.replace(Docket, "_suspend", both)
+    planter.replace(Docket, "_move_dispute", both)
     planter.simulation(_false_steps)
 
 
@@ -63,14 +64,14 @@ AUDITS = (
     Mutant("one-convicts", "a challenge is enough to suspend somebody", ("honest suspended",), _one_convicts, CHALLENGED),
     Mutant(
         "every-verdict-guilty",
-        "who finds a trainer innocent is counted among those who do not",
+        "a verdict of innocent is counted as guilty",
         ("honest suspended",),
         _every_verdict_is_guilty,
         CHALLENGED,
     ),
     Mutant(
         "every-challenge-false",
-        "who challenged a step that is found false is held for a liar",
+        "a challenger is held for a liar although the step is found false",
         ("honest refuted",),
         _every_challenge_is_false,
         CHALLENGED,

@@ -1,0 +1,79 @@
+"""The state machine of sampled audits: what can become of a drawn step, of a dispute, and of a trainer.
+
+`ledger.audits.docket` looks up every transition here, and an event that a stage does not know is a bug of ours. The page
+docs/protocol/audits.md has the same table: `python -m tests.test_docs --write` writes it from this one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ledger.audits.state import Result
+
+
+class Stage(enum.StrEnum):
+    AWAITED = "drawn step: its auditor's report is awaited"  # in `Drawn.steps`
+    UNDISPUTED = "any step of a proposal that is kept: undisputed"  # in no `Dispute`
+    OPEN = "dispute: open"  # in `JobAudits.disputes`
+    TRAINS = "trainer: trains"  # not in `JobAudits.suspended`
+    SUSPENDED = "trainer: suspended"  # there
+    OVER = "over"  # in no table any more
+
+
+class Event(enum.StrEnum):
+    PASSES = "the auditor reports `match`"
+    FAILS = "the auditor reports any other finding"
+    CHALLENGED = "a re-executor says `audit/challenge`"
+    JUDGED = "a challenge or a verdict, and neither side has enough"
+    GUILTY = "enough re-executors say guilty"
+    INNOCENT = "enough say innocent; the trainer is not to be shunned"
+    SHUNNED = "enough say innocent; the trainer is to be shunned"
+    TIME = "its time is over"
+    VOID = "its trainer is suspended"
+    CONVICTED = "a dispute ends as `suspended` or as `shunned`"
+
+
+class Effect(enum.StrEnum):
+    """What else happens, in this order."""
+
+    COUNT_REPORT = "the auditor's `reports` grows"
+    COUNT_LAPSE = "the auditor's `lapsed` grows"
+    USE_UP = "the re-executor has used its challenge of this round"
+    DISPUTE = "a dispute about the step opens, or the author joins the one that is open"
+    UPHOLD = "`upheld` of each challenger grows"
+    HOLD_AGAINST = "each challenge that is no claim counts against its author"
+    NOTE_CLAIMS = "each claim is noted for its author and the trainer"
+    SUSPEND = "the trainer is suspended"
+    LOSE_REWARDS = "`suspensions` grows; rewards that have not vested are lost"
+    DROP_AUDITS = "the trainer's other awaited steps and open disputes of the job are over; noted claims about it are forgotten"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    after: Stage
+    result: Result | None = None  # as the log says it
+    effects: tuple[Effect, ...] = ()
+
+
+TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
+    (Stage.AWAITED, Event.PASSES): Transition(Stage.OVER, Result.PASSED, (Effect.COUNT_REPORT,)),
+    (Stage.AWAITED, Event.FAILS): Transition(Stage.OVER, Result.CHALLENGED, (Effect.COUNT_REPORT, Effect.DISPUTE)),
+    (Stage.AWAITED, Event.TIME): Transition(Stage.OVER, Result.LAPSED, (Effect.COUNT_LAPSE,)),
+    (Stage.AWAITED, Event.VOID): Transition(Stage.OVER),
+    (Stage.UNDISPUTED, Event.CHALLENGED): Transition(Stage.OPEN, Result.CHALLENGED, (Effect.USE_UP, Effect.DISPUTE)),
+    (Stage.OPEN, Event.JUDGED): Transition(Stage.OPEN),
+    (Stage.OPEN, Event.GUILTY): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND)),
+    (Stage.OPEN, Event.INNOCENT): Transition(Stage.OVER, Result.REFUTED, (Effect.HOLD_AGAINST, Effect.NOTE_CLAIMS)),
+    (Stage.OPEN, Event.SHUNNED): Transition(Stage.OVER, Result.SHUNNED, (Effect.HOLD_AGAINST, Effect.SUSPEND)),
+    (Stage.OPEN, Event.TIME): Transition(Stage.OVER, Result.DROPPED),
+    (Stage.OPEN, Event.VOID): Transition(Stage.OVER),
+    (Stage.TRAINS, Event.CONVICTED): Transition(Stage.SUSPENDED, None, (Effect.LOSE_REWARDS, Effect.DROP_AUDITS)),
+    (Stage.SUSPENDED, Event.TIME): Transition(Stage.TRAINS),
+}
+
+assert {moved.after for moved in TRANSITIONS.values()} >= {stage for stage, _ in TRANSITIONS} - {Stage.AWAITED, Stage.UNDISPUTED}
+assert not any(stage is Stage.OVER for stage, _ in TRANSITIONS)  # what is over stays over
+# Whatever is said or ends is in the log for people, but what follows from a suspension that is there itself.
+assert {moved.result for moved in TRANSITIONS.values()} - {None} == set(Result)
