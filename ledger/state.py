@@ -22,6 +22,7 @@ from ledger.core.module import Change, Context, Module, Refused, Said
 from ledger.jobs import RUNNING_MAX, ClosedRound, JobRules, JobsModule, JobsState, JobStarted
 from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
 from ledger.network import NetworkModule, NetworkState, Upgrade
+from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
@@ -85,6 +86,18 @@ class State:
         return data
 
     @cached_property
+    def tables(self) -> dict[str, Table[Any]]:
+        """All that the modules hold, by module and field."""
+        named = [(name, value, of) for name, value in self.modules.items() for of in table_fields(type(value))]
+        return {f"{name}/{of}": getattr(value, of) for name, value, of in named}
+
+    def with_rows_of(self, other: State) -> State:
+        """The same state, its tables read as those of `other`, which has the same rows."""
+        for name, table in self.tables.items():
+            table.take(other.tables[name])
+        return self
+
+    @cached_property
     def _by_type(self) -> dict[type, Any]:
         return {type(value): value for value in self.modules.values()}
 
@@ -109,6 +122,7 @@ class State:
         return State(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)
 
 
+TABLE_NAME_CHARACTERS_MAX = 40  # it is named together with a range of it where one is asked for
 CERTIFIED_ROOTS_KEPT = 100  # how old the root may be that a candidate shows to prove it has caught up
 
 
@@ -165,6 +179,8 @@ class Running:
         self.modules = {module.name: module for module in modules}
         self.by_kind = {kind: module for module in modules for kind in module.contents}
         assert len(self.modules) == len({module.state_type for module in modules}) == len(modules), "one name, one type each"
+        tables = [f"{module.name}/{of}" for module in modules for of in table_fields(module.state_type)]
+        assert all(len(name) <= TABLE_NAME_CHARACTERS_MAX for name in tables)
         assert len(self.by_kind) == sum(len(module.contents) for module in modules), "a kind belongs to one module"
 
 

@@ -8,7 +8,8 @@ A decoder reads the bytes by type, from the first to the last: it looks at a len
 nothing that is not part of the value. (A general msgpack reader would turn one byte of a stranger's into 64 of memory.)
 
 Types understood: `bool int float str bytes tuple[T, ...] tuple[A, B] dict[K, V] T | None`, enums of int or str, and dataclasses
-of these; `Annotated[T, Length(low, high)]` bounds bytes, text and collections, `Annotated[int, Between(low, high)]` numbers.
+of these; `Annotated[T, Length(low, high)]` bounds bytes, text and collections, `Annotated[int, Between(low, high)]` numbers. A
+class that has a `WIRE` type of these travels as a value of it, which `to_wire` gives and `from_wire` takes.
 """
 
 from __future__ import annotations
@@ -161,6 +162,8 @@ def _writer(kind: Any) -> Writer:
         return lambda value: [[to_plain(key), to_plain(item)] for key, item in sorted(value.items())]
     if dataclasses.is_dataclass(kind):
         return _record_writer(kind)
+    if hasattr(kind, "WIRE"):
+        return lambda value: to_plain(value.to_wire())
     raise TypeError(f"{kind.__name__} has no canonical encoding")
 
 
@@ -211,6 +214,8 @@ def _reader(kind: Any, bound: Any = None) -> Reader:
         return _sequence(_reader(arguments[0]), length) if arguments[-1] is Ellipsis else _fixed(arguments)
     if origin is dict:
         return _mapping(arguments[0], arguments[1], length)
+    if hasattr(kind, "WIRE"):
+        return _deputy(kind)
     if dataclasses.is_dataclass(kind):
         return _record(typing.cast(type, kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -430,6 +435,17 @@ def _mapping(key_kind: Any, value_kind: Any, length: Length) -> Reader:
             before = key
             pairs[key], at = read_value(data, end)
         return pairs, at
+
+    return read
+
+
+def _deputy(kind: Any) -> Reader:
+    """Of a class whose values travel as values of another; a generic one is told its arguments."""
+    inner, arguments = _reader_of(kind.WIRE), typing.get_args(kind)
+
+    def read(data: bytes, at: int) -> tuple[Any, int]:
+        value, end = inner(data, at)
+        return kind.from_wire(value, *arguments), end
 
     return read
 

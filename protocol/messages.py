@@ -346,6 +346,7 @@ class Content(enum.StrEnum):
     BLOCK = "block"  # name: its digest
     HEADERS = "headers"  # index: height of the first; goes down from there
     MODULE = "module"  # name: the ledger module's
+    ROWS = "rows"  # name: the table's and the bits of a range of it, as `ledger.tables` says
     MANIFEST = "manifest"  # name: the job; what the parts of its model are checked with
     MODEL = "model"  # name: the job
 

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from ledger.tables import Table
 from ledger.tables.rows import PATH_BYTES, Replacement, Stored, loaded, replaced
-from ledger.tables.tree import Node
+from ledger.tables.tree import Node, hash_of
 from ledger.tables.versions import Version
 from protocol.errors import StorageError
 from storage.sealed import damaged, seal, storage_error
@@ -63,6 +63,7 @@ class SqliteRows:
             self._reading.execute("PRAGMA query_only=1")
         self._trees, last = self._load()
         self.version = Version(self)
+        self._tables: dict[str, Table[Any]] = {}  # those of the last commit
         self._fresh = itertools.count(last + 1)
 
     def close(self) -> None:
@@ -96,6 +97,14 @@ class SqliteRows:
     def table(self, name: str, kind: type[R]) -> Table[R]:
         """What a table holds, as the last commit left it. Without rows if there was none."""
         return Table(kind, self._trees.get(name), self.version)
+
+    def attach(self, tables: Mapping[str, Table[Any]]) -> None:
+        """Makes the rows of the stored state's tables be here. Raises `StorageError` if they are not those of their roots."""
+        for name, table in tables.items():
+            if hash_of(self._trees.get(name)) != table.root.hash:
+                raise damaged(self.path, f"the rows of {name} are not those of the state")
+            table.settle(self._trees.get(name), self.version)
+            self._tables[name] = table
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
@@ -153,8 +162,12 @@ class SqliteRows:
         self.version = self.version.followed()
         for of in changes:
             self._trees[of.name] = of.change.node
+            before = self._tables.pop(of.name, None)
             if of.table is not None:
                 of.table.settle(of.change.node, self.version)
+                self._tables[of.name] = of.table
+            if before is not None and before is not of.table:
+                before.rest()
             with self._lock:
                 for slot in of.change.drops:
                     self._forget(slot)

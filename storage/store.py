@@ -37,7 +37,6 @@ from storage.sealed import WAY_OUT, damaged, insert, seal, storage_error
 T = TypeVar("T")
 Row = tuple[Any, ...]
 Tables = Mapping[str, Table[Any]]
-_NO_TABLES: Tables = {}
 
 SCHEMA_VERSION = 5
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
@@ -321,13 +320,14 @@ class Store:
         headers: Sequence[bytes] = (),
         links: Sequence[Link] = (),
         disproved: int | None = None,
-        tables: Tables = _NO_TABLES,
+        *,
+        tables: Tables,
     ) -> None:
         """Takes over the certified state after `height`, with the consecutive decisions that prove it, one of them of `height`.
 
         Older blocks stay where no height between is missing. What this peer signed above the last decision stays. `headers`, of
         the heights before the decisions, descending, and `links`, all of them, take the place of what was kept for those who
-        restore from this peer. What this peer itself computed from height `disproved` on goes.
+        restore from this peer. What this peer itself computed from height `disproved` on goes. `tables` are all of the state.
         """
         changes = self.rows.changes(tables)
         with crash_points("restore"), self._transaction() as database:
@@ -387,7 +387,8 @@ class Store:
         encoded: bytes,
         rounds: Sequence[StoredRound] = (),
         link: Link | None = None,
-        tables: Tables = _NO_TABLES,
+        *,
+        tables: Tables,
     ) -> None:
         """Replaces the applied state; the block of `height` must be decided. `rounds` are those that it closed.
 

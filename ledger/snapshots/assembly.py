@@ -1,8 +1,8 @@
 """A snapshot that arrives in parts, each checked the moment it comes, so that a wrong one names its sender. Sans-IO.
 
 What hangs on what: the headers of H − 1 to H + 1 are certified; the last names the state root, under which the modules lie; they
-name the models' roots, under which the manifests lie; those hold the hashes of the models' parts. The blocks are named by the
-headers' digests, older headers by their children.
+name the tables' roots, under which the rows lie by ranges, and the models' roots, under which the manifests lie; those hold the
+hashes of the models' parts. The blocks are named by the headers' digests, older headers by their children.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from consensus.chain_proof import Proven
 from consensus.turn import Decided
 from ledger.snapshots.snapshot import IncomingModel, Models
 from ledger.state import CERTIFIED_ROOTS_KEPT, Rules, State, StoredState, Unknown, module_digest, root_over
+from ledger.tables import IncomingRows, named_range, range_name, ranges
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
@@ -37,11 +38,7 @@ class Key:
 
     @property
     def in_pieces(self) -> bool:
-        return self.content in _SIZES_MAX
-
-    @property
-    def size_max(self) -> int:
-        return _SIZES_MAX[self.content]
+        return self.content in _SIZES_MAX or self.content is Content.ROWS
 
 
 _SIZES_MAX = {
@@ -90,6 +87,7 @@ class Assembly:
         self._parent = tip[0].header.parent  # digest of the next header that is missing
         self._state: State | None = None
         self._incoming: dict[bytes, IncomingModel] = {}
+        self._rows: dict[str, IncomingRows] = {}  # by table
         self.missing: dict[Key, None] = {Key(Content.BLOCK, proven.digest): None for proven in tip}
         self.missing |= {Key(Content.MODULE, name.encode()): None for name in digests}
         self._want_headers(self.height - 2)
@@ -98,6 +96,12 @@ class Assembly:
     def id(self) -> bytes:
         """Two snapshots of one height are the same if this is."""
         return self.tip[-1].digest
+
+    def size_max(self, key: Key) -> int:
+        """Of what comes in pieces."""
+        if key.content is not Content.ROWS:
+            return _SIZES_MAX[key.content]
+        return self._rows[named_range(key.name)[0]].root.part_bytes_max
 
     def take(self, key: Key, data: bytes) -> None:
         """Raises `RemoteProtocolError` if `data` is not what the certificates say; it is then still missing."""
@@ -112,6 +116,9 @@ class Assembly:
                 self._take_headers(key.index, data)
             case Content.MODULE:
                 self._take_module(key.name.decode(), data)
+            case Content.ROWS:
+                table, of = named_range(key.name)
+                self._rows[table].put(of, data)
             case Content.MANIFEST:
                 self._take_manifest(key.name, data)
             case Content.MODEL:
@@ -122,6 +129,7 @@ class Assembly:
     def _go_on(self, key: Key) -> None:
         if self._state is None and len(self._modules) == len(self._digests) and not self._headers_wanted():
             self._state = self._assemble()
+            self._want_rows(self._state)
             self._want_models(self._state)
         if key.content is Content.MANIFEST:
             parts = self._incoming[key.name].parts
@@ -172,6 +180,13 @@ class Assembly:
         except RemoteProtocolError as error:  # a quorum has certified these bytes
             raise StorageError(f"this network's state has a form that this program does not know ({error}): update it") from None
 
+    # Tables ----------------------------------------------------------------------------------------------------------
+
+    def _want_rows(self, state: State) -> None:
+        self._rows = {name: IncomingRows(table) for name, table in state.tables.items() if table.root.rows}
+        for name, rows in self._rows.items():
+            self.missing |= {Key(Content.ROWS, range_name(name, of)): None for of in ranges(rows.root)}
+
     # Models ----------------------------------------------------------------------------------------------------------
 
     def _want_models(self, state: State) -> None:
@@ -193,6 +208,8 @@ class Assembly:
         """None while something is missing."""
         if self.missing or self._state is None:
             return None
+        for rows in self._rows.values():
+            rows.install()
         decisions = tuple(
             Decided(proven.header.height, proven.digest, self._blocks[proven.digest], proven.certificate) for proven in self.tip
         )

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from consensus.block import decode_header, encode_header, header_of
 from consensus.turn import Decided
 from ledger.state import CERTIFIED_ROOTS_KEPT, State, module_digest
+from ledger.tables import named_range, range_depth
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import HEADER_BYTES_MAX, LINKS_MAX, PART_BYTES_MAX
@@ -93,6 +94,7 @@ class Snapshot:
     state: State
     asked: float = float("-inf")  # when somebody last asked for a part of it
     modules_read: dict[str, bytes] = field(default_factory=dict)
+    rows_read: tuple[bytes, bytes] = (b"", b"")  # the name of a range, and its encoding: it may be asked for in several pieces
 
     @cached_property
     def digests(self) -> dict[str, bytes]:
@@ -102,6 +104,16 @@ class Snapshot:
         if name not in self.modules_read:
             self.modules_read[name] = codec.encode(self.state.modules[name])
         return self.modules_read[name]
+
+    def rows(self, name: bytes) -> bytes:
+        """The range of this name. Raises `RemoteProtocolError` for one that nobody has to ask for, `StorageError`."""
+        if self.rows_read[0] != name:
+            table, of = named_range(name)
+            found = self.state.tables.get(table)
+            if found is None or len(of) != range_depth(found.root):
+                raise RemoteProtocolError("bad-request", f"there is no table {table!r}, or it is cut in another way")
+            self.rows_read = (name, codec.encode(found.part(of)))
+        return self.rows_read[1]
 
     @property
     def models(self) -> frozenset[tuple[bytes, int]]:
@@ -239,6 +251,8 @@ class Shelf:
                 if name not in snapshot.state.modules:
                     raise RemoteProtocolError("bad-request", f"there is no module {name!r}")
                 return _piece(snapshot.module(name), message.index)
+            case Content.ROWS:
+                return _piece(snapshot.rows(message.name), message.index)
         job = snapshot.state.jobs.jobs.get(message.name)
         if job is None:
             raise RemoteProtocolError("bad-request", "no such job in this snapshot")

@@ -290,8 +290,8 @@ class Transfer:
 
     def _take_piece(self, source: _Source, key: Key, pending: _Pending, is_last: bool) -> None:
         assert self._assembly is not None
-        if pending.size > key.size_max:
-            raise RemoteProtocolError("oversized", f"{key.content.value} of more than {key.size_max} bytes")
+        if pending.size > (size_max := self._assembly.size_max(key)):
+            raise RemoteProtocolError("oversized", f"{key.content.value} of more than {size_max} bytes")
         if is_last:
             del source.pending[key]
             self._finish_key(source, key, b"".join(pending.pieces))

@@ -4,12 +4,25 @@ docs/protocol/tables.md has the tree byte by byte. `tree` says which hash stands
 `proofs` shows one row or one range under a root, `rows` says what a store has to write.
 """
 
-from ledger.tables.proofs import Proof, Range, RangeProof, TableRoot, proven_rows, ranges, verify
+from ledger.tables.incoming import IncomingRows
+from ledger.tables.proofs import (
+    Proof,
+    Range,
+    RangeProof,
+    TableRoot,
+    named_range,
+    proven_rows,
+    range_depth,
+    range_name,
+    ranges,
+    verify,
+)
 from ledger.tables.rows import MemoryRows
-from ledger.tables.table import Table
+from ledger.tables.table import Table, table_fields
 from ledger.tables.versions import Rows
 
 __all__ = [
+    "IncomingRows",
     "MemoryRows",
     "Proof",
     "Range",
@@ -17,7 +30,11 @@ __all__ = [
     "Rows",
     "Table",
     "TableRoot",
+    "named_range",
     "proven_rows",
+    "range_depth",
+    "range_name",
     "ranges",
+    "table_fields",
     "verify",
 ]

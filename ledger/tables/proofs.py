@@ -26,7 +26,9 @@ from ledger.tables.tree import (
     leaf_hash,
     path_of,
     row_hash,
+    rows_in,
     rows_of,
+    size_of,
 )
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
@@ -48,6 +50,10 @@ class TableRoot:
     hash: Digest
     rows: Count
     size: Count  # bytes, as `tree.row_size` counts them: a newcomer knows by it what it has to fetch
+
+    @classmethod
+    def of(cls, node: Node) -> TableRoot:
+        return cls(hash_of(node), rows_in(node), size_of(node))
 
     @property
     def part_bytes_max(self) -> int:
@@ -154,10 +160,27 @@ def _root(path: bytes, depth_max: int, proof: Proof | RangeProof, rows: list[Row
 # Ranges ------------------------------------------------------------------------------------------------------------------
 
 
+def range_depth(root: TableRoot) -> int:
+    """How many bits the ranges have by which a table is fetched: all newcomers cut it alike."""
+    return (max(0, root.size - 1) // RANGE_BYTES).bit_length()
+
+
 def ranges(root: TableRoot) -> list[Range]:
-    """Which ranges a table is fetched by: all newcomers cut it alike."""
-    depth = (max(0, root.size - 1) // RANGE_BYTES).bit_length()
+    depth = range_depth(root)
     return [f"{index:0{depth}b}" if depth else "" for index in range(1 << depth)]
+
+
+def range_name(table: str, of: Range) -> bytes:
+    """How a range of a table is asked for."""
+    return f"{table}:{of}".encode()
+
+
+def named_range(name: bytes) -> tuple[str, Range]:
+    """Raises `RemoteProtocolError` if this names no range of any table."""
+    table, _, of = name.decode(errors="replace").partition(":")
+    if not table or len(of) > DEPTH_MAX or not set("01").issuperset(of):
+        raise RemoteProtocolError("bad-request", f"{name!r} is no range of a table")
+    return table, of
 
 
 def _path(of: Range) -> bytes:

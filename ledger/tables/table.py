@@ -13,8 +13,8 @@ import functools
 import operator
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 from ledger.tables import proofs, tree
 from ledger.tables.proofs import Proof, Range, RangeProof, TableRoot
@@ -22,13 +22,13 @@ from ledger.tables.tree import Change, Node, Read
 from ledger.tables.versions import Version
 from protocol import codec
 from protocol.codec import Length
-from protocol.errors import StorageError
+from protocol.errors import RemoteProtocolError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 R = TypeVar("R")
 
-# Records that were read from one tree and are kept decoded: about 8 MB. A body is judged and then applied, and reads them again.
-KNOWN_MAX: Final = 8_192
+# Records that were read and are kept decoded, about 4 MB: a body is judged and then applied, and reads the same ones again.
+KNOWN_MAX: Final = 4_096
 
 Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
 
@@ -36,12 +36,14 @@ Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
 class Table(Generic[R]):
     """`kind` is the type of the records, of which none holds a dictionary: it could be in another order than its bytes say."""
 
-    __slots__ = ("_kind", "_now")
+    __slots__ = ("_now", "kind")
+
+    WIRE: ClassVar[type] = TableRoot  # as a field of a module's state it is this
 
     def __init__(self, kind: type[R], node: Node = None, version: Version | None = None) -> None:
         """`version` is of the store that has those buckets which are not in memory."""
         check_kind(typing.cast(Any, kind))
-        self._kind = kind
+        self.kind = kind
         # They change at once, into others with the same rows.
         self._now: tuple[Node, Version | None, Layers, dict[bytes, R | None]] = (node, version, (), {})
 
@@ -73,7 +75,7 @@ class Table(Generic[R]):
             top = {**layers[-1], **top}
             layers = layers[:-1]
         after: Table[R] = Table.__new__(Table)
-        after._kind, after._now = self._kind, (node, version, (*layers, top), known)
+        after.kind, after._now = self.kind, (node, version, (*layers, top), known)
         return after
 
     def with_row(self, key: bytes, value: R) -> Table[R]:
@@ -86,7 +88,7 @@ class Table(Generic[R]):
 
     def tree(self) -> tuple[Node, Read]:
         """The tree of these rows, and how to read those of its buckets that are not in memory."""
-        node, version, layers, _ = self._now
+        node, version, layers, known = self._now
         if layers:
             changes: dict[bytes, Change] = {}
             for layer in layers:
@@ -95,18 +97,25 @@ class Table(Generic[R]):
                     changes[path] = (path, key, None if value is None else self._encoded(value))
             ascending = sorted(changes.values(), key=operator.itemgetter(0))
             node = tree.changed(node, ascending, _reader(version))
-            self._now = (node, version, (), {})
+            # What was written is decoded again when it is read, as another peer's is that starts in between.
+            written = {key for layer in layers for key in layer}
+            still = {key: value for key, value in known.items() if key not in written}
+            self._now = (node, version, (), still)
         return node, _reader(version)
+
+    def rest(self) -> None:
+        """A newer one has taken its place: whoever still reads this one can do with less memory."""
+        node, version, layers, _ = self._now
+        self._now = (node, version, layers, {})
 
     def settle(self, node: Node, version: Version) -> None:
         """The same rows, read from this store from now on."""
-        assert tree.hash_of(node) == self.root.hash
+        assert TableRoot.of(node) == self.root
         self._now = (node, version, (), self._now[3])
 
     @property
     def root(self) -> TableRoot:
-        node, _ = self.tree()
-        return TableRoot(tree.hash_of(node), tree.rows_in(node), tree.size_of(node))
+        return TableRoot.of(self.tree()[0])
 
     def __len__(self) -> int:
         return self.root.rows
@@ -127,21 +136,60 @@ class Table(Generic[R]):
         node, read = self.tree()
         return proofs.part(node, of, read)
 
+    # As a field of a state -------------------------------------------------------------------------------------------
+
+    def to_wire(self) -> TableRoot:
+        return self.root
+
+    @classmethod
+    def from_wire(cls, root: TableRoot, kind: type[R]) -> Table[R]:
+        """A table whose rows are not here: `take` it from where they are, or `settle` it."""
+        if root.rows:
+            return cls(kind, (root.hash, root.rows, root.size, 0))
+        if root != TableRoot(tree.EMPTY, 0, 0):
+            raise RemoteProtocolError("malformed", f"a table without rows that has the hash {root.hash.hex()}")
+        return cls(kind)
+
+    def take(self, other: Table[R]) -> None:
+        """The same rows, read as `other` reads them from now on."""
+        assert other.root == self.root
+        self._now = other._now
+
     def _encoded(self, value: R) -> bytes:
         data = codec.encode(value)
         assert len(data) <= ROW_BYTES_MAX
         return data
 
     def _decoded(self, data: bytes) -> R:
-        return codec.decode(self._kind, data, ROW_BYTES_MAX)
+        return codec.decode(self.kind, data, ROW_BYTES_MAX)
 
 
 def _reader(version: Version | None) -> Read:
-    return version.read if version is not None else _nowhere
+    return version.read if version is not None else tree.nowhere
 
 
-def _nowhere(slot: int, hash: bytes) -> bytes:
-    raise StorageError("the rows of this table are not here")
+# What a state may hold ---------------------------------------------------------------------------------------------------
+
+
+def _table_fields(state: type) -> tuple[str, ...]:
+    """The tables among the fields of a state's type. They stand nowhere else in it: a store would not find them."""
+    found: list[str] = []
+    for name, hint in typing.get_type_hints(state, include_extras=True).items():
+        if typing.get_origin(hint) is Table:
+            found.append(name)
+        else:
+            assert not _holds_table(hint), f"{state.__name__}.{name} holds a table inside of something else"
+    return tuple(found)
+
+
+table_fields: Callable[[type], tuple[str, ...]] = functools.cache(_table_fields)
+
+
+def _holds_table(kind: Any) -> bool:
+    parts = list(typing.get_args(kind))
+    if dataclasses.is_dataclass(kind):
+        parts += typing.get_type_hints(kind, include_extras=True).values()
+    return Table in (kind, typing.get_origin(kind)) or any(map(_holds_table, parts))
 
 
 # What a row may be -------------------------------------------------------------------------------------------------------

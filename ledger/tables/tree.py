@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from protocol import codec
+from protocol.errors import StorageError
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 EMPTY: Final = bytes(32)  # nobody knows anything with this hash
@@ -81,6 +82,11 @@ def branch(left: Node, right: Node) -> Branch:
     hash, rows = branch_hash(hash_of(left), hash_of(right)), rows_in(left) + rows_in(right)
     assert rows > BUCKET_ROWS_MAX
     return hash, rows, size_of(left) + size_of(right), left, right
+
+
+def nowhere(slot: int, hash: bytes) -> bytes:
+    """Reads a tree whose buckets are all in memory."""
+    raise StorageError("the rows of this table are not here")
 
 
 # Reading -----------------------------------------------------------------------------------------------------------------

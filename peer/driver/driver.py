@@ -125,6 +125,7 @@ class Driver:
     def _restored_ledger(self) -> Ledger:
         encoded = self.store.state()
         state = self.rules.decode_state(encoded) if encoded else self.rules.first_state()
+        self.store.rows.attach(state.tables)
         last = self.store.decision(state.height)
         return Ledger(self.rules, state, last.decode().state_root if last else state.root)
 
@@ -288,9 +289,11 @@ class Driver:
                 transition = self.rules.apply(state, block)
                 before, state = state, transition.finish(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed]
-                encoded = self.rules.encode_state(state)
+                # Where a block changed many rows of tables, they are hashed now: beside the loop.
+                encoded = await trio.to_thread.run_sync(self.rules.encode_state, state)
                 link = link_of(decided, VoterSet(state.members.voters))
-                await trio.to_thread.run_sync(self.store.save_state, state.height, state.root, encoded, rounds, link)
+                save = partial(self.store.save_state, tables=state.tables)
+                await trio.to_thread.run_sync(save, state.height, state.root, encoded, rounds, link)
                 for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
                     if not self.rules.jobs.has_trained(before.jobs.jobs[key]):  # else it is not ours to delete
                         self.host.discard(key)
@@ -356,7 +359,8 @@ class Driver:
         restored.install_models()
         state, disproved = restored.state, first_disproved(self.store, restored)
         encoded = self.rules.encode_state(state)
-        self.store.restore(restored.decisions, state.height, state.root, encoded, restored.headers, restores.links, disproved)
+        proof = restored.decisions, state.height, state.root, encoded, restored.headers, restores.links, disproved
+        self.store.restore(*proof, tables=state.tables)
         return True
 
     # Rounds

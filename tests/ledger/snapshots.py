@@ -22,6 +22,7 @@ from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import sign
 from protocol.messages import Certificate, Commit, GetPart, GetSnapshot, Link
+from tests.ledger.notebook import NotebookModule, Write, notes
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastSigner, FastVerifier
 
@@ -96,7 +97,7 @@ class Chain(World):
     """Everything that was ever decided; implements `Archive` for a peer that was there from the start."""
 
     def __init__(self, voters: int = 4, trainers: int = 3) -> None:
-        super().__init__(voters, trainers)
+        super().__init__(voters, trainers, modules=(NotebookModule(),))
         self.models = MemoryModels()
         self.decided: dict[int, Decided] = {}
         self.states = {0: self.state}
@@ -173,6 +174,9 @@ class Chain(World):
     def play(self, job: bytes) -> None:
         self.decide(closings=(self.closing(job),))
 
+    def write(self, notes: dict[bytes, bytes | None]) -> None:
+        self.decide(self.tx(PEOPLE[0], "notebook/write", Write(notes)))
+
     def admit_voter(self, person: FastSigner, number: int) -> None:
         """Three blocks, after which the newcomer decides."""
         token = FastSigner(f"token {number}")
@@ -206,12 +210,13 @@ class Chain(World):
 
 
 def lived(height: int = 40) -> Chain:
-    """Voters come and go, a job is over and another goes on."""
+    """Voters come and go, a job is over and another goes on, and notes are written."""
     chain = Chain()
     done = chain.start()
     chain.admit_voter(PEOPLE[4], 1)
     for _ in range(2):
         chain.play(done)
+    chain.write(notes(60))
     chain.dismiss_voter(PEOPLE[1])
     running = chain.start(spec=b"unaudited:99")
     chain.grow(height - 3)

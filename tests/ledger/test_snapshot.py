@@ -278,9 +278,12 @@ def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Pa
     restored.install_models()
     store = Store(tmp_path / "ledger.db", chain.chain)
     encoded = chain.rules.encode_state(restored.state)
-    store.restore(restored.decisions, restored.height, restored.state.root, encoded, restored.headers, fetch.transfer.links)
+    proof = restored.decisions, restored.height, restored.state.root, encoded, restored.headers, fetch.transfer.links
+    store.restore(*proof, tables=restored.state.tables)
     shelf = Shelf(store, fetch.models)
-    shelf.begin(chain.rules.decode_state(store.state() or b""))
+    state = chain.rules.decode_state(store.state() or b"")
+    store.rows.attach(state.tables)
+    shelf.begin(state)
     shelf.applied(chain.states[restored.height + 1], 0.0)
     assert store.decision(restored.height - 2) is None
     assert store.header(restored.height - 2) == chain.header(restored.height - 2)
@@ -295,8 +298,8 @@ def test_links_of_another_history_leave_the_disk_with_a_restored_state(tmp_path:
     """Whoever is shown one of them among the true ones would take this peer for a liar."""
     store, links = Store(tmp_path / "ledger.db", chain.chain), chain.links(0, 29)
     foreign = replace(links[0], header=chain.header(2) or b"")
-    store.restore([chain.decided[h] for h in (1, 2, 3)], 2, chain.states[2].root, b"other", links=[foreign])
-    store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].root, b"right", links=links)
+    store.restore([chain.decided[h] for h in (1, 2, 3)], 2, chain.states[2].root, b"other", links=[foreign], tables={})
+    store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].root, b"right", links=links, tables={})
     assert list(store.links(0, 100)) == links
     store.close()
 
@@ -306,8 +309,8 @@ def test_results_that_turned_out_wrong_leave_the_disk_with_a_restored_state(tmp_
     store.append([chain.decided[height] for height in range(1, 30)])
     for height in range(1, 30):
         root = chain.states[height].root if height < 20 else b"wrong" + bytes(27)
-        store.save_state(height, root, b"state")
-    store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].root, b"right", disproved=20)
+        store.save_state(height, root, b"state", tables={})
+    store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].root, b"right", disproved=20, tables={})
     assert store.roots() == {height: chain.states[height].root for height in [*range(1, 20), 28]}
     assert store.decision(1) == chain.decided[1], "decided blocks stay"
     store.close()

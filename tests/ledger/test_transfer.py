@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +28,12 @@ from ledger.snapshots.transfer import (
 )
 from ledger.state import root_over
 from protocol import codec, merkle
+from protocol.errors import RemoteProtocolError
 from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
 from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, NoSnapshot, Part, SnapshotOffer
+from storage.store import Store
+from tests.ledger.notebook import notes
 from tests.ledger.snapshots import Chain, Fetch, Server, honestly, lived
 from tests.ledger.world import BY_KEY, PEOPLE
 from tests.sim.keys import FastVerifier
@@ -57,6 +61,8 @@ def assert_restored(fetch: Fetch, chain: Chain) -> None:
     assert chain.rules.encode_state(restored.state) == chain.rules.encode_state(expected)
     assert [decided.height for decided in restored.decisions] == [restored.height + i for i in (-1, 0, 1)]
     assert list(restored.decisions) == [chain.decided[decided.height] for decided in restored.decisions]
+    for name, table in expected.tables.items():
+        assert list(restored.state.tables[name].items()) == list(table.items())
     restored.install_models()
     for key, job in restored.state.jobs.jobs.items():
         assert fetch.models.root(key, job.round) == job.model_root
@@ -150,6 +156,57 @@ def test_the_chain_may_be_longer_than_the_state_remembers_roots() -> None:
     fetch = Fetch(chain, serving(chain, A)).run()
     assert_restored(fetch, chain)
     assert fetch.transfer.restored is not None and len(fetch.transfer.restored.headers) == 98
+
+
+def test_a_table_comes_by_ranges_from_several_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledger.tables.proofs.RANGE_BYTES", 2_000)
+    chain = Chain()
+    chain.write(notes(400))
+    chain.write(dict.fromkeys(notes(50)))
+    chain.write(notes(40, first=20, text=b"again"))
+    chain.grow(9)
+    fetch = Fetch(chain, serving(chain, A, B, C)).run()
+    assert_restored(fetch, chain)
+    of_each = [[request for request in server.served if request.content is Content.ROWS] for server in fetch.servers.values()]
+    assert all(len(served) >= 4 for served in of_each) and sum(map(len, of_each)) == 16
+
+
+def test_a_snapshot_has_the_rows_of_its_own_height(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever the store has written since."""
+    monkeypatch.setattr("ledger.tables.proofs.RANGE_BYTES", 2_000)
+    chain = Chain()
+    store = Store(tmp_path / "ledger.sqlite", chain.chain)
+
+    def save() -> None:
+        state = chain.state
+        store.append([chain.decided[state.height]])
+        store.save_state(state.height, state.root, chain.rules.encode_state(state), tables=state.tables)
+
+    for _ in range(8):
+        chain.write(notes(200, first=20 * chain.state.height))
+        save()
+    server = Server(chain.shelf())
+    for _ in range(6):
+        chain.write(notes(100, first=20 * chain.state.height, text=b"later"))
+        save()
+        server.shelf.applied(chain.state, 0.0)
+    fetch = Fetch(chain, {A: server}).run()
+    assert_restored(fetch, chain)
+    assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 8 < chain.state.height - 4
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"notebook/notes:0", b"notebook/notes:", b"notebook/notes:0a", b"notebook/notes", b"members/notes:01", b":01", b"\xff:01"],
+)
+def test_a_range_that_nobody_has_to_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch, chain: Chain, name: bytes) -> None:
+    """A whole table at once, for example."""
+    monkeypatch.setattr("ledger.tables.proofs.RANGE_BYTES", 1_000)
+    shelf, height = chain.shelf(), chain.state.height - 1
+    assert isinstance(shelf.answer(GetPart(height, Content.ROWS, b"notebook/notes:01", 0), 0.0), Part)
+    with pytest.raises(RemoteProtocolError, match="bad-request"):
+        shelf.answer(GetPart(height, Content.ROWS, name.encode(), 0), 0.0)
 
 
 # Who lies ------------------------------------------------------------------------------------------------------------
@@ -545,7 +602,7 @@ def test_pieces_of_a_large_module_are_progress(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(snapshot, "_piece", lambda data, index: data[50 * index : 50 * (index + 1)])
     chain = lived(40)
     fetch = Fetch(chain, {voter: Server(chain.shelf(), delay=1.0) for voter in VOTERS[:3]})
-    assert_restored(fetch.run(seconds=100.0), chain)
+    assert_restored(fetch.run(seconds=500.0), chain)
     assert fetch.now > 2 * STARVED_SECONDS
 
 

@@ -10,6 +10,7 @@ from consensus.evidence import Evidence
 from ledger.audits.draws import commitment_to
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
+from ledger.core.module import Module
 from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
 from ledger.members import Admit, Invitation, Rotate, rotation_preimage, token_preimage
 from ledger.state import Body, Rules, State, core_modules, decode_body, newest
@@ -63,10 +64,13 @@ MODULES = newest(core_modules(PlainJobs()))
 class World:
     """The first `voters` people are founders; the first `trainers` of them train."""
 
-    def __init__(self, voters: int = 4, trainers: int = 3, audits: AuditTerms = AUDITS) -> None:
+    def __init__(
+        self, voters: int = 4, trainers: int = 3, audits: AuditTerms = AUDITS, modules: tuple[Module[Any], ...] = ()
+    ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
-        self.genesis = Genesis("world", 1_000, bytes(16), founders, MODULES)
-        self.rules = Rules(self.genesis, FastVerifier(), core_modules(PlainJobs(audits)))
+        known = *core_modules(PlainJobs(audits)), *modules
+        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(known))
+        self.rules = Rules(self.genesis, FastVerifier(), known)
         self.chain = self.genesis.chain_id
         self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
 

@@ -84,7 +84,7 @@ class Chain:
         roots = {job: self.host.create(job, transition.state.jobs.jobs[job].spec) for job in transition.started}
         roots |= {closed.job: self.host.step(closed, self.blobs.read) for closed in transition.closed}
         state = transition.finish(roots)
-        self.store.save_state(state.height, state.root, self.rules.encode_state(state))
+        self.store.save_state(state.height, state.root, self.rules.encode_state(state), tables=state.tables)
         self.ledger.advance(state, block.state_root)
         self.ledger.pool.prune(self.rules, state)
         self.ledger.books.clear()

@@ -301,7 +301,7 @@ async def test_what_proves_the_heights_before_a_transfer_is_kept_for_those_who_a
     seat, chain = Network(tmp_path, founders=1).seats[0], snapshots_of_ledgers.lived(40)
     seat.open(None, lambda blobs: blobs)
     snapshots, (first, *later) = seat.driver.snapshots, chain.links(0, 40)
-    seat.store.restore([chain.decided[1]], 1, chain.states[1].root, b"", links=[first])
+    seat.store.restore([chain.decided[1]], 1, chain.states[1].root, b"", links=[first], tables={})
     installed: list[Any] = []
 
     async def install(restored: Any, links: Any, repairs: bool) -> bool:
@@ -418,7 +418,7 @@ def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -
     store = Store(tmp_path / "ledger.db", chain.id)
     decided = [chain.store.decision(height) for height in (state.height - 2, state.height - 1, state.height)]
     encoded = chain.rules.encode_state(replace(state, height=state.height - 1))
-    store.restore([item for item in decided if item], state.height - 1, state.root, encoded)
+    store.restore([item for item in decided if item], state.height - 1, state.root, encoded, tables={})
     with pytest.raises(UserError) as error:
         export.export(store, chain.blobs, chain.host, chain.genesis, tmp_path / "export")
     assert f"no block below {state.height - 2}" in str(error.value) and short_id(chain.people[0].public) in str(error.value)

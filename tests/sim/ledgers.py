@@ -105,7 +105,7 @@ def read_again(state: State, before: State) -> State:
         name: value if value is before.modules[name] else codec.decode(type(value), state.encoded(name), BODY_BYTES_MAX)
         for name, value in state.modules.items()
     }
-    return replace(state, modules=modules)
+    return replace(state, modules=modules).with_rows_of(state)
 
 
 def with_wrong_bit(state: State, model: bool) -> State:

@@ -205,7 +205,8 @@ class Peer:
         if not self.disk.applied:
             state = self.rules.first_state()
             return state, state.root
-        state = self.rules.decode_state(self.rules.encode_state(self.disk.applied[self.height]))
+        kept = self.disk.applied[self.height]
+        state = self.rules.decode_state(self.rules.encode_state(kept)).with_rows_of(kept)
         return state, decode_block(self.disk.decided[state.height].block).state_root
 
     def stop(self) -> None:

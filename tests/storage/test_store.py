@@ -192,7 +192,7 @@ def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(s
     assert store.state() is None
     for n in range(3):
         store.append([decided(n + 1)])
-        store.save_state(n + 1, bytes([n]) * 32, b"state %d" % n, rounds[n : n + 1])
+        store.save_state(n + 1, bytes([n]) * 32, b"state %d" % n, rounds[n : n + 1], tables={})
     store.measure(b"j" * 32, 1, {"nats": 2.5})
     store.measure(b"j" * 32, 1, {"nats": 2.0, "bits": 1.0})
     with opened_again(store) as again:
@@ -218,7 +218,7 @@ def filled(tmp_path: Path) -> Path:
     store = Store(tmp_path / "ledger.db", CHAIN)
     for height in range(1, 60):
         store.append([decided(height, os.urandom(3_000) + bytes([height])), vote(height + 1)])
-    store.save_state(59, bytes(32), os.urandom(9_000))
+    store.save_state(59, bytes(32), os.urandom(9_000), tables={})
     store.close()
     return tmp_path / "ledger.db"
 
@@ -327,7 +327,7 @@ def fill(store: Store) -> None:
     store.append([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
     store.append([round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
     store.append([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
-    store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32))])
+    store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32))], tables={})
     store.measure(JOB, 0, {"nats": 2.5})
 
 
@@ -401,17 +401,17 @@ def test_a_restored_state_stands_on_its_decisions_and_older_votes_are_gone(store
     store.append([decided(1), vote(2)])
     taken = [decided(height) for height in (7, 8, 9)]
     store.append([vote(8), vote(10)])
-    store.restore(taken, 8, b"r" * 32, b"state")
+    store.restore(taken, 8, b"r" * 32, b"state", tables={})
     with opened_again(store) as again:
         assert again.decided_height == 9 and again.state() == b"state" and again.roots() == {8: b"r" * 32}
         assert again.load() == Restart(decided=tuple(taken[1:]), votes=(vote(10),))
         assert [again.decision(height) for height in (1, 6, 7)] == [None, None, taken[0]]
         again.append([decided(10)])
         assert again.decided_height == 10
-    store.restore([decided(10), decided(11)], 10, b"s" * 32, b"newer")
+    store.restore([decided(10), decided(11)], 10, b"s" * 32, b"newer", tables={})
     assert store.decision(7) == taken[0] and store.decided_height == 11, "nothing is missing between: older blocks stay"
     with pytest.raises(LocalProtocolError, match="decided already"):
-        store.restore([decided(11, b"fork")], 11, bytes(32), b"")
+        store.restore([decided(11, b"fork")], 11, bytes(32), b"", tables={})
 
 
 def test_nothing_is_written_after_a_write_that_failed(store: Store) -> None:
