@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ledger.tables import Table
+from protocol import codec
 from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout
 from storage import crash_points
 from storage.crash_points import POINTS, VARIABLE, WRITES
 from storage.store import Store
+from tests.ledger.tables.records import Note
 from tests.rooms import ROOMS, ROOT
 from tests.storage.test_store import CHAIN
 
@@ -64,3 +67,35 @@ def test_every_write_that_the_code_names_is_listed_and_every_listed_one_is_named
     assert {f"append-{kind}" for kind in (*voted, "block", "certificate", "decided", "evidence", "silence")} == {
         write for write in WRITES if write.startswith("append-")
     }
+
+
+BLOCKS = """
+import sys
+from pathlib import Path
+from ledger.tables import Table
+from protocol import codec
+from storage.store import Store
+from tests.ledger.tables.records import Note
+from tests.storage.test_store import CHAIN, decided
+store, table = Store(Path(sys.argv[1]), CHAIN), Table(Note)
+store.append([decided(height) for height in range(1, 6)])
+for height in range(1, 6):
+    table = table.with_rows({b"%d" % number: Note(height) for number in range(100 * height)})
+    table = table.with_rows({b"%d" % number: None for number in range(30 * height)})
+    store.save_state(height, table.root.hash, codec.encode(table.root), tables={"notes": table})
+"""
+
+
+@pytest.mark.parametrize("write", ["save-state", "rows", "store-count"])
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("time", [2, 3, 4])
+def test_after_a_crash_the_rows_are_those_of_the_state(tmp_path: Path, side: str, write: str, time: int) -> None:
+    environment = {**os.environ, VARIABLE: f"{side}-{write}:{time}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BLOCKS, str(tmp_path / "ledger.db")]
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == -signal.SIGKILL
+    store = Store(tmp_path / "ledger.db", CHAIN)
+    state, table, height = store.state(), store.rows.table("notes", Note), max(store.roots(), default=0)
+    assert (state or codec.encode(Table(Note).root)) == codec.encode(table.root)
+    assert height in (time - 2, time - 1, time)
+    assert dict(table.items()) == {b"%d" % number: Note(height) for number in range(30 * height, 100 * height)}
+    store.close()
