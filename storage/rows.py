@@ -1,8 +1,8 @@
 """The rows of tables in the ledger's SQLite file: a bucket to a row, of which `ledger.tables` holds the hash.
 
 A block's changes are written in the transaction that stores its state, so that a crash leaves both or neither. At a start the
-buckets' hashes are read, not their data: the root that the state names says whether they are all there, and each bucket's hash
-and seal are checked whenever it is read.
+buckets' hashes are read, not their data: the root that the state names says whether they are all there. Whenever a bucket is
+read, its hash must be the one in memory, and the digest beside its data theirs: SQLite does not notice other bytes in them.
 
 Reading has a connection of its own, since it must not wait for the fsync of another's transaction. It may find that the next
 block has just written to a slot: what stood there is then in memory (`ledger.tables.versions`).
@@ -10,6 +10,7 @@ block has just written to a slot: what stood there is then in memory (`ledger.ta
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import sqlite3
 import threading
@@ -25,7 +26,7 @@ from ledger.tables.rows import PATH_BYTES, Replacement, Stored, loaded, replaced
 from ledger.tables.tree import Node, hash_of
 from ledger.tables.versions import Version
 from protocol.errors import StorageError
-from storage.sealed import damaged, seal, storage_error
+from storage.sealed import damaged, storage_error
 
 R = TypeVar("R")
 
@@ -33,7 +34,7 @@ LAYOUT: Final = 1
 _ROWS: Final = f"rows_{LAYOUT}"
 SCHEMA: Final = f"""CREATE TABLE {_ROWS} (
     slot INTEGER PRIMARY KEY, name TEXT NOT NULL, start BLOB NOT NULL, depth INTEGER NOT NULL, rows INTEGER NOT NULL,
-    size INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL, seal BLOB NOT NULL
+    size INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL, digest BLOB NOT NULL
 )"""
 
 _PUT: Final = f"INSERT OR REPLACE INTO {_ROWS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -115,12 +116,11 @@ class SqliteRows:
                 self._recent.move_to_end(slot)
                 return known[1]
             try:
-                rows = self._reading.execute(f"SELECT * FROM {_ROWS} WHERE slot = ?", (slot,)).fetchall()
+                rows = self._reading.execute(f"SELECT hash, data, digest FROM {_ROWS} WHERE slot = ?", (slot,)).fetchall()
             except (sqlite3.Error, UnicodeDecodeError) as error:
                 raise storage_error(self.path, error) from error
-            for *values, sealed in rows:
-                found, data = values[6:]
-                if found == hash and seal(_ROWS, values) == sealed:
+            for found, data, digest in rows:
+                if found == hash and hashlib.sha256(data).digest() == digest:
                     self._remember(slot, hash, data)
                     whole: bytes = data
                     return whole
@@ -155,7 +155,7 @@ class SqliteRows:
         """In a transaction of the caller's. `committed` must follow once it is durable."""
         for of in changes:
             database.executemany(f"DELETE FROM {_ROWS} WHERE slot = ?", ((slot,) for slot in of.change.drops))
-            database.executemany(_PUT, (_sealed(of.name, place, data) for place, data in of.change.puts))
+            database.executemany(_PUT, (_row(of.name, place, data) for place, data in of.change.puts))
 
     def committed(self, changes: Sequence[TableChange]) -> None:
         """From now on these rows are read from here, and need no memory."""
@@ -175,6 +175,6 @@ class SqliteRows:
                     self._remember(place.slot, place.hash, data)
 
 
-def _sealed(name: str, place: Stored, data: bytes) -> tuple[Any, ...]:
-    values = (place.slot, name, place.start.rstrip(b"\x00"), place.depth, place.rows, place.size, place.hash, data)
-    return *values, seal(_ROWS, values)
+def _row(name: str, place: Stored, data: bytes) -> tuple[Any, ...]:
+    start, digest = place.start.rstrip(b"\x00"), hashlib.sha256(data).digest()
+    return place.slot, name, start, place.depth, place.rows, place.size, place.hash, data, digest

@@ -61,26 +61,27 @@ def replaced(old: Node, version: Version, table: Table[Any] | None, fresh: Itera
     free: list[int] = []
     puts: list[tuple[Stored, bytes]] = []
 
-    def adopt(old: Node, new: Node, start: int, depth: int) -> Node:
+    def adopt(old: Node, new: Node, way: int, depth: int) -> Node:
         # Of one hash at one place of the tree are the same rows, and so the same buckets.
         if old is new or (old is not None and new is not None and old[0] == new[0]):
             return old
         if old is not None and len(old) == 5 and new is not None and len(new) == 5:
-            left, right = adopt(old[3], new[3], start, depth + 1), adopt(old[4], new[4], _right(start, depth), depth + 1)
+            left, right = adopt(old[3], new[3], 2 * way, depth + 1), adopt(old[4], new[4], 2 * way + 1, depth + 1)
             return new[0], new[1], new[2], left, right
         for bucket in buckets(old):
             superseded.append(bucket)
             free.append(_slot(bucket))
-        return move(new, start, depth)
+        return move(new, way, depth)
 
-    def move(new: Node, start: int, depth: int) -> Node:
+    def move(new: Node, way: int, depth: int) -> Node:
         if new is None:
             return None
         hash, rows, size = new[:3]
         if len(new) == 5:
-            return hash, rows, size, move(new[3], start, depth + 1), move(new[4], _right(start, depth), depth + 1)
+            return hash, rows, size, move(new[3], 2 * way, depth + 1), move(new[4], 2 * way + 1, depth + 1)
         slot = free.pop() if free else next(fresh)
-        puts.append((Stored(start.to_bytes(PATH_BYTES, "big"), depth, rows, size, hash, slot), data_of(new, read)))
+        start = (way << DEPTH_MAX - depth).to_bytes(PATH_BYTES, "big")
+        puts.append((Stored(start, depth, rows, size, hash, slot), data_of(new, read)))
         return hash, rows, size, slot
 
     node = adopt(old, whole, 0, 0)
@@ -92,10 +93,6 @@ def _slot(bucket: Bucket) -> int:
     place = bucket[3]
     assert isinstance(place, int)
     return place
-
-
-def _right(start: int, depth: int) -> int:
-    return start | 1 << DEPTH_MAX - 1 - depth
 
 
 def loaded(stored: Iterable[Stored]) -> Node:

@@ -13,6 +13,7 @@ from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import AuditTerms, ClosedRound, JobTerms
 from ledger.state import Rules, State, Transition, core_modules, newest
+from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
@@ -21,6 +22,7 @@ from protocol.identity import Signed, Verifier
 CREATED_MS = 1_000_000
 PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
 ADDED_MAX = 1_000
+ADDS_KEPT = 7  # that many of one author, then they go at once
 AUDITS = AuditTerms(rate=0.5, auditors=2, window=4, steps=8, suspension_rounds=5)
 
 
@@ -32,7 +34,14 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    amount: Count
+    height: Count
+
+
+@dataclass(frozen=True, slots=True)
 class CounterState:
+    adds: Table[Added]  # by author and nonce; each author's last ones
     total: Count = 0
     by: Annotated[dict[Key, Count], Length(0, 10_000)] = field(default_factory=dict)
     log: Digest = bytes(32)  # hash chain of all that was added: the order matters
@@ -44,14 +53,18 @@ class CounterModule(Module[CounterState]):
     state_type = CounterState
 
     def genesis(self, genesis: Genesis) -> CounterState:
-        return CounterState()
+        return CounterState(Table(Added))
 
     def apply(self, state: CounterState, said: Said, view: View, context: Context) -> Change:
         add, author = said.content, said.author
         if add.amount > ADDED_MAX:
             raise Refused(f"{add.amount} is more than {ADDED_MAX}")
         log = hashlib.sha256(state.log + author + said.transaction.content).digest()
-        return Change(CounterState(state.total + add.amount, {**state.by, author: state.by.get(author, 0) + 1}, log))
+        count = state.by.get(author, 0) + 1
+        adds = state.adds.with_row(author + b"%d" % count, Added(add.amount, context.height))
+        if count % ADDS_KEPT == 0:
+            adds = adds.with_rows({author + b"%d" % old: None for old in range(count - ADDS_KEPT, count)})
+        return Change(CounterState(adds, state.total + add.amount, {**state.by, author: count}, log))
 
 
 class CountingJobs:
