@@ -31,12 +31,12 @@ async def test_a_peer_that_died_between_its_model_and_its_state_comes_back_to_th
         victim, *others = made.seats
         save, saved = victim.store.save_state, 0
 
-        def die(*arguments: Any) -> None:
+        def die(*arguments: Any, **tables: Any) -> None:
             nonlocal saved
             if saved == applied:
                 raise StorageError("the power fails")
             saved += 1
-            save(*arguments)
+            save(*arguments, **tables)
 
         monkeypatch.setattr(victim.store, "save_state", die)
         job = await others[0].scratch()

@@ -41,10 +41,10 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class CounterState:
-    adds: Table[Added]  # by author and nonce; each author's last ones
     total: Count = 0
     by: Annotated[dict[Key, Count], Length(0, 10_000)] = field(default_factory=dict)
     log: Digest = bytes(32)  # hash chain of all that was added: the order matters
+    adds: Table[Added] = field(default_factory=lambda: Table(Added))  # the last of each author
 
 
 class CounterModule(Module[CounterState]):
@@ -53,7 +53,7 @@ class CounterModule(Module[CounterState]):
     state_type = CounterState
 
     def genesis(self, genesis: Genesis) -> CounterState:
-        return CounterState(Table(Added))
+        return CounterState()
 
     def apply(self, state: CounterState, said: Said, view: View, context: Context) -> Change:
         add, author = said.content, said.author
@@ -64,7 +64,7 @@ class CounterModule(Module[CounterState]):
         adds = state.adds.with_row(author + b"%d" % count, Added(add.amount, context.height))
         if count % ADDS_KEPT == 0:
             adds = adds.with_rows({author + b"%d" % old: None for old in range(count - ADDS_KEPT, count)})
-        return Change(CounterState(adds, state.total + add.amount, {**state.by, author: count}, log))
+        return Change(CounterState(state.total + add.amount, {**state.by, author: count}, log, adds))
 
 
 class CountingJobs:

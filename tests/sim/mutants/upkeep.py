@@ -27,6 +27,8 @@ from ledger.members import MembersState
 from ledger.snapshots.assembly import Assembly, Key, Restored
 from ledger.snapshots.transfer import Transfer
 from ledger.state import Rules, State, Transition
+from ledger.tables import IncomingRows, RangeProof, Table
+from ledger.tables.tree import built, path_of
 from peer.node.node import Node
 from peer.node.rounds import Rounds
 from protocol import codec
@@ -389,6 +391,30 @@ def _snapshot_part_unchecked(planter: Planter) -> None:
     planter.replace(Assembly, "_take_module", take)
 
 
+def _snapshot_rows_unchecked(planter: Planter) -> None:
+    def put(self: IncomingRows, of: str, data: bytes) -> None:
+        self._taken = codec.decode(RangeProof, data, len(data)).rows  # type: ignore[attr-defined]
+
+    def install(self: IncomingRows) -> None:
+        rows = sorted((path_of(key), key, value) for key, value in self._taken)  # type: ignore[attr-defined]
+        self._table._now = (built(rows), None, (), {})
+
+    planter.replace(IncomingRows, "put", put)
+    planter.replace(IncomingRows, "install", install)
+
+
+def _body_leaves_rows(planter: Planter) -> None:
+    """Whoever judges a body has changed the tables of the state before it."""
+    real = Table.with_rows
+
+    def with_rows(self: Table[Any], changes: Any) -> Table[Any]:
+        after = real(self, changes)
+        self._now = after._now
+        return after
+
+    planter.replace(Table, "with_rows", with_rows)
+
+
 def _snapshot_overtaken(planter: Planter) -> None:
     """Blocks that were applied one by one are applied again, from the snapshot on."""
     planter.replace(Restored, "is_overtaken", lambda self, applied, repairs: False)
@@ -612,6 +638,16 @@ UPKEEP = (
         ("honest dropped",),
         _snapshot_names_unchecked,
         dataclasses.replace(LATE, liars=("renamed-modules",)),
+    ),
+    Mutant(
+        "snapshot-rows-unchecked",
+        "the rows of a snapshot need not be those under the root of their table",
+        ("roots",),
+        _snapshot_rows_unchecked,
+        dataclasses.replace(LATE, liars=("bad-rows",)),
+    ),
+    Mutant(
+        "body-leaves-rows", "a body that is judged and not decided leaves its rows in tables", ("roots",), _body_leaves_rows, LOST
     ),
     Mutant(
         "snapshot-part-unchecked",

@@ -56,6 +56,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "lying-status": forged.LyingStatus,
     "false-notices": forged.FalseNotices,
     "bad-parts": forged.BadParts,
+    "bad-rows": forged.BadRows,
     "bad-offers": forged.BadOffers,
     "renamed-modules": forged.RenamedModules,
     "flood": hostile.Flood,

@@ -12,6 +12,7 @@ from consensus.evidence import Evidence
 from consensus.turn import Turn
 from ledger.blocks.short import WholeBody
 from ledger.state import EMPTY_BODY, Body, decode_body, module_digest
+from ledger.tables import RangeProof
 from protocol import codec, merkle
 from protocol.identity import Signed, preimage
 from protocol.limits import CLOCK_AHEAD_SECONDS
@@ -567,6 +568,18 @@ class BadParts(Strategy):
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, Part) and message.content is Content.MODULE and message.name == b"counter":
             return (dataclasses.replace(message, data=_counted(message.data)),)
+        return (message,)
+
+
+class BadRows(Strategy):
+    """Serves snapshots in which rows of tables are missing, or say something else."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        if isinstance(message, Part) and message.content is Content.ROWS:
+            shown = codec.decode(RangeProof, message.data, len(message.data))
+            (key, value), *others = shown.rows
+            rows = (*others,) if self.liar.random.random() < 0.5 else ((key, value[:-1] + bytes([value[-1] ^ 1])), *others)
+            return (dataclasses.replace(message, data=codec.encode(dataclasses.replace(shown, rows=rows))),)
         return (message,)
 
 
