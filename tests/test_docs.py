@@ -36,6 +36,7 @@ from ledger.jobs import JobsState
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
 from ledger.network import NetworkState
 from ledger.state import EMPTY_BODY, Body, newest
+from ledger.tables import Table
 from peer import features
 from peer.api.new_job import NOT_SET_BY_NAME
 from peer.features import modules_of
@@ -142,6 +143,8 @@ def described(kind: Any) -> str:
         return f"array of ({described(arguments[0])})"
     if origin is dict:
         return f"map of ({described(arguments[0])}) to ({described(arguments[1])})"
+    if origin is Table:
+        return f"table of ({described(arguments[0])})"
     return str(kind.__name__)
 
 
