@@ -34,7 +34,7 @@ from training.replicated import aggregate, codec, outer
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted, ReplicatedModel
 from training.replicated.state import leaf_of
-from training.spec import Audit, Compression, JobSpec, Outer, Rule
+from training.spec import AuditMode, Compression, JobSpec, Outer, Rule
 from training.transformer import ModelSpec
 
 JOB = bytes(32)
@@ -62,7 +62,7 @@ class Case:
 
     def spec(self) -> JobSpec:
         steps = 1 if self.outer is Outer.ADAMW else 15
-        common: dict[str, Any] = {"name": "apply", "audit": Audit.OFF, "local_steps": steps, **MODES[self.mode]}
+        common: dict[str, Any] = {"name": "apply", "audit": AuditMode.OFF, "local_steps": steps, **MODES[self.mode]}
         return JobSpec(model=MODELS[self.size], rule=self.rule, outer=self.outer, liars=self.liars, **common)
 
     def __str__(self) -> str:

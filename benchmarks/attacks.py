@@ -41,7 +41,7 @@ from consensus.quorum import faults_tolerated
 from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
-from training.spec import PRESETS, Audit, JobSpec, Rule
+from training.spec import PRESETS, AuditMode, JobSpec, Rule
 
 TABLES = ("detection", "digits", "gpt")
 PEERS = (4, 7, 10)
@@ -128,7 +128,7 @@ def clean_world(base: JobSpec, text: Path, peers: int, seed: int) -> tuple[on_gp
     """What all attacks of so many peers with this seed share, and the held-out loss of the clean run."""
     liars = faults_tolerated(peers)
     world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
-    return world, on_gpt.attacked(world, on_gpt.CLEAN, Audit.OFF).heldout_nats
+    return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF).heldout_nats
 
 
 def gpt_runs(bases: Mapping[str, JobSpec], text: Path, place: Place) -> list[Run]:
@@ -136,7 +136,7 @@ def gpt_runs(bases: Mapping[str, JobSpec], text: Path, place: Place) -> list[Run
     preset, peers, seed, attack = place
     world, clean = clean_world(bases[preset], text, peers, seed)
     runs = []
-    for audit in Audit:
+    for audit in AuditMode:
         runs.append(Run(preset, seed, clean, outcome := on_gpt.attacked(world, attack, audit)))
         said = f"gpt {preset} n={peers} seed {seed} {attack}, audits {audit}: {outcome.heldout_nats / clean:.3f} of clean"
         print(said, file=sys.stderr, flush=True)
@@ -207,7 +207,7 @@ def gpt_table(rows: list[Gpt]) -> Table:
         "attack",
         "n",
         "b",
-        *(audit.value for audit in Audit),
+        *(audit.value for audit in AuditMode),
         "lies refused because",
         "all suspended by",
         *on_detection.LIES,
@@ -217,9 +217,9 @@ def gpt_table(rows: list[Gpt]) -> Table:
     for row in rows:
         places.setdefault((row.preset, row.attack, row.peers, row.liars), {})[row.audit] = row
     for (preset, attack, peers, liars), found in places.items():
-        ratios = [f"{found[audit].ratio:.3f}" if audit in found else "" for audit in Audit]
-        reasons = ", ".join(found[Audit.FULL].rejected) if Audit.FULL in found else ""
-        sampled = found.get(Audit.SAMPLED)
+        ratios = [f"{found[audit].ratio:.3f}" if audit in found else "" for audit in AuditMode]
+        reasons = ", ".join(found[AuditMode.FULL].rejected) if AuditMode.FULL in found else ""
+        sampled = found.get(AuditMode.SAMPLED)
         when = "" if sampled is None or sampled.suspended_by_round is None else f"round {sampled.suspended_by_round}"
         shares = ["" if sampled is None else f"{sampled.found[lie]:.2f}" for lie in on_detection.LIES]
         table.add_row(preset, attack, str(peers), str(liars), *ratios, reasons, when, *shares)
@@ -249,7 +249,7 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
     """What must hold, and whether it did."""
     small = [row for row in digits if row.rule == DEFAULT_RULE and row.column in SMALL]
     means = [row for row in digits if row.rule == Rule.MEAN.value]
-    full = [row for row in gpt if row.audit == Audit.FULL.value]
+    full = [row for row in gpt if row.audit == AuditMode.FULL.value]
     found = []
     for row in small:
         text = f"{row.column}: worst of all attacks ≥ {ACCURACY_MIN} (aim {ACCURACY_AIM}): {row.worst:.1f}"

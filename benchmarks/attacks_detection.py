@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from consensus.quorum import faults_tolerated
 from ledger.audits import draws
-from training.spec import PRESETS, Audit, JobSpec
+from training.spec import PRESETS, AuditMode, JobSpec
 
 JOB = bytes(32)
 CHEATED = 0.4  # share of the liar's steps that are not honest
@@ -62,7 +62,7 @@ def jobs() -> dict[str, JobSpec]:
     local steps at the rate of `per-step`, at which their speed has a bound.
     """
     base = JobSpec(name="detection", data=bytes(32))
-    found = {name: replace(base, **{**preset, "audit": Audit.SAMPLED}) for name, preset in PRESETS.items()}
+    found = {name: replace(base, **{**preset, "audit": AuditMode.SAMPLED}) for name, preset in PRESETS.items()}
     if {"sparse", "per-step"} <= found.keys():
         seldom = found["per-step"]
         found["sparse, seldom"] = replace(found["sparse"], local_steps=15, audit_rate=seldom.audit_rate, auditors=seldom.auditors)

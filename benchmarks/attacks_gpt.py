@@ -32,7 +32,7 @@ from training.engines.pytorch.model import GPT
 from training.replicated import aggregate, feedback
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted
-from training.spec import Audit, JobSpec
+from training.spec import AuditMode, JobSpec
 
 CLEAN = "none"
 DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
@@ -97,7 +97,7 @@ class World:
 class Run:
     """One attack under one kind of audit."""
 
-    def __init__(self, world: World, attack: str, audit: Audit) -> None:
+    def __init__(self, world: World, attack: str, audit: AuditMode) -> None:
         self.world, self.attack, self.audit = world, attack, audit
         self.rounds = Rounds(world.spec, world.engine)
         self.remembered: dict[bytes, Update] = {}  # of this round, by trainer
@@ -128,7 +128,7 @@ class Run:
             else:
                 rejected[liar] = verdict
                 self.outcome.rejected[verdict.label] = self.outcome.rejected.get(verdict.label, 0) + 1
-        if self.audit is Audit.SAMPLED:
+        if self.audit is AuditMode.SAMPLED:
             self._sample(number, [item.trainer for item, _ in accepted])
         self.rounds.close(accepted, rejected)
 
@@ -228,7 +228,7 @@ class Run:
     def _judged(self, liar: bytes, lie: Accepted, made: Update) -> Verdict:
         model = self.rounds.model
         verdict = model.check(liar, lie.proposal, lie.payload)
-        if verdict is not Verdict.ACCEPT or self.audit is not Audit.FULL:
+        if verdict is not Verdict.ACCEPT or self.audit is not AuditMode.FULL:
             return verdict
         e = self.rounds.remainder(liar) if lie.proposal.feedback else np.zeros_like(made.m)
         spec = self.world.spec
@@ -270,5 +270,5 @@ class Run:
             self.outcome.suspended_by_round = number
 
 
-def attacked(world: World, attack: str, audit: Audit) -> Outcome:
+def attacked(world: World, attack: str, audit: AuditMode) -> Outcome:
     return Run(world, attack, audit).finish()

@@ -5,7 +5,7 @@ signature, vote and durable write; gloo is `torch.distributed` without any safet
 synchronous updates, in an environment of its own; single is one process with the whole batch. Steps are optimizer steps of the
 global batch: H of them make one of our rounds.
 
-Bytes are what a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets. Audit
+Bytes are what a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets. AuditMode
 reveals, which our daemon counts, are taken off and stand in a column of their own. Who was stopped after `--seconds` has no loss:
 it has seen fewer samples than the others. Sampled audits are those of the preset `per-step`, a fifth of a replayed step for each
 proposal; `ours-h15-audit-preset` has as many as a job that says no rate, two for each, `audit-full` re-executes everything, and
@@ -57,7 +57,7 @@ from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser, duration
 from training.host import ModelHost
-from training.spec import PRESETS, Audit, JobSpec
+from training.spec import PRESETS, AuditMode, JobSpec
 from training.transformer import ModelSpec
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
@@ -287,7 +287,7 @@ async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec
     accepted = sum(verdict == "accept" for view in views for verdict in view.verdicts.values())
     samples, each = accepted * spec.batch * spec.local_steps, PEERS * (last + 1 - warm)
     lapsed = sum(standing.lapsed for standing in audits.standings)
-    sampled = spec.audit is Audit.SAMPLED
+    sampled = spec.audit is AuditMode.SAMPLED
     return Row(
         name,
         samples_per_second=samples / seconds,

@@ -31,7 +31,7 @@ from ledger.jobs import JobTerms, Start
 from ledger.state import Rules, core_modules, newest
 from peer.node.early import RoundKey
 from peer.node.node import AppliedBlock, Do, Item, Node
-from peer.node.rounds import Outcome
+from peer.node.rounds import Effects
 from protocol import codec
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign
 from protocol.messages import Commit, Proposal, Proposed, Transaction
@@ -391,9 +391,9 @@ class Network:
         transaction = Transaction(1, 500, "job/start", codec.encode(Start(b"bench")))
         signed = sign(author.keys, self.genesis.chain_id, transaction)
 
-        def put() -> Outcome:
+        def put() -> Effects:
             author.node.ledger.pool.add(signed)
-            return Outcome(sends=[signed])
+            return Effects(sends=[signed])
 
         author.take(Do(put))
         self.run_until(lambda: self._everybody_in(0), STALL_SECONDS_MAX)
@@ -417,8 +417,8 @@ class Network:
             self.run_until(lambda: self._everybody_in(number + 1), STALL_SECONDS_MAX)
         return self._height(height, started)
 
-    def _publication(self, peer: Peer, number: int) -> Callable[[], Outcome]:
-        def publish() -> Outcome:
+    def _publication(self, peer: Peer, number: int) -> Callable[[], Effects]:
+        def publish() -> Effects:
             root = peer.node.state.jobs.jobs[self.job].model_root
             payload = hashlib.sha256(peer.me + root).digest()
             now = self.epoch + self.now

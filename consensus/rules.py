@@ -13,7 +13,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.messages import NO_VIEW, Commit, Decision, Prepare, Propose, Status, TimedOut, Timeout, Vote
 
 
-class Rules(Handlers):
+class ConsensusRules(Handlers):
     def _settle(self) -> None:
         """What is certain comes before what follows from it; a vote comes last, when all that could forbid it is known."""
         while self._book is not None and self._act(self._book):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from consensus.book import Book
 from consensus.chain import DECIDED_AHEAD_MAX
-from consensus.rules import Rules
+from consensus.rules import ConsensusRules
 from protocol.messages import GetHeard, Status
 
 
-class Timers(Rules):
+class Timers(ConsensusRules):
     @property
     def awaits_decision(self) -> bool:
         """Whether there is work for the voters, as far as this one could judge it."""

@@ -142,7 +142,9 @@ class Transition:
         return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
 
 
-MODULE_BYTES_MAX = 512 << 20  # far above what the bounds inside the modules allow: job specifications are the largest, 18 MB
+STORED_MODULE_BYTES_MAX = (
+    512 << 20
+)  # far above what the bounds inside the modules allow: job specifications are the largest, 18 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ class StoredState:
 
     height: Count
     time_ms: Count
-    modules: dict[str, Annotated[bytes, Length(0, MODULE_BYTES_MAX)]]
+    modules: dict[str, Annotated[bytes, Length(0, STORED_MODULE_BYTES_MAX)]]
     certified_roots: dict[Count, Digest]
 
 

@@ -97,7 +97,7 @@ class Outcome:
     unjudged: frozenset[bytes]  # trainers that more than f ballots could not judge
 
 
-def signed_digest(signed: Signed) -> bytes:
+def body_digest(signed: Signed) -> bytes:
     """How ballots name proposals and cut-offs name ballots."""
     return hashlib.sha256(signed.body).digest()
 
@@ -344,7 +344,7 @@ class RoundBook:
         """
         if len(self.terms.auditors) <= 2 * self.terms.faults:
             return Verdict.UNJUDGED
-        digest = signed_digest(self.proposals[trainer])
+        digest = body_digest(self.proposals[trainer])
         ballots = [ballot for voter, ballot in self.ballots.items() if voter in self.terms.auditors]
         verdicts = tally(ballots).get((trainer, digest), Counter())
         accepts, needed = verdicts[Verdict.ACCEPT], len(self.terms.auditors) // 2 + 1
@@ -355,7 +355,7 @@ class RoundBook:
 
     def _ballot(self) -> Ballot:
         judgements = tuple(
-            Judgement(trainer, signed_digest(self.proposals[trainer]), self._final_verdict(trainer))
+            Judgement(trainer, body_digest(self.proposals[trainer]), self._final_verdict(trainer))
             for trainer in sorted(self.spoken)
         )
         return Ballot(self.terms.job, self.terms.round, self.terms.model_root, judgements)
@@ -370,7 +370,7 @@ class RoundBook:
             return None
         if len(self.ballots) < self.terms.quorum or settled(self.terms, self.ballots):
             return None
-        digests = sorted(signed_digest(signed) for signed in self.signed_ballots.values())
+        digests = sorted(body_digest(signed) for signed in self.signed_ballots.values())
         return CutOff(self.terms.job, self.terms.round, tuple(digests))
 
     def deadline(self, now: float) -> float | None:
@@ -391,7 +391,7 @@ class RoundBook:
             return None
         accepted = outcome(self.terms, self.ballots).accepted
         held = {trainer: self.proposals.get(trainer) for trainer in accepted}
-        proposals = [signed for trainer, signed in held.items() if signed and signed_digest(signed) == accepted[trainer]]
+        proposals = [signed for trainer, signed in held.items() if signed and body_digest(signed) == accepted[trainer]]
         # No more cut-offs than a closing needs: each names every ballot, and blocks are bounded.
         needed = 0 if settled(self.terms, self.ballots) else self.terms.faults + 1
         cut_offs = list(self.signed_cut_offs.values())[:needed]
@@ -405,7 +405,7 @@ class RoundBook:
         if own is None or not closing.cut_offs:
             return None
         # By voter, not by ballot: one that gives each of us another ballot must not make us refuse each other's blocks for ever.
-        held = {voter for voter, signed in self.signed_ballots.items() if signed_digest(signed) in own.ballots}
+        held = {voter for voter, signed in self.signed_ballots.items() if body_digest(signed) in own.ballots}
         missing = held - {signed.signer for signed in closing.ballots}
         return f"leaves out {len(missing)} ballots of our cut-off" if missing else None
 
@@ -438,7 +438,7 @@ def check_closing(
     if any((c.job, c.round) != (terms.job, terms.round) for c in cut_offs.values()):
         return "cut-off of another round"
     accepted = outcome(terms, ballots).accepted
-    if {signed.signer: signed_digest(signed) for signed in closing.proposals} != accepted:
+    if {signed.signer: body_digest(signed) for signed in closing.proposals} != accepted:
         return "the proposals are not exactly the accepted ones"
     if any((p.job, p.round) != (terms.job, terms.round) for p in proposals.values()):
         return "proposal of another round"

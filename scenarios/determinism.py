@@ -29,7 +29,7 @@ from peer.demo.report import Disk
 from scenarios import network
 from scenarios.network import Network
 from scenarios.trials import COUNT, arguments, report
-from training.spec import Audit
+from training.spec import AuditMode
 
 ROUND_SECONDS_MAX = 60.0  # on a busy machine; a default round takes one or two
 # Prints what a process with the environment of a peer computes with; torch, if it is imported, says so as well.
@@ -150,7 +150,7 @@ def conclude(options: argparse.Namespace, peers: Network, seen: dict[str, dict[s
     reports = sum(standing.reports for standing in audits.standings.values())
     idle = [peer.name for peer in trainers if not found.accepted.get(peer.identity.public)]
     failures += [] if judged.accepted >= options.accepted_min else [f"fewer than {options.accepted_min} proposals were accepted"]
-    if options.audit == Audit.SAMPLED:
+    if options.audit == AuditMode.SAMPLED:
         failures += [] if reports else ["nothing was audited"]
         failures += [f"{count} audits of honest work ended as {said}" for said, count in results.items() if said in ACCUSED]
         known = ((peer.name, audits.standings.get(peer.identity.public)) for peer in trainers)

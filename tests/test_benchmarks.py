@@ -51,7 +51,7 @@ from tests.ledger.test_draws import EFFECTIVE, escape
 from training import grid
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
-from training.spec import PRESETS, Audit, JobSpec, Outer, Rule
+from training.spec import PRESETS, AuditMode, JobSpec, Outer, Rule
 from training.transformer import ModelSpec
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
@@ -722,17 +722,17 @@ def test_forged_bytes_are_refused_or_say_something_else(name: str) -> None:
 
 def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
     some = world(text)
-    clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, Audit.OFF)
+    clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     for attack in ATTACKS:
-        outcome = attacks_gpt.attacked(some, attack, Audit.FULL)
+        outcome = attacks_gpt.attacked(some, attack, AuditMode.FULL)
         assert outcome.accepted == 0 and sum(outcome.rejected.values()) == some.spec.rounds, attack
         assert outcome.heldout_nats == clean.heldout_nats, attack
 
 
 def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
     some = world(text)
-    clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, Audit.OFF)
-    outcome = attacks_gpt.attacked(some, "foe", Audit.OFF)
+    clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
+    outcome = attacks_gpt.attacked(some, "foe", AuditMode.OFF)
     assert outcome.accepted == some.spec.rounds
     assert outcome.heldout_nats > clean.heldout_nats
 
@@ -740,7 +740,7 @@ def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
 def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path) -> None:
     some = world(text)
     some.spec = replace(some.spec, rounds=12, audit_rate=1.0, auditors=3, local_steps=1)
-    outcome = attacks_gpt.attacked(some, "sign-flip", Audit.SAMPLED)
+    outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
     # It lies in three rounds until the dispute is decided, is out for two, lies in three more, and is out for four.
     assert (outcome.suspended_by_round, outcome.accepted) == (2, 6)
     assert outcome.found == dict.fromkeys(attacks_detection.LIES, 6)
@@ -750,8 +750,8 @@ def test_a_liar_whose_honest_steps_are_drawn_is_not_found(text: Path, monkeypatc
     some, drawn = world(text), -1
     some.spec = replace(some.spec, rounds=12)
     monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, drawn))
-    outcome = attacks_gpt.attacked(some, "sign-flip", Audit.SAMPLED)
+    outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
     assert (outcome.suspended_by_round, outcome.accepted, sum(outcome.found.values())) == (None, 12, 0)
     drawn = 0
-    outcome = attacks_gpt.attacked(some, "sign-flip", Audit.SAMPLED)
+    outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
     assert all(0 < outcome.found[lie] < outcome.accepted for lie in attacks_detection.LIES)

@@ -18,7 +18,7 @@ from protocol.reasons import Verdict
 from training.replicated import files
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Audit, JobSpec
+from training.spec import AuditMode, JobSpec
 
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
 # From one durable model to the next: the disk may take longer to make one durable than a whole round of single steps takes, and
@@ -53,10 +53,10 @@ class ModelHost:
             objective=job.objective,
             requires=ModuleVersion(job.kind.module, job.kind.version),
             rounds=job.rounds,
-            audited=job.audit is Audit.FULL,
+            audited=job.audit is AuditMode.FULL,
             needs_worker=job.kind.needs_worker,
             proposal_seconds=job.proposal_seconds,
-            audits=_audit_terms(job) if job.audit is Audit.SAMPLED else None,
+            audits=_audit_terms(job) if job.audit is AuditMode.SAMPLED else None,
             base=job.base,
             role=job.kind.role,
         )

@@ -60,7 +60,7 @@ FLOATS_MAX: Final = {
 FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "clip": CLIP_MIN, "replay_tolerance": TOLERANCE_MIN}
 
 
-class Audit(enum.StrEnum):
+class AuditMode(enum.StrEnum):
     FULL = "full"  # every voter with a worker re-executes every proposal before its ballot
     SAMPLED = "sampled"  # some proposals are drawn after the round, and one step of each is replayed from committed states
     OFF = "off"  # nobody re-executes: the aggregation rule alone stands against liars
@@ -90,7 +90,7 @@ class Inner(enum.StrEnum):
     MUON = "muon"  # for matrices; AdamW for the embedding and the norms
 
 
-class InnerState(enum.StrEnum):
+class InnerStatePolicy(enum.StrEnum):
     RESET = "reset"  # moments start from zero in every round
     KEEP = "keep"  # they go on from the trainer's last accepted proposal, which commits to them
 
@@ -124,7 +124,7 @@ class JobSpec:
         8  # sequences per forward pass: bounds memory, not the result beyond rounding
     )
     inner: Inner = Inner.ADAMW
-    inner_state: InnerState = InnerState.RESET
+    inner_state: InnerStatePolicy = InnerStatePolicy.RESET
     inner_rate: float = 3e-3  # peak learning rate of the inner optimizer, or of an outer AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round
     warmup_rounds: Annotated[int, Between(0, 2**31)] = WARMUP_ROUNDS
@@ -143,7 +143,7 @@ class JobSpec:
     liars: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
     rule: Rule = Rule.ARC_NNM_TRIM
     accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # fewer accepted proposals: the round takes no step
-    audit: Audit = Audit.FULL
+    audit: AuditMode = AuditMode.FULL
     audit_rate: float = 1.0  # sampled: times `auditors` is how many replays of a step each accepted proposal gets on average
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
     audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that states are kept for, and a challenge may come in
@@ -171,7 +171,7 @@ class JobSpec:
 
     @property
     def is_reexecuted(self) -> bool:
-        return self.audit is not Audit.OFF
+        return self.audit is not AuditMode.OFF
 
     @property
     def sends_gradients(self) -> bool:
@@ -181,16 +181,16 @@ class JobSpec:
     @property
     def traces_states(self) -> bool:
         """Whether a proposal commits to the states between its inner steps. A single step is replayed whole."""
-        return self.audit is Audit.SAMPLED and self.local_steps > 1 and self.kind.needs_worker
+        return self.audit is AuditMode.SAMPLED and self.local_steps > 1 and self.kind.needs_worker
 
     @property
     def rounds_audited(self) -> int:
         """For how many rounds after its own a proposal may still be replayed: a challenge comes, and then its dispute ends."""
-        return 2 * self.audit_window if self.audit is Audit.SAMPLED else 0
+        return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
 
     @property
     def keeps_inner_state(self) -> bool:
-        return self.inner_state is InnerState.KEEP and self.kind.needs_worker
+        return self.inner_state is InnerStatePolicy.KEEP and self.kind.needs_worker
 
     def problem(self) -> str | None:
         """What is wrong with it, naming the value; None if nothing is."""
@@ -250,7 +250,7 @@ class JobSpec:
             return f"outer 'adamw' needs local_steps 1, not {self.local_steps}: take outer 'nesterov' for more"
         if self.inner is not Inner.ADAMW:
             return f"inner {self.inner.value!r} would do nothing: outer 'adamw' sends gradients; take outer 'nesterov'"
-        if self.inner_state is InnerState.KEEP:
+        if self.inner_state is InnerStatePolicy.KEEP:
             return "inner_state 'keep' would keep nothing: outer 'adamw' sends gradients; take inner_state 'reset'"
         return None
 
@@ -259,10 +259,10 @@ class JobSpec:
         if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
             size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"
             return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'"
-        if self.audit is Audit.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
+        if self.audit is AuditMode.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
             nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
             return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
-        if self.audit is Audit.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
+        if self.audit is AuditMode.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
             return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"
         return None
@@ -315,7 +315,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "outer": Outer.NESTEROV,
         "outer_rate": 0.7,
         "outer_momentum": 0.5,
-        "inner_state": InnerState.RESET,
+        "inner_state": InnerStatePolicy.RESET,
         "beta1": 0.6,
     },
     # Fewest bytes: what a payload leaves out takes many rounds to be said, and kept moments bridge them. In the 300 steps that
@@ -328,7 +328,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "outer": Outer.NESTEROV,
         "outer_rate": 0.7,
         "outer_momentum": 0.5,
-        "inner_state": InnerState.KEEP,
+        "inner_state": InnerStatePolicy.KEEP,
         "beta1": 0.9,
     },
     # Most progress per sample: every gradient of every trainer counts at once. Re-executing all of them would halve the speed.
@@ -340,12 +340,12 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "compression": Compression.DENSE,
         "bits": 4,
         "outer": Outer.ADAMW,
-        "inner_state": InnerState.RESET,
+        "inner_state": InnerStatePolicy.RESET,
         "beta1": 0.9,
         "feedback_decay": 0.0,
         "rule": Rule.CENTERED_CLIPPING,
         "norm_start": 1.0,  # no gradient is longer than `clip`
-        "audit": Audit.SAMPLED,
+        "audit": AuditMode.SAMPLED,
         "audit_rate": 0.1,
         "auditors": 2,
         "audit_window": 10,  # rounds of half a second: what is drawn has to be fetched and replayed in them

@@ -23,7 +23,9 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from protocol.messages import Content
 
-MODULE_BYTES_MAX: Final = 64 << 20  # three times what full member and job tables take: a liar costs that much memory, once
+FETCHED_MODULE_BYTES_MAX: Final = (
+    64 << 20
+)  # three times what full member and job tables take: a liar costs that much memory, once
 
 Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], Length(1, CERTIFIED_ROOTS_KEPT)]
 
@@ -43,7 +45,7 @@ class Key:
 
 _SIZES_MAX = {
     Content.BLOCK: BLOCK_BYTES_MAX,
-    Content.MODULE: MODULE_BYTES_MAX,
+    Content.MODULE: FETCHED_MODULE_BYTES_MAX,
     Content.MANIFEST: MESSAGE_BYTES_MAX,  # as it is read from disk
 }
 

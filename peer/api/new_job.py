@@ -22,7 +22,7 @@ from protocol.api import TrainRequest
 from protocol.errors import UserError
 from training.data import corpus as data
 from training.data import default_text, shards, tokenizer
-from training.spec import Audit, JobSpec, completed
+from training.spec import AuditMode, JobSpec, completed
 from training.transformer import BYTES, ModelSpec
 
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
@@ -43,7 +43,7 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
         if peer.worker is not None and not peer.config.local_data:
             raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
-        spec = replace(spec, data=None, audit=Audit.OFF).checked()
+        spec = replace(spec, data=None, audit=AuditMode.OFF).checked()
         if peer.worker is not None:
             own = peer.config.local_data
             data.require_enough(spec, sum(map(len, data.read_text(Path(own).expanduser()))), own)

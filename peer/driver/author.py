@@ -25,7 +25,7 @@ from ledger.members import Register
 from ledger.state import decode_body
 from peer.driver.driver import Driver
 from peer.driver.witness import another_machine
-from peer.node.rounds import Outcome as Said
+from peer.node.rounds import Effects
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Signer, sign
@@ -155,9 +155,9 @@ class Author:
         return None
 
     async def _put(self, signed: Signed) -> None:
-        def put() -> Said:
+        def put() -> Effects:
             self._driver.ledger.pool.add(signed)
-            return Said(sends=[signed])
+            return Effects(sends=[signed])
 
         await self._driver.call(put)
 

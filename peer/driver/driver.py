@@ -30,8 +30,7 @@ from peer.driver.witness import Witness, rotations, why_disputed
 from peer.driver.workshop import Workshop
 from peer.features import rules_of
 from peer.node.node import AppliedBlock, Do, Item, Node, RoundChange, RoundClosed
-from peer.node.rounds import Measured, Rounds
-from peer.node.rounds import Outcome as Said
+from peer.node.rounds import Effects, Measured, Rounds
 from peer.roles.base import RoundWork
 from protocol import codec
 from protocol.errors import StorageError
@@ -172,7 +171,7 @@ class Driver:
                 if self._restores is not None:
                     await self._take_over(self._restores)
 
-    async def call(self, do: Callable[[], Said | None]) -> None:
+    async def call(self, do: Callable[[], Effects | None]) -> None:
         """Runs `do` inside the driver's next turn; returns when what it said is durable and sent."""
         done = trio.Event()
         await self._inbox_send.send(Call(do, done))

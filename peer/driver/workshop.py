@@ -9,8 +9,7 @@ import trio
 from ledger.jobs import Job
 from peer.driver.eventlog import EventLog
 from peer.node.early import RoundKey
-from peer.node.rounds import Outcome as Said
-from peer.node.rounds import Rounds
+from peer.node.rounds import Effects, Rounds
 from peer.roles.base import Judged, OpenRound, RoundWork
 from peer.settings.datadir import storage_errors
 from protocol import codec
@@ -24,7 +23,7 @@ from training.host import ModelHost
 from training.spec import JobSpec
 from transport.network import Network
 
-CallDriver = Callable[[Callable[[], Said | None]], Awaitable[None]]
+CallDriver = Callable[[Callable[[], Effects | None]], Awaitable[None]]
 
 
 class Workshop:

@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ExportVerdict:
     """What the export proves."""
 
     network: str
@@ -54,7 +54,7 @@ class Verdict:
     models: dict[str, str]  # job -> model root, reproduced
 
 
-def audit(folder: Path, progress: Progress = lambda done, total: None) -> Verdict:
+def audit(folder: Path, progress: Progress = lambda done, total: None) -> ExportVerdict:
     """Raises `UserError` naming the first file that is missing, changed or does not belong."""
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
@@ -110,7 +110,7 @@ class _Replay:
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
 
-    def run(self, progress: Progress) -> Verdict:
+    def run(self, progress: Progress) -> ExportVerdict:
         total = self._heights()
         if not total:
             raise _Found(block_path(1), "the export holds no first block")
@@ -176,7 +176,7 @@ class _Replay:
             raise _Found(name, "its bytes do not have the SHA-256 it is named after")
         return data
 
-    def _conclude(self, last: Block) -> Verdict:
+    def _conclude(self, last: Block) -> ExportVerdict:
         """Everything else in the folder follows from the replay, byte for byte."""
         state = self._state
         closings = decode_body(last.body).closings if last.state_root != state.root else ()
@@ -192,7 +192,7 @@ class _Replay:
         summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, last.state_root.hex(), models)
         self._check_manifest(summary)
         roots = {job: str(model["root"]) for job, model in models.items()}
-        return Verdict(
+        return ExportVerdict(
             genesis.network,
             genesis.chain_id.hex(),
             state.height,

@@ -24,8 +24,7 @@ from ledger.jobs import Job
 from ledger.state import Rules, State, Transition
 from peer.node.early import RoundKey, RoundMessage
 from peer.node.recall import Recall
-from peer.node.rounds import Measured, Rounds
-from peer.node.rounds import Outcome as Said
+from peer.node.rounds import Effects, Measured, Rounds
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, Verifier, short_id, sign
@@ -81,7 +80,7 @@ class AppliedBlock:
 class Do:
     """Something to be done inside a turn: what it says goes out with the turn."""
 
-    do: Callable[[], Said | None]
+    do: Callable[[], Effects | None]
 
 
 @dataclass(slots=True)
@@ -272,7 +271,7 @@ class Node:
             if asked:
                 self._send(asked, GetHeard())
 
-    def _say(self, said: Said) -> None:
+    def _say(self, said: Effects) -> None:
         if said.records or said.sends:
             self._turns.append(Turn(tuple(said.records), tuple(Send(None, Relay(signed)) for signed in said.sends)))
         self.heard += tuple(said.heard)
@@ -306,7 +305,7 @@ class Node:
                 self._take(events.Copied(address))
                 self.rounds.is_silent = True
             case Do(do=do):
-                self._say(do() or Said())
+                self._say(do() or Effects())
             case AppliedBlock():
                 self._handle_applied(item)
 

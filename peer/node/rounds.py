@@ -33,7 +33,7 @@ SEEK_SECONDS = 3.0  # while a round cannot be closed, this peer asks some others
 
 
 @dataclass(slots=True)
-class Outcome:
+class Effects:
     """The effects of one input: records to make durable, then messages to send."""
 
     records: list[RoundVoted] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Outcome:
     evidence: list[Evidence] = field(default_factory=list)
     heard: list[tuple[bytes, RoundMessage]] = field(default_factory=list)  # (signer, message that counts now): for people
 
-    def add(self, other: Outcome) -> None:
+    def add(self, other: Effects) -> None:
         self.records += other.records
         self.sends += other.sends
         self.evidence += other.evidence
@@ -127,7 +127,7 @@ class Rounds:
         spoken: Mapping[str, Signed],
         proposal_seconds: float,
         heard: Mapping[bytes, float] = NOBODY,
-    ) -> Outcome:
+    ) -> Effects:
         """Opens the round, with our messages of it from before a restart (`spoken`, by tag) and with those that came too early.
 
         `proposal_seconds` bounds T1. `heard` has the time of the last message from each peer that we are linked with.
@@ -143,14 +143,14 @@ class Rounds:
         replaced = self._replaced.pop(key, None)
         if replaced is not None and replaced.terms.signed == terms.signed:  # otherwise the state before was wrong
             self.books[key].take_over(replaced)
-        outcome = Outcome(sends=list(spoken.values()))
-        self._resume(self.books[key], spoken, now, outcome)
+        effects = Effects(sends=list(spoken.values()))
+        self._resume(self.books[key], spoken, now, effects)
         for kept in self._early.take((key, job.round)):
             try:
-                self._hear(self.books[key], kept.signed, kept.message, now, outcome)
+                self._hear(self.books[key], kept.signed, kept.message, now, effects)
             except RemoteProtocolError:
                 continue  # when it came, this peer could not know that it does not belong
-        return outcome
+        return effects
 
     def _usual_pace(self, key: bytes, job: Job, terms: RoundTerms) -> tuple[float | None, frozenset[bytes]]:
         """(seconds that a majority of the trainers took in former rounds, these trainers); None if nobody has measured it.
@@ -190,13 +190,13 @@ class Rounds:
                 entry.waits += 1
         return frozenset(returning)
 
-    def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, outcome: Outcome) -> None:
+    def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, effects: Effects) -> None:
         kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
         for tag, signed in spoken.items():
             if tag != Proposal.TAG and book.me is None:
                 continue  # we do not vote in this round any more, so we shall not sign a second one
             try:
-                self._put(book, signed, _decoded(signed, kinds[tag]), now, outcome)
+                self._put(book, signed, _decoded(signed, kinds[tag]), now, effects)
             except RemoteProtocolError:
                 # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
                 self.mute((book.terms.job, book.terms.round))
@@ -211,7 +211,7 @@ class Rounds:
 
     # Messages in
 
-    def receive(self, signed: Signed, message: RoundMessage, now: float) -> Outcome | None:
+    def receive(self, signed: Signed, message: RoundMessage, now: float) -> Effects | None:
         """None if no such round is open here: the message is kept if the round may still come. The signature was verified."""
         book = self.books.get(message.job)
         if message.job in self._finished:
@@ -223,26 +223,26 @@ class Rounds:
             return None
         if signed.signer not in (book.terms.trainers if isinstance(message, Proposal) else book.terms.voters):
             self._early.keep(signed, message)  # the next block may give the round to its signer
-        outcome = Outcome()
-        self._hear(book, signed, message, now, outcome)
-        return outcome
+        effects = Effects()
+        self._hear(book, signed, message, now, effects)
+        return effects
 
     def signed_early(self, signer: bytes) -> tuple[Signed, ...]:
         """The messages that it signed in rounds that are not open here yet, or in which it takes no part yet."""
         return self._early.signed_by(signer)
 
-    def _hear(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+    def _hear(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
         if signed.signer != self._signer.public:
-            self._put(book, signed, message, now, outcome)
+            self._put(book, signed, message, now, effects)
         elif all(signed.body != known.body for known in self._own(book)):
-            self._recall(book, signed, message, now, outcome)
+            self._recall(book, signed, message, now, effects)
 
-    def _recall(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+    def _recall(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
         """A message of ours that is not in our log: it stands, and we say nothing more in a round that we do not remember."""
         self.mute((message.job, message.round))
         if not book.has_heard(signed.signer, message):
-            self._put(book, signed, message, now, outcome)
-            outcome.records.append(RoundVoted(message.TAG, message.job, message.round, signed))
+            self._put(book, signed, message, now, effects)
+            effects.records.append(RoundVoted(message.TAG, message.job, message.round, signed))
 
     def mute(self, key: RoundKey) -> None:
         """Nothing more is signed in this open round."""
@@ -251,7 +251,7 @@ class Rounds:
     def _is_mute(self, book: RoundBook) -> bool:
         return self.is_silent or (book.terms.job, book.terms.round) in self.muted
 
-    def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, outcome: Outcome) -> None:
+    def _put(self, book: RoundBook, signed: Signed, message: RoundMessage, now: float, effects: Effects) -> None:
         pair = None
         is_new = not book.has_heard(signed.signer, message)
         match message:
@@ -263,12 +263,12 @@ class Rounds:
                 first = book.signed_cut_offs.get(signed.signer, signed)
                 book.add_cut_off(signed, message)
                 if first.body != signed.body:
-                    outcome.evidence.append(Evidence(first, signed))
+                    effects.evidence.append(Evidence(first, signed))
         if is_new:
-            outcome.heard.append((signed.signer, message))
+            effects.heard.append((signed.signer, message))
         if pair is not None:
-            outcome.evidence.append(Evidence(*pair))
-            outcome.sends.extend(pair)  # otherwise some voters judge one proposal of the liar and some the other
+            effects.evidence.append(Evidence(*pair))
+            effects.sends.extend(pair)  # otherwise some voters judge one proposal of the liar and some the other
 
     def deliver(self, key: RoundKey, trainer: bytes, now: float) -> None:
         book = self.books.get(key[0])
@@ -284,42 +284,42 @@ class Rounds:
 
     # Messages out
 
-    def publish(self, proposal: Proposal, now: float) -> Outcome:
+    def publish(self, proposal: Proposal, now: float) -> Effects:
         """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed."""
         book = self.books.get(proposal.job)
         if book is None or book.terms.round != proposal.round:
-            return Outcome()
+            return Effects()
         self._to_publish[proposal.job, proposal.round] = proposal
         return self._publish(book, now)
 
-    def _publish(self, book: RoundBook, now: float) -> Outcome:
+    def _publish(self, book: RoundBook, now: float) -> Effects:
         proposal = self._to_publish.get((book.terms.job, book.terms.round))
         if proposal is None or self._signer.public in book.proposals or self._is_mute(book):
-            return Outcome()
+            return Effects()
         return self._say(book, proposal, now)
 
-    def due(self, now: float) -> Outcome:
+    def due(self, now: float) -> Effects:
         """Signs ballots and cut-offs whose time has come, and proposals that had to wait."""
         if self.is_silent or not self.books:
-            return Outcome()
-        outcome = Outcome()
+            return Effects()
+        effects = Effects()
         for book in self.books.values():
             if self._is_mute(book):
                 continue
-            outcome.add(self._publish(book, now))
+            effects.add(self._publish(book, now))
             ballot = book.ballot_due(now)
             if ballot is not None:
-                outcome.add(self._say(book, self._nonces.added_to(ballot), now))
+                effects.add(self._say(book, self._nonces.added_to(ballot), now))
             cut_off = book.cut_off_due(now)
             if cut_off is not None:
-                outcome.add(self._say(book, cut_off, now))
-        return outcome
+                effects.add(self._say(book, cut_off, now))
+        return effects
 
-    def _say(self, book: RoundBook, message: RoundMessage, now: float) -> Outcome:
+    def _say(self, book: RoundBook, message: RoundMessage, now: float) -> Effects:
         signed = sign(self._signer, self._chain_id, message)
-        outcome = Outcome([RoundVoted(message.TAG, message.job, message.round, signed)], [signed])
-        self._put(book, signed, message, now, outcome)
-        return outcome
+        effects = Effects([RoundVoted(message.TAG, message.job, message.round, signed)], [signed])
+        self._put(book, signed, message, now, effects)
+        return effects
 
     def seeking(self, now: float) -> Iterator[RoundKey]:
         """Rounds for which this peer asks others now: with the messages here they cannot be closed, or by cut-offs only.

@@ -28,8 +28,7 @@ from training.replay.trace import States, Trace, TrainingState
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
 from training.replicated.layout import Float32Array
-from training.spec import Audit as AuditMode
-from training.spec import JobSpec
+from training.spec import AuditMode, JobSpec
 from training.tasks import Audit, Propose, Proposed, Replay, Replayed
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.

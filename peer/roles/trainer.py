@@ -24,7 +24,7 @@ from storage import durable
 from training import tasks
 from training.data import corpus as data
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
-from training.spec import Audit
+from training.spec import AuditMode
 
 R = TypeVar("R")
 SPARE_BYTES = 256 << 20  # of the disk, for ledger and models when a text has been fetched
@@ -81,7 +81,7 @@ class Trainer(Voter):
         await round.measured("training_nats", done.loss)
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        if not round.spec.kind.needs_worker or round.spec.audit is not Audit.FULL:
+        if not round.spec.kind.needs_worker or round.spec.audit is not AuditMode.FULL:
             return await super().judge(round, signed, proposal)
         verdict = await self.check(round, signed, proposal)
         if verdict is not Verdict.ACCEPT or signed.signer == round.me:

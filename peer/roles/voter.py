@@ -18,7 +18,7 @@ from training.replay import proposals
 from training.replay.inner_state import inner_bytes
 from training.replay.trace import Trace, needed, trace_bytes_max
 from training.replicated.codec import Mode, payload_bytes_max
-from training.spec import Audit as AuditMode
+from training.spec import AuditMode
 from training.tasks import Audit, Audited, Propose, Proposed, Replay, Replayed
 
 

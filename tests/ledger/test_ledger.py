@@ -20,7 +20,7 @@ from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import CutOff
 from protocol.reasons import Verdict
-from rounds.ballots import signed_digest
+from rounds.ballots import body_digest
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner
 
@@ -217,7 +217,7 @@ def test_a_body_that_leaves_out_a_ballot_of_our_cut_off_is_not_prepared(world: W
     body = propose(world)
     assert body is not None and world.ledger.check(world.state.height + 1, body, b"") is None
     world.vote(key, {trainers[0]: ACCEPT}, job.voters[3:])
-    mine = CutOff(key, 0, tuple(sorted(signed_digest(s) for s in book.signed_ballots.values())))
+    mine = CutOff(key, 0, tuple(sorted(body_digest(s) for s in book.signed_ballots.values())))
     book.cut_offs[PEOPLE[0].public] = mine
     assert "leaves out 1 ballots" in (world.ledger.check(world.state.height + 1, body, b"") or "")
 

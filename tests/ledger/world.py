@@ -19,7 +19,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction
 from protocol.reasons import Verdict
-from rounds.ballots import Closing, RoundBook, RoundTimers, signed_digest
+from rounds.ballots import Closing, RoundBook, RoundTimers, body_digest
 from tests.sim.keys import FastSigner, FastVerifier
 
 PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
@@ -165,7 +165,7 @@ class World:
 
     def ballot(self, key: bytes, voter: bytes, verdicts: Mapping[bytes, Verdict]) -> Signed:
         job = self.job(key)
-        judged = tuple(Judgement(t, signed_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
+        judged = tuple(Judgement(t, body_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
         return sign(BY_KEY[voter], self.chain, Ballot(key, job.round, job.model_root, judged, *self.nonces(key, voter)))
 
     def nonces(self, key: bytes, voter: bytes) -> tuple[bytes | None, bytes | None]:

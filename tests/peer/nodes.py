@@ -13,7 +13,7 @@ from consensus.turn import Decided, Outgoing, Record, Restart, RoundVoted, Turn,
 from ledger.blocks.ledger import Ledger
 from ledger.state import Rules, core_modules
 from peer.node.node import AppliedBlock, Do, Item, Node
-from peer.node.rounds import Outcome
+from peer.node.rounds import Effects
 from protocol import codec
 from protocol.identity import Signed, Signer, open_signed
 from protocol.messages import AGREEMENT, ROUNDS, Relay
@@ -98,10 +98,10 @@ class Shell:
     def say(self, *signed: Signed) -> None:
         """As `peer.driver.author` puts a transaction on the log."""
 
-        def put() -> Outcome:
+        def put() -> Effects:
             for transaction in signed:
                 self.node.ledger.pool.add(transaction)
-            return Outcome(sends=list(signed))
+            return Effects(sends=list(signed))
 
         self.turn(Do(put))
 

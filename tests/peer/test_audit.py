@@ -16,7 +16,7 @@ from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.voters import VoterSet
 from ledger.state import EMPTY_BODY
 from peer.export import writing as export_module
-from peer.export.replaying import Verdict, audit
+from peer.export.replaying import ExportVerdict, audit
 from peer.export.writing import GENESIS, MANIFEST, block_path, export, listed_files
 from protocol import codec
 from protocol.errors import UserError
@@ -63,7 +63,7 @@ def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, w
     seen: list[tuple[int, int]] = []
     verdict = audit(whole, lambda done, total: seen.append((done, total)))
     state = chain.ledger.state
-    assert verdict == Verdict(
+    assert verdict == ExportVerdict(
         network="chain",
         chain_id=chain.id.hex(),
         blocks=state.height,

@@ -40,8 +40,7 @@ from training.data import corpus as data
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import Trace
-from training.spec import Audit, JobSpec
-from training.spec import InnerState as Kept
+from training.spec import AuditMode, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
 
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
@@ -113,7 +112,7 @@ SPEC = JobSpec(
     outer_rate=0.1,
     norm_start=1e6,
     liars=1,
-    audit=Audit.SAMPLED,
+    audit=AuditMode.SAMPLED,
     auditors=3,
     audit_window=40,  # rounds here are over in no time
     held_out_permille=0,
@@ -180,8 +179,8 @@ def standing(made: Trainers, number: int) -> Standing:
     return made.seats[0].driver.state.audits.standings.get(made.seats[number].public, Standing())
 
 
-@pytest.mark.parametrize("kept", list(Kept))
-async def test_every_drawn_step_of_honest_trainers_is_replayed_and_passes(tmp_path: Path, kept: Kept) -> None:
+@pytest.mark.parametrize("kept", list(InnerStatePolicy))
+async def test_every_drawn_step_of_honest_trainers_is_replayed_and_passes(tmp_path: Path, kept: InnerStatePolicy) -> None:
     async with trainers(tmp_path) as made:
         await ended(made, await made.train(replace(SPEC, inner_state=kept)))
         assert set(results(made.seats[0])) == {Result.PASSED}
@@ -218,7 +217,7 @@ async def test_a_lie_about_a_single_step_is_found_by_re_executing_it(tmp_path: P
 
 async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        spec = replace(SCRATCH, rounds=2, audit=Audit.SAMPLED, audit_window=40)
+        spec = replace(SCRATCH, rounds=2, audit=AuditMode.SAMPLED, audit_window=40)
         author = made.seats[1].author
         with trio.fail_after(SECONDS_MAX):
             job = job_id(made.seats[1].public, await author.submit("job/start", Start(spec.encode())))
@@ -386,7 +385,7 @@ async def test_who_alone_finds_a_step_false_whose_start_was_chosen_is_called_no_
         me, liar = made.seats[0], made.workers[made.seats[3].public]
         made.workers[me.public].ill = 0.1
         monkeypatch.setattr(liar, "_update", lying(liar, how, hidden))
-        kept = Kept.KEEP if how == "kept" else Kept.RESET
+        kept = InnerStatePolicy.KEEP if how == "kept" else InnerStatePolicy.RESET
         job = await made.train(replace(SPEC, rounds=400, inner_state=kept, audit_window=4))
 
         def refuted(driver: Driver) -> int:
@@ -447,7 +446,7 @@ async def test_a_liar_that_goes_on_from_what_is_no_inner_state_hides_nothing_by_
 
         monkeypatch.setattr(liar, "_update", lying(liar, "malformed"))
         monkeypatch.setattr(proposals.InnerState, "load", staticmethod(load_also_its_own))
-        job = await made.train(replace(SPEC, rounds=400, audit_window=4, inner_state=Kept.KEEP))
+        job = await made.train(replace(SPEC, rounds=400, audit_window=4, inner_state=InnerStatePolicy.KEEP))
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
         cause = made.seats[0].driver.state.audits.jobs[job].causes[made.seats[3].public]
         assert cause.result is Result.SUSPENDED and not any(standing(made, number).refuted for number in range(3))
@@ -620,21 +619,21 @@ def challengeable(seat: Seat) -> list[Due]:
     return seat.driver.rules.audits.challengeable(seat.public, seat.driver.state)
 
 
-async def to_challenge(made: Trainers, number: int, kept: Kept = Kept.RESET) -> Due:
+async def to_challenge(made: Trainers, number: int, kept: InnerStatePolicy = InnerStatePolicy.RESET) -> Due:
     """The first proposal of this seat, for seat 0 to challenge; where inner state is kept, the first that begins with some."""
     seat, trainer = made.seats[0], made.seats[number].public
 
     def found() -> list[Due]:
         mine = [due for due in challengeable(seat) if due.trainer == trainer]
-        return [due for due in mine if due.proposal.inner_from is not None or kept is Kept.RESET]
+        return [due for due in mine if due.proposal.inner_from is not None or kept is InnerStatePolicy.RESET]
 
     await seat.until(lambda driver: bool(found()))
     return found()[0]
 
 
-@pytest.mark.parametrize("kept", list(Kept))
+@pytest.mark.parametrize("kept", list(InnerStatePolicy))
 async def test_who_re_executes_all_of_a_false_proposal_finds_the_first_false_step_and_all_confirm_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Kept
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: InnerStatePolicy
 ) -> None:
     fetched: list[bytes] = []
     fetch = auditing.fetch_reveal

@@ -25,7 +25,7 @@ from peer.driver.author import Author
 from peer.driver.eventlog import EventLog
 from peer.driver.membership import NOT_DECIDED, Membership
 from peer.driver.witness import Witness
-from peer.node.rounds import Outcome
+from peer.node.rounds import Effects
 from peer.settings.invitation import InvitationString
 from protocol import codec
 from protocol.errors import UserError
@@ -58,9 +58,9 @@ class Log:
     def state(self) -> State:
         return self.world.state
 
-    async def call(self, do: Callable[[], Outcome | None]) -> None:
+    async def call(self, do: Callable[[], Effects | None]) -> None:
         await trio.lowlevel.checkpoint()
-        for signed in (do() or Outcome()).sends:
+        for signed in (do() or Effects()).sends:
             self._say.send_nowait(signed)
 
     def decision(self, height: int) -> Decided | None:

@@ -31,8 +31,7 @@ from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import Trace, needed
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Audit, JobSpec
-from training.spec import InnerState as Kept
+from training.spec import AuditMode, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
 
 JOB, ME = bytes(32), Identity(bytes([1]) * 32)
@@ -170,7 +169,7 @@ async def test_a_trainer_without_local_text_says_how_to_name_it(world: World, tm
             raise AssertionError("there is nothing to open")
 
     role = Trainer(Asleep(), tmp_path)  # type: ignore[arg-type]
-    local = replace(world.round, spec=JobSpec(name="own", audit=Audit.OFF))
+    local = replace(world.round, spec=JobSpec(name="own", audit=AuditMode.OFF))
     with pytest.raises(UserError, match="--local-data PATH"):
         await role.propose(local)
 
@@ -259,7 +258,7 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=Audit.SAMPLED, norm_start=1e6)
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=AuditMode.SAMPLED, norm_start=1e6)
     host = ModelHost(tmp_path / "language")
     host.create(JOB, spec.encode())
     (tmp_path / "texts").mkdir()
@@ -285,17 +284,26 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     assert {path.name for path in (tmp_path / "texts").iterdir()} == {"ab.txt", f"{CHALLENGE}now"}, "what runs now stays"
 
 
-@pytest.mark.parametrize("audit", [Audit.SAMPLED, Audit.FULL])
-async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(world: World, tmp_path: Path, audit: Audit) -> None:
+@pytest.mark.parametrize("audit", [AuditMode.SAMPLED, AuditMode.FULL])
+async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(
+    world: World, tmp_path: Path, audit: AuditMode
+) -> None:
     spec = JobSpec(
-        name="t", data=bytes(32), model=MODEL, local_steps=3, audit=audit, inner_state=Kept.KEEP, outer_rate=0.1, norm_start=1e6
+        name="t",
+        data=bytes(32),
+        model=MODEL,
+        local_steps=3,
+        audit=audit,
+        inner_state=InnerStatePolicy.KEEP,
+        outer_rate=0.1,
+        norm_start=1e6,
     )
     host = ModelHost(tmp_path / "language")
     host.create(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     first, blobs = world.published[-1], world.round.blobs
-    assert first.inner is not None and first.inner_from is None and (first.trace is not None) == (audit is Audit.SAMPLED)
+    assert first.inner is not None and first.inner_from is None and (first.trace is not None) == (audit is AuditMode.SAMPLED)
     assert world.round.model.check(ME.public, first, blobs.read(first.payload)) is Verdict.ACCEPT
 
     accepted = Accepted(ME.public, first, blobs.read(first.payload))
@@ -316,7 +324,7 @@ async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(wo
 
     blobs.release((JOB, 1))
     blobs.delete_passed(set())
-    if audit is Audit.SAMPLED and first.trace and second.trace:
+    if audit is AuditMode.SAMPLED and first.trace and second.trace:
         listed = Trace.decode(blobs.read(second.trace), spec)
         for step in range(3):
             files = {digest: str(blobs.path(digest)) for digest in needed(listed, step, spec)}
@@ -333,7 +341,13 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
 ) -> None:
     disk, host = Disk(monkeypatch), ModelHost(tmp_path / "language")
     spec = JobSpec(
-        name="t", data=bytes(32), model=MODEL, local_steps=3, audit=Audit.SAMPLED, inner_state=Kept.KEEP, norm_start=1e6
+        name="t",
+        data=bytes(32),
+        model=MODEL,
+        local_steps=3,
+        audit=AuditMode.SAMPLED,
+        inner_state=InnerStatePolicy.KEEP,
+        norm_start=1e6,
     )
     host.create(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
@@ -355,7 +369,9 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
 
 async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: World, tmp_path: Path) -> None:
     host = ModelHost(tmp_path / "language")
-    host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=Audit.SAMPLED, norm_start=1e6).encode())
+    host.create(
+        JOB, JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=AuditMode.SAMPLED, norm_start=1e6).encode()
+    )
     role, steps = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     world.fetched.clear()
@@ -387,8 +403,10 @@ async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     world: World, tmp_path: Path, lies: dict[str, Any]
 ) -> None:
     host = ModelHost(tmp_path / "language")
-    audit = Audit.FULL if lies.get("trace") else Audit.SAMPLED
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=audit, inner_state=Kept.KEEP, norm_start=1e6)
+    audit = AuditMode.FULL if lies.get("trace") else AuditMode.SAMPLED
+    spec = JobSpec(
+        name="t", data=bytes(32), model=MODEL, local_steps=2, audit=audit, inner_state=InnerStatePolicy.KEEP, norm_start=1e6
+    )
     host.create(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
@@ -439,7 +457,7 @@ async def test_what_passes_the_cheap_checks_is_found_at_whatever_step_is_drawn(
     world: World, tmp_path: Path, attack: str, finding: Finding
 ) -> None:
     host = ModelHost(tmp_path / "language")
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=Audit.SAMPLED, norm_start=1e9)
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=AuditMode.SAMPLED, norm_start=1e9)
     host.create(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]

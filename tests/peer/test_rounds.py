@@ -16,14 +16,14 @@ from ledger.members import Member
 from ledger.state import State
 from peer.node import early
 from peer.node import rounds as rounds_module
-from peer.node.rounds import SEEK_SECONDS, Outcome, Rounds
+from peer.node.rounds import SEEK_SECONDS, Effects, Rounds
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Proposal
 from protocol.reasons import Verdict
 from rounds import ballots
-from rounds.ballots import RoundTerms, signed_digest
+from rounds.ballots import RoundTerms, body_digest
 from storage.store import Store
 from tests.peer.chain import LANGUAGE, Chain
 
@@ -47,8 +47,8 @@ def rounds_of(chain: Chain, me: int = 0) -> Rounds:
     return Rounds(chain.people[me], chain.id, {})
 
 
-def open_all(rounds: Rounds, chain: Chain, now: float = NOW, spoken: dict[str, Signed] | None = None) -> Outcome:
-    outcome = Outcome()
+def open_all(rounds: Rounds, chain: Chain, now: float = NOW, spoken: dict[str, Signed] | None = None) -> Effects:
+    outcome = Effects()
     opened, _ = rounds.follow(chain.ledger.state)
     for key, _ in opened:
         outcome.add(rounds.open(key, chain.ledger.state.jobs.jobs[key], now, spoken or {}, LANGUAGE.proposal_seconds))
@@ -60,13 +60,13 @@ def proposal(chain: Chain, key: bytes, round: int = 0, variant: int = 0) -> Prop
     return Proposal(key, round, root, bytes([variant]) * 32, 1, bytes(32), None)
 
 
-def hear(rounds: Rounds, chain: Chain, who: Identity, message: Proposal | Ballot | CutOff, now: float = NOW) -> Outcome | None:
+def hear(rounds: Rounds, chain: Chain, who: Identity, message: Proposal | Ballot | CutOff, now: float = NOW) -> Effects | None:
     return rounds.receive(sign(who, chain.id, message), message, now)
 
 
 def ballot_on(chain: Chain, key: bytes, signed: Signed, verdict: Verdict = ACCEPT) -> Ballot:
     root = chain.ledger.state.jobs.jobs[key].model_root
-    return Ballot(key, 0, root, (Judgement(signed.signer, signed_digest(signed), verdict),))
+    return Ballot(key, 0, root, (Judgement(signed.signer, body_digest(signed), verdict),))
 
 
 def test_rounds_follow_the_applied_state(chain: Chain, key: bytes) -> None:
@@ -84,14 +84,14 @@ def test_rounds_follow_the_applied_state(chain: Chain, key: bytes) -> None:
 
 def test_our_proposal_is_signed_once_and_counts_here_at_once(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
-    assert rounds.publish(proposal(chain, key), NOW) == Outcome(), "the round is not open here yet"
+    assert rounds.publish(proposal(chain, key), NOW) == Effects(), "the round is not open here yet"
     open_all(rounds, chain)
     said = rounds.publish(proposal(chain, key), NOW)
     (record,), (signed,) = said.records, said.sends
     assert record == RoundVoted("proposal", key, 0, signed) and signed.signer == chain.people[0].public
     assert rounds.books[key].proposals == {chain.people[0].public: signed} and rounds.own() == [signed]
-    assert rounds.publish(proposal(chain, key, variant=1), NOW) == Outcome(), "not a second one"
-    assert rounds.publish(proposal(chain, key, round=1), NOW) == Outcome(), "not for another round"
+    assert rounds.publish(proposal(chain, key, variant=1), NOW) == Effects(), "not a second one"
+    assert rounds.publish(proposal(chain, key, round=1), NOW) == Effects(), "not for another round"
 
 
 def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Chain, key: bytes) -> None:
@@ -100,14 +100,14 @@ def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Cha
     rounds.publish(proposal(chain, key), NOW)
     for person in chain.people[1:]:
         hear(rounds, chain, person, proposal(chain, key))
-    assert rounds.due(NOW) == Outcome()
+    assert rounds.due(NOW) == Effects()
     for person in chain.people:
         rounds.judge((key, 0), person.public, ACCEPT, 0.5, NOW)
     said = rounds.due(NOW)
     (record,), (signed,) = said.records, said.sends
     assert isinstance(record, RoundVoted) and (record.tag, record.signed) == ("ballot", signed)
     assert [who for who, _ in said.heard] == [chain.people[0].public]
-    assert rounds.due(NOW + 1_000) == Outcome() and signed in rounds.own()
+    assert rounds.due(NOW + 1_000) == Effects() and signed in rounds.own()
 
 
 def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(chain: Chain, key: bytes) -> None:
@@ -121,9 +121,9 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(ch
     after = rounds_of(chain)
     again = open_all(after, chain, spoken=spoken)
     assert again.sends == list(spoken.values()) and again.records == []
-    assert after.publish(proposal(chain, key, variant=1), NOW) == Outcome()
+    assert after.publish(proposal(chain, key, variant=1), NOW) == Effects()
     after.judge((key, 0), chain.people[0].public, Verdict.REPLAY, None, NOW)
-    assert after.due(NOW + 2_000) == Outcome()
+    assert after.due(NOW + 2_000) == Effects()
 
 
 def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain, key: bytes) -> None:
@@ -226,7 +226,7 @@ def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(cha
     outcome = hear(rounds, chain, liar, proposal(chain, key, variant=1))
     assert outcome is not None and outcome.evidence == [Evidence(*pair)] and outcome.sends[-1] == pair[1]
     assert rounds.books[key].verdict(liar.public) is Verdict.EQUIVOCATION
-    assert hear(rounds, chain, liar, proposal(chain, key, variant=2)) == Outcome(), "once is enough"
+    assert hear(rounds, chain, liar, proposal(chain, key, variant=2)) == Effects(), "once is enough"
 
 
 def test_two_cut_offs_of_one_voter_become_evidence(chain: Chain, key: bytes) -> None:
@@ -247,19 +247,19 @@ def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_r
     forgotten = sign(me, chain.id, proposal(chain, key))
     said = rounds.receive(forgotten, proposal(chain, key), NOW)
     assert said is not None and said.records == [RoundVoted("proposal", key, 0, forgotten)] and said.evidence == []
-    assert rounds.publish(proposal(chain, key, variant=1), NOW) == Outcome()
+    assert rounds.publish(proposal(chain, key, variant=1), NOW) == Effects()
     rounds.judge((key, 0), me.public, ACCEPT, None, NOW)
-    assert rounds.due(NOW + 1_000) == Outcome() and rounds.own() == [forgotten]
+    assert rounds.due(NOW + 1_000) == Effects() and rounds.own() == [forgotten]
 
 
 def test_while_we_are_silent_a_proposal_waits(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     rounds.is_silent = True
-    assert rounds.publish(proposal(chain, key), NOW) == Outcome() == rounds.due(NOW)
+    assert rounds.publish(proposal(chain, key), NOW) == Effects() == rounds.due(NOW)
     rounds.is_silent = False
     (signed,) = rounds.due(NOW).sends
-    assert rounds.own() == [signed] and rounds.due(NOW) == Outcome()
+    assert rounds.own() == [signed] and rounds.due(NOW) == Effects()
 
 
 def test_what_was_heard_is_told_once(chain: Chain, key: bytes) -> None:
@@ -382,10 +382,10 @@ def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_
     open_all(rounds, chain, spoken={"ballot": sign(chain.people[0], chain.id, wrong)})
     hear(rounds, chain, chain.people[1], proposal(chain, key))
     rounds.judge((key, 0), chain.people[1].public, ACCEPT, None, NOW)
-    assert rounds.due(NOW + 1_000) == Outcome() and rounds.muted == {(key, 0)}
+    assert rounds.due(NOW + 1_000) == Effects() and rounds.muted == {(key, 0)}
 
 
-def renew(rounds: Rounds, chain: Chain, key: bytes, **changes: Any) -> Outcome:
+def renew(rounds: Rounds, chain: Chain, key: bytes, **changes: Any) -> Effects:
     """A later block gives the open round to others, who are named in `changes`; this peer had spoken as its book says."""
     spoken = {codec.unpack(signed.body, len(signed.body))[0]: signed for signed in rounds.own()}
     state = chain.ledger.state
@@ -414,7 +414,7 @@ def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that
     assert book.proposals == {people[0].public: own} and book.verdicts == {people[0].public: ACCEPT}
     assert (said.records, said.heard, said.evidence, book.opened) == ([], [], [], NOW + 50)
     assert {type(codec.decode_message(s.body, (Proposal, Ballot, CutOff))) for s in rounds.due(NOW + 1_000).sends} >= {Ballot}
-    assert rounds.publish(proposal(chain, key, variant=1), NOW + 60) == Outcome(), "our proposal stands"
+    assert rounds.publish(proposal(chain, key, variant=1), NOW + 60) == Effects(), "our proposal stands"
 
 
 def test_a_ballot_stays_the_only_one_of_its_key_when_the_round_is_given_to_others(chain: Chain, key: bytes) -> None:
@@ -437,7 +437,7 @@ def test_a_muted_round_stays_muted_when_it_is_given_to_others(chain: Chain, key:
     open_all(rounds, chain)
     rounds.mute((key, 0))
     renew(rounds, chain, key, audited=False)
-    assert rounds.publish(proposal(chain, key), NOW) == Outcome() and rounds.muted == {(key, 0)}
+    assert rounds.publish(proposal(chain, key), NOW) == Effects() and rounds.muted == {(key, 0)}
 
 
 def test_whoever_votes_no_more_in_a_round_may_still_train_in_it(chain: Chain, key: bytes) -> None:

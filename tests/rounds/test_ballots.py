@@ -17,7 +17,7 @@ from protocol.identity import Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Proposal
 from protocol.reasons import Verdict
 from rounds import ballots
-from rounds.ballots import Closing, RoundBook, RoundTerms, RoundTimers, check_closing, outcome, settled, signed_digest
+from rounds.ballots import Closing, RoundBook, RoundTerms, RoundTimers, body_digest, check_closing, outcome, settled
 from tests.sim.keys import FastSigner
 
 CHAIN, JOB, ROOT = bytes(range(32)), b"j" * 32, b"r" * 32
@@ -42,7 +42,7 @@ def proposal(trainer: int, variant: int = 0, round: int = 0) -> tuple[Signed, Pr
 
 
 def digest(trainer: int, variant: int = 0) -> bytes:
-    return signed_digest(proposal(trainer, variant)[0])
+    return body_digest(proposal(trainer, variant)[0])
 
 
 def ballot(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Ballot:
@@ -343,7 +343,7 @@ def test_a_round_that_the_ballots_do_not_settle_is_cut_off_at_the_fourth_timer()
         hear_ballot(mine, voter, ballot({0: verdict}))
     end = 60.0 + 30.0 + ballots.LIGHT_SECONDS + ballots.CUT_OFF_SECONDS
     assert walk(mine) == [("ballot", pytest.approx(90.0, abs=1e-5)), ("cut-off", pytest.approx(end, abs=1e-5))]
-    assert mine.cut_offs[KEYS[0]].ballots == tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values()))
+    assert mine.cut_offs[KEYS[0]].ballots == tuple(sorted(body_digest(s) for s in mine.signed_ballots.values()))
 
 
 def test_a_settled_round_and_one_without_a_quorum_are_not_cut_off() -> None:
@@ -575,14 +575,14 @@ def test_a_leader_that_leaves_out_a_ballot_of_our_cut_off_is_refused() -> None:
         hear_cut_off(short, voter)
     closing = short.closing()
     assert closing is not None and mine.refuses(closing) is None
-    hear_cut_off(mine, 1, tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values())))
+    hear_cut_off(mine, 1, tuple(sorted(body_digest(s) for s in mine.signed_ballots.values())))
     assert "leaves out 1 ballots" in (mine.refuses(closing) or "")
 
 
 def test_a_ballot_that_came_after_our_cut_off_may_be_left_out() -> None:
     """Otherwise one ballot that trickles in would make each of us refuse whatever the leader has sent already."""
     mine = voted({0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}})
-    hear_cut_off(mine, 0, tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values())))
+    hear_cut_off(mine, 0, tuple(sorted(body_digest(s) for s in mine.signed_ballots.values())))
     hear_cut_off(mine, 1)
     closing = mine.closing()
     hear_ballot(mine, 3, ballot({0: ACCEPT, 1: REPLAY}))
@@ -593,7 +593,7 @@ def test_a_liar_that_gives_each_voter_another_ballot_does_not_keep_the_round_ope
     honest = {0: {0: ACCEPT}, 1: {0: ACCEPT}}
     left, right = voted(honest | {2: {0: REPLAY}}, me=0), voted(honest | {2: {0: NORM}}, me=1)
     for mine, me in ((left, 0), (right, 1)):
-        hear_cut_off(mine, me, tuple(sorted(signed_digest(s) for s in mine.signed_ballots.values())))
+        hear_cut_off(mine, me, tuple(sorted(body_digest(s) for s in mine.signed_ballots.values())))
         hear_cut_off(mine, 2)
     closing = left.closing()
     assert closing is not None and right.refuses(closing) is None

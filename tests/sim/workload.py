@@ -27,7 +27,7 @@ from ledger.members import (
 )
 from ledger.state import State
 from peer.node.node import Do
-from peer.node.rounds import Outcome
+from peer.node.rounds import Effects
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
@@ -159,7 +159,7 @@ def submit(peer: Peer, signed: Signed) -> None:
     node = peer.node
     assert node is not None
 
-    def put() -> Outcome | None:
+    def put() -> Effects | None:
         try:
             node.rules.apply_transaction(node.state, signed)
         except (Refused, RemoteProtocolError):
@@ -167,6 +167,6 @@ def submit(peer: Peer, signed: Signed) -> None:
             return None
         node.ledger.pool.add(signed)
         peer.simulation.note_submitted(peer, signed)
-        return Outcome(sends=[signed])
+        return Effects(sends=[signed])
 
     peer.give(Do(put))

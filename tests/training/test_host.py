@@ -17,7 +17,7 @@ from rounds.ballots import Outcome
 from tests.training.replicated.support import round_of
 from training.host import DURABLE_ROUNDS, ROUNDS_KEPT, JudgedRound, ModelHost
 from training.replicated import files
-from training.spec import Audit, JobSpec
+from training.spec import AuditMode, JobSpec
 
 JOB, TRAINER = bytes([7]) * 32, bytes([1]) * 32
 SPEC = JobSpec(name="test", objective="scratch", rounds=40, liars=0).encode()
@@ -36,10 +36,10 @@ def test_what_a_specification_says_to_the_ledger(tmp_path: Path) -> None:
     host = ModelHost(tmp_path)
     scratch = host.terms(SPEC)
     assert (scratch.name, scratch.rounds, scratch.needs_worker, scratch.audited) == ("test", 40, False, True)
-    local = host.terms(JobSpec(name="own", audit=Audit.OFF).encode())
+    local = host.terms(JobSpec(name="own", audit=AuditMode.OFF).encode())
     assert (local.needs_worker, local.audited) == (True, False)
     with pytest.raises(RemoteProtocolError):
-        host.terms(JobSpec(name="own", audit=Audit.FULL).encode())  # nobody could re-execute on text that is not shared
+        host.terms(JobSpec(name="own", audit=AuditMode.FULL).encode())  # nobody could re-execute on text that is not shared
 
 
 def test_two_hosts_make_the_same_model_and_a_third_reads_it_from_disk(tmp_path: Path) -> None:

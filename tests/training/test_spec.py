@@ -8,7 +8,7 @@ import pytest
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
 from training.replay.inner_state import inner_bytes
-from training.spec import MUON_RATE, PRESETS, SIGN_RATE, Audit, Inner, InnerState, JobSpec, Outer, completed
+from training.spec import MUON_RATE, PRESETS, SIGN_RATE, AuditMode, Inner, InnerStatePolicy, JobSpec, Outer, completed
 from training.transformer import ModelSpec
 
 JOB = JobSpec(name="job", data=bytes(32))
@@ -39,7 +39,7 @@ def test_a_specification_survives_the_wire() -> None:
         {"proposal_seconds": 1e9},
         {"held_out_permille": 501},
         {"data": None},
-        {"data": None, "audit": Audit.SAMPLED},
+        {"data": None, "audit": AuditMode.SAMPLED},
         {"bits": 3},
         {"bits": 16},
         {"keep": 3},
@@ -48,8 +48,8 @@ def test_a_specification_survives_the_wire() -> None:
         {"warmup_rounds": 61},
         {"accepted_min": 201},
         {"audit_rate": 1.1},
-        {"audit": Audit.SAMPLED, "audit_rate": 0.0},
-        {"audit": Audit.SAMPLED, "audit_rate": 1e-300},
+        {"audit": AuditMode.SAMPLED, "audit_rate": 0.0},
+        {"audit": AuditMode.SAMPLED, "audit_rate": 1e-300},
         {"outer": Outer.SIGN},
         {"auditors": 0},
         {"auditors": 9},
@@ -60,7 +60,7 @@ def test_a_specification_survives_the_wire() -> None:
         {"suspension_rounds": 0},
         {"outer": Outer.ADAMW},
         {"outer": Outer.ADAMW, "local_steps": 1, "inner": Inner.MUON},
-        {"outer": Outer.ADAMW, "local_steps": 1, "inner_state": InnerState.KEEP},
+        {"outer": Outer.ADAMW, "local_steps": 1, "inner_state": InnerStatePolicy.KEEP},
         {"model": ModelSpec(vocabulary=300)},
         {"model": ModelSpec(width=10, heads=4)},
         {"model": ModelSpec(heads=3, kv_heads=2, width=66)},
@@ -92,7 +92,7 @@ def test_a_person_is_told_which_value_is_wrong() -> None:
 def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_with_the_least(
     name: str, least: float, less: float, words: str
 ) -> None:
-    sampled: dict[str, Any] = {"audit": Audit.SAMPLED}
+    sampled: dict[str, Any] = {"audit": AuditMode.SAMPLED}
     assert replace(JOB, **sampled, **{name: least}).checked()
     with pytest.raises(UserError, match=words):
         replace(JOB, **sampled, **{name: less}).checked()
@@ -104,15 +104,15 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
     with pytest.raises(UserError, match="outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'"):
         replace(JOB, outer=Outer.ADAMW).checked()
     with pytest.raises(UserError, match="audit 'sampled' needs shared data: name a text, or take audit 'off'"):
-        replace(JOB, data=None, audit=Audit.SAMPLED).checked()
+        replace(JOB, data=None, audit=AuditMode.SAMPLED).checked()
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"inner_state": InnerState.KEEP},
-        {"inner_state": InnerState.KEEP, "audit": Audit.SAMPLED, "local_steps": 1},
-        {"audit": Audit.SAMPLED, "local_steps": 2, "audit_window": 1},
+        {"inner_state": InnerStatePolicy.KEEP},
+        {"inner_state": InnerStatePolicy.KEEP, "audit": AuditMode.SAMPLED, "local_steps": 1},
+        {"audit": AuditMode.SAMPLED, "local_steps": 2, "audit_window": 1},
     ],
     ids=str,
 )
@@ -125,7 +125,7 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fi
             assert inner_bytes(spec) > BLOB_BYTES_MAX
             with pytest.raises(UserError, match=r"inner optimizer's state has \d+ bytes.* 536870912 at most: take a"):
                 spec.checked()
-            assert replace(spec, audit=Audit.FULL, inner_state=InnerState.RESET).checked()
+            assert replace(spec, audit=AuditMode.FULL, inner_state=InnerStatePolicy.RESET).checked()
 
 
 FOUR_MILLION = ModelSpec(vocabulary=1024, width=256, layers=5, hidden=768)
@@ -135,15 +135,15 @@ LARGE_JOB = replace(JOB, tokenizer=bytes(32), model=FOUR_MILLION)
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_parameters(name: str) -> None:
     assert FOUR_MILLION.parameters >= 4_000_000
-    assert replace(LARGE_JOB, **PRESETS[name] | {"audit": Audit.SAMPLED}).checked()
+    assert replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED}).checked()
 
 
 @pytest.mark.parametrize("name, window", [("local", 200), ("sparse", 80), ("per-step", 1000)])
 def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
-    spec = replace(LARGE_JOB, **PRESETS[name] | {"audit": Audit.SAMPLED, "audit_window": window})
+    spec = replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED, "audit_window": window})
     with pytest.raises(UserError, match=r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window"):
         spec.checked()
-    assert replace(spec, audit_window=window // 4).checked() and replace(spec, audit=Audit.FULL).checked()
+    assert replace(spec, audit_window=window // 4).checked() and replace(spec, audit=AuditMode.FULL).checked()
 
 
 def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
@@ -152,9 +152,9 @@ def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
 
     model = ModelSpec(width=2, heads=1, kv_heads=1, layers=1, hidden=1)
     for outer in Outer:
-        spec = replace(JOB, outer=outer, audit=Audit.SAMPLED, audit_window=2, model=model, local_steps=1)
+        spec = replace(JOB, outer=outer, audit=AuditMode.SAMPLED, audit_window=2, model=model, local_steps=1)
         assert spec.audit_bytes == 4 * model.parameters * 5 * (len(vectors_of(spec)) + 1)
-    kept = replace(spec, outer=Outer.SGD, inner_state=InnerState.KEEP)
+    kept = replace(spec, outer=Outer.SGD, inner_state=InnerStatePolicy.KEEP)
     assert kept.audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 2)
     assert replace(kept, local_steps=3).audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 4 * 3)
 
@@ -208,7 +208,7 @@ def test_muon_gets_a_rate_of_its_own_unless_a_person_says_another() -> None:
 def test_what_proposals_commit_to_follows_from_the_job(name: str, traces: bool, keeps: bool) -> None:
     spec = replace(JOB, **PRESETS[name])
     assert (spec.traces_states, spec.keeps_inner_state) == (traces, keeps)
-    assert replace(spec, audit=Audit.SAMPLED).traces_states == (spec.local_steps > 1)
+    assert replace(spec, audit=AuditMode.SAMPLED).traces_states == (spec.local_steps > 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

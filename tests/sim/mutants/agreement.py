@@ -15,7 +15,7 @@ from consensus.evidence import STATEMENTS
 from consensus.handlers import Handlers
 from consensus.leaders import Schedule, failed_leaders, schedule
 from consensus.quorum import faults_tolerated, quorum
-from consensus.rules import Rules
+from consensus.rules import ConsensusRules
 from consensus.signing import OwnVotes
 from consensus.state import ReplicaState
 from consensus.timers import Timers
@@ -109,9 +109,9 @@ def _too_few_counted(planter: Planter) -> None:
 
 
 def _quorum_of_the_connected(planter: Planter) -> None:
-    real = Rules._open_height
+    real = ConsensusRules._open_height
 
-    def open_height(self: Rules) -> None:
+    def open_height(self: ConsensusRules) -> None:
         real(self)
         if self._book is not None and self._lost:
             gone = len(self._lost)
@@ -121,7 +121,7 @@ def _quorum_of_the_connected(planter: Planter) -> None:
 
             self._book.voters = Fewer(self._book.voters.keys)
 
-    planter.replace(Rules, "_open_height", open_height)
+    planter.replace(ConsensusRules, "_open_height", open_height)
 
 
 # What is signed ------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _cache_without_bytes(planter: Planter) -> None:
 
 
 def _no_carry_over(planter: Planter) -> None:
-    propose, justify = Rules._block_to_propose, Handlers._justify
+    propose, justify = ConsensusRules._block_to_propose, Handlers._justify
 
     def careless(self: Handlers, book: Book, proposed: Any, message: Any) -> None:
         try:
@@ -201,12 +201,12 @@ def _no_carry_over(planter: Planter) -> None:
                 raise
 
     planter.replace(Handlers, "_justify", careless)
-    planter.replace(Rules, "_block_to_propose", lambda self, book, obligation: propose(self, book, None))
+    planter.replace(ConsensusRules, "_block_to_propose", lambda self, book, obligation: propose(self, book, None))
 
 
 def _first_certificate(planter: Planter) -> None:
     first: dict[Any, Any] = {}
-    adopt, certify, propose = Book.adopt_high, Book.timeout_certificate, Rules._propose
+    adopt, certify, propose = Book.adopt_high, Book.timeout_certificate, ConsensusRules._propose
 
     def of(book: Book) -> Any:
         return first.get((id(book), book.height))
@@ -219,7 +219,7 @@ def _first_certificate(planter: Planter) -> None:
         made = certify(self, view)
         return dataclasses.replace(made, high=of(self)[0]) if made is not None and of(self) else made
 
-    def propose_first(self: Rules, book: Book) -> bool:
+    def propose_first(self: ConsensusRules, book: Book) -> bool:
         kept = (book.high, book.high_vote)
         if self.view and of(book):
             book.high, book.high_vote = of(book)
@@ -230,7 +230,7 @@ def _first_certificate(planter: Planter) -> None:
 
     planter.replace(Book, "adopt_high", remember)
     planter.replace(Book, "timeout_certificate", with_first)
-    planter.replace(Rules, "_propose", propose_first)
+    planter.replace(ConsensusRules, "_propose", propose_first)
     planter.everywhere(voters.covers, lambda *_: True)
 
 
@@ -240,15 +240,15 @@ def _prepares_after_timeout(planter: Planter) -> None:
 
 
 def _proposes_after_timeout(planter: Planter) -> None:
-    real = Rules._propose
+    real = ConsensusRules._propose
 
-    def propose_late(self: Rules, book: Book) -> bool:
+    def propose_late(self: ConsensusRules, book: Book) -> bool:
         if self._own.timed_out(book.height) < self.view:
             return False
         with mock.patch.object(self, "_may_judge", lambda of: self._may_sign(of) and self._chain.is_applied):
             return real(self, book)
 
-    planter.replace(Rules, "_propose", propose_late)
+    planter.replace(ConsensusRules, "_propose", propose_late)
 
 
 def _cast_anything(self: OwnVotes, message: Any) -> Voted:
@@ -259,7 +259,7 @@ def _cast_anything(self: OwnVotes, message: Any) -> Voted:
 
 
 def _commits_after_timeout(planter: Planter) -> None:
-    def commit(self: Rules, book: Book) -> bool:
+    def commit(self: ConsensusRules, book: Book) -> bool:
         high = book.high_vote
         if high is None or not self._is_prepared(book) or not self._may_sign(book):
             return False
@@ -269,11 +269,11 @@ def _commits_after_timeout(planter: Planter) -> None:
         return True
 
     planter.replace(OwnVotes, "cast", _cast_anything)
-    planter.replace(Rules, "_commit", commit)
+    planter.replace(ConsensusRules, "_commit", commit)
 
 
 def _commits_unprepared(planter: Planter) -> None:
-    def commit(self: Rules, book: Book) -> bool:
+    def commit(self: ConsensusRules, book: Book) -> bool:
         prepared = self._own.get(Prepare.TAG, book.height, self.view)
         if prepared is None or not self._may_sign(book) or self._own.get(Commit.TAG, book.height, self.view):
             return False
@@ -281,7 +281,7 @@ def _commits_unprepared(planter: Planter) -> None:
         self._vote(book, Commit(book.voters.hash, book.height, self.view, block))
         return True
 
-    planter.replace(Rules, "_commit", commit)
+    planter.replace(ConsensusRules, "_commit", commit)
 
 
 def _bare_timeouts(planter: Planter) -> None:
@@ -340,20 +340,20 @@ def _no_repeats(planter: Planter) -> None:
 
 
 def _no_join(planter: Planter) -> None:
-    planter.replace(Rules, "_join_timeouts", lambda *_: False)
+    planter.replace(ConsensusRules, "_join_timeouts", lambda *_: False)
 
 
 def _no_follow(planter: Planter) -> None:
-    planter.replace(Rules, "_follow", lambda *_: False)
+    planter.replace(ConsensusRules, "_follow", lambda *_: False)
 
 
 def _old_commits_ignored(planter: Planter) -> None:
-    real = Rules._decide
+    real = ConsensusRules._decide
 
-    def decide(self: Rules, book: Book) -> bool:
+    def decide(self: ConsensusRules, book: Book) -> bool:
         return book.commit_vote is not None and book.commit_vote.view == self.view and real(self, book)
 
-    planter.replace(Rules, "_decide", decide)
+    planter.replace(ConsensusRules, "_decide", decide)
 
 
 def _timer_without_work(planter: Planter) -> None:
@@ -441,7 +441,7 @@ def _vouched_for_by_one(planter: Planter) -> None:
 
 def _no_answers(planter: Planter) -> None:
     planter.replace(Answers, "_answer", lambda *_: None)
-    planter.replace(Rules, "_tell_observers", lambda *_: None)
+    planter.replace(ConsensusRules, "_tell_observers", lambda *_: None)
 
 
 def _unbounded_future(planter: Planter) -> None:

@@ -20,13 +20,13 @@ from training.replay.trace import TrainingState, step_error
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
 from training.sequences import Tokens
-from training.spec import Audit, Inner, JobSpec
+from training.spec import AuditMode, Inner, JobSpec
 from training.transformer import ModelSpec
 
 JOB = bytes(range(32))
 BATCHES = 40
 MODEL = ModelSpec(context=64, width=32, layers=2, heads=2, kv_heads=1, hidden=96)
-SPEC = JobSpec(name="first", data=bytes(32), model=MODEL, audit=Audit.SAMPLED)
+SPEC = JobSpec(name="first", data=bytes(32), model=MODEL, audit=AuditMode.SAMPLED)
 ROUNDS = {"text": 8, "runs": 8, "one byte": 16}  # trained before: at first no gradient is small, at last the loss is 3e-5
 MARGIN = 10  # of the tolerance to the largest honest error; with an epsilon of 1e-8 it is 1.5 here, and below 1 after 30 rounds
 

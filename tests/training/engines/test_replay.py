@@ -36,19 +36,20 @@ from training.replicated import codec
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import Audit, Inner, JobSpec
-from training.spec import InnerState as Kept
+from training.spec import AuditMode, Inner, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
 STEPS = 5
-SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=STEPS, batch=4, micro_batch=4, rounds=10, audit=Audit.SAMPLED)
+SPEC = JobSpec(
+    name="t", data=bytes(32), model=MODEL, local_steps=STEPS, batch=4, micro_batch=4, rounds=10, audit=AuditMode.SAMPLED
+)
 SPECS = {
     "adamw": SPEC,
     "muon": replace(SPEC, inner=Inner.MUON),
-    "adamw kept": replace(SPEC, inner_state=Kept.KEEP, beta1=0.9),
-    "muon kept": replace(SPEC, inner=Inner.MUON, inner_state=Kept.KEEP, beta1=0.9),
+    "adamw kept": replace(SPEC, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
+    "muon kept": replace(SPEC, inner=Inner.MUON, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
 }
 
 
@@ -493,7 +494,7 @@ def test_a_committed_state_of_another_size_is_malformed(world: World, lies: str)
 
 @pytest.fixture
 def kept(tmp_path: Path, text: Path) -> World:
-    spec = replace(SPECS["adamw kept"], audit=Audit.FULL)
+    spec = replace(SPECS["adamw kept"], audit=AuditMode.FULL)
     world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
     world.begin()
     world.done = world.propose(1)
@@ -598,9 +599,9 @@ def test_nothing_is_found_in_honest_work(world: World, two_threads: None) -> Non
 
 
 @pytest.mark.parametrize("how", ["wrong data", "skipped", "scaled", "moments"])
-@pytest.mark.parametrize("kept", list(Kept))
+@pytest.mark.parametrize("kept", list(InnerStatePolicy))
 def test_a_worker_that_re_executes_somebody_elses_round_leads_to_the_false_step(
-    tmp_path: Path, text: Path, how: str, kept: Kept
+    tmp_path: Path, text: Path, how: str, kept: InnerStatePolicy
 ) -> None:
     """What the daemon does for a person: the worker's request, the search, and then one replay from the accused's own states."""
     spec = replace(SPEC, local_steps=8, inner_state=kept)

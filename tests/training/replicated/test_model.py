@@ -20,7 +20,7 @@ from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
 from training.replicated.model import NORM_RATIO, Accepted, ReplicatedModel
 from training.replicated.state import NORM_ROUNDS
-from training.spec import BITS, Compression, InnerState, JobSpec, Outer
+from training.spec import BITS, Compression, InnerStatePolicy, JobSpec, Outer
 
 NOTHING = None, None
 
@@ -176,7 +176,7 @@ def test_a_newcomer_has_no_feedback_to_continue(second: ReplicatedModel) -> None
 
 def test_what_was_accepted_longer_ago_than_a_suspension_takes_is_not_gone_on_from() -> None:
     """A lie that was found lies in its author's buffer, and perhaps in its inner state: audits would take it for a beginning."""
-    model = ReplicatedModel.initial(JOB, replace(SMALL, suspension_rounds=3, inner_state=InnerState.KEEP))
+    model = ReplicatedModel.initial(JOB, replace(SMALL, suspension_rounds=3, inner_state=InnerStatePolicy.KEEP))
     liar, inner = trainer(0), b"moments" + bytes(25)
     poison = proposed(model, liar, buffer(model.layout, "poison"))
     model = model.apply([replace(poison, proposal=replace(poison.proposal, inner=inner))], {})
