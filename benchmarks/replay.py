@@ -99,7 +99,8 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     import torch
 
     from training.data.tokenizer import load_tokenizer
-    from training.engines.pytorch.engine import Engine, windows
+    from training.engines.pytorch.engine import Engine
+    from training.engines.pytorch.losses import windows
     from training.engines.pytorch.model import GPT
     from training.sequences import Tokens
 
@@ -111,12 +112,12 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
             with torch.device(device):
                 self.elsewhere = GPT(spec)
 
-        def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int) -> npt.NDArray[np.int64]:
-            return super().batch(job, round, variant.trainer, step + variant.shift, size)
+        def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int, claim: Any = None) -> npt.NDArray[np.int64]:
+            return super().batch(job, round, variant.trainer, step + variant.shift, size, claim)
 
-        def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Any) -> float:
+        def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Any, claim: Any) -> float:
             if device == "cpu" and not variant.half:
-                return super()._accumulate(offsets, on_step)
+                return super()._accumulate(offsets, on_step, claim)
             model, total = self.elsewhere, 0.0
             with torch.no_grad():
                 model.parameters.copy_(self._model.parameters)

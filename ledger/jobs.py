@@ -21,6 +21,7 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.identity import Signed, short_id
 from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
+from protocol.reasons import label
 from rounds.ballots import Outcome, RoundTerms
 
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
@@ -73,6 +74,7 @@ class JobTerms:
     base: Base | None = None
     requires: ModuleVersion = JOBS  # the network must run this module, in this version or a later one
     role: str = TRAINER  # where it needs a worker: members with this role train, those that vote re-execute
+    reasons: tuple[str, ...] = ()  # labels of the objective's own verdicts
 
     @property
     def is_reexecuted(self) -> bool:
@@ -383,10 +385,12 @@ class JobsModule(Module[JobsState]):
         for trainer in closed.accepted:
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
-        labels = {trainer: verdict.label for trainer, verdict in closed.rejected.items()} | dict.fromkeys(closed.absent, "absent")
-        for trainer, label in labels.items():
+        own = self.rules.terms(job.spec).reasons
+        told = {trainer: label(verdict, own) for trainer, verdict in closed.rejected.items()}
+        told |= dict.fromkeys(closed.absent, "absent")
+        for trainer, reason in told.items():
             reasons = rejected.setdefault(trainer, {})
-            reasons[label] = reasons.get(label, 0) + 1
+            reasons[reason] = reasons.get(reason, 0) + 1
         patience = job.patience
         if closed.unjudged:
             patience = min(PATIENCE_MAX, patience + 1)

@@ -1,8 +1,15 @@
-"""Verdicts and findings: what a voter says of one trainer's proposal, and what re-executing one step of it later found."""
+"""Verdicts and findings: what a voter says of one trainer's proposal, and what re-executing one step of it later found.
+
+Codes below OWN_FIRST mean the same in every job. The others belong to the job's objective, which names them: see `label`.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+
+OWN_FIRST = 16  # the first code that belongs to the objective
+OWN_MAX = 8  # reasons of its own that an objective may name
 
 
 class Verdict(enum.IntEnum):
@@ -14,6 +21,14 @@ class Verdict(enum.IntEnum):
     COMMITMENT = 5  # the error-feedback chain does not continue what was decided before
     REPLAY = 6  # re-execution gave another update
     EQUIVOCATION = 7  # the trainer signed two different proposals for this round
+    OWN_0 = OWN_FIRST
+    OWN_1 = OWN_FIRST + 1
+    OWN_2 = OWN_FIRST + 2
+    OWN_3 = OWN_FIRST + 3
+    OWN_4 = OWN_FIRST + 4
+    OWN_5 = OWN_FIRST + 5
+    OWN_6 = OWN_FIRST + 6
+    OWN_7 = OWN_FIRST + 7
 
     @property
     def label(self) -> str:
@@ -40,6 +55,14 @@ class Finding(enum.IntEnum):
     MALFORMED = 4  # the trace, a state or a buffer is not what a proposal of this job commits to
     WITHHELD = 5  # what the proposal commits to could not be got
     UNCONFIRMED = 6  # another state, from one that the trainer may have chosen: others may not see it
+    OWN_0 = OWN_FIRST
+    OWN_1 = OWN_FIRST + 1
+    OWN_2 = OWN_FIRST + 2
+    OWN_3 = OWN_FIRST + 3
+    OWN_4 = OWN_FIRST + 4
+    OWN_5 = OWN_FIRST + 5
+    OWN_6 = OWN_FIRST + 6
+    OWN_7 = OWN_FIRST + 7
 
     @property
     def label(self) -> str:
@@ -49,3 +72,18 @@ class Finding(enum.IntEnum):
     def is_claim(self) -> bool:
         """Whether an honest auditor can find it where most others find nothing: then nobody can tell who of the two lies."""
         return self in (Finding.WITHHELD, Finding.UNCONFIRMED)
+
+
+def label(code: Verdict | Finding, own: Sequence[str]) -> str:
+    """For people. `own` are the labels that the job's objective gives to the codes from OWN_FIRST on."""
+    number = code - OWN_FIRST
+    return own[number] if 0 <= number < len(own) else code.label
+
+
+def with_label(text: str, own: Sequence[str]) -> Verdict | None:
+    """The verdict that `label` calls so. None: none, as for a trainer that was absent."""
+    return next((verdict for verdict in Verdict if label(verdict, own) == text), None)
+
+
+assert len([verdict for verdict in Verdict if verdict >= OWN_FIRST]) == OWN_MAX
+assert len([finding for finding in Finding if finding >= OWN_FIRST]) == OWN_MAX

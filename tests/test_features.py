@@ -27,7 +27,7 @@ from peer.worker.supervisor import Worker, WorkerFailed
 from protocol import codec
 from protocol.api import EventView
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.reasons import Verdict
+from protocol.reasons import Verdict, label
 from tests.fuzz.decoders import decoders
 from tests.ledger.world import PlainJobs, World
 from tests.notes.feature import NOTES
@@ -171,13 +171,27 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
                 await worker.ask(tasks.OpenJob(bytes(32), replace(LETTERS, objective="language").encode(), text, None))
             opened = await worker.ask(tasks.OpenJob(bytes(32), LETTERS.encode(), text, None))
             assert opened.parameters == 256
-            proposed = await worker.ask(tasks.Propose(bytes(32), 0, b"t" * 32, model, None, None, buffer))
+            folder = tmp_path / "claim"
+            propose = tasks.Propose(bytes(32), 0, b"t" * 32, model, None, None, buffer, claim_out=str(folder))
+            proposed = await worker.ask(propose)
             Path(payload).write_bytes(proposed.payload)
             update = np.fromfile(buffer, "<f4")
             assert update.argmin() == ord(" "), "of its share there is most to learn"
-            audit = tasks.Audit(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None)
+            claimed = tasks.Claimed(proposed.claim, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()})
+            audit = tasks.Audit(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None, claimed=claimed)
             assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
-            assert (await worker.ask(replace(audit, trainer=b"u" * 32))).verdict is Verdict.REPLAY
+            theirs = await worker.ask(replace(audit, trainer=b"u" * 32))
+            assert label(theirs.verdict, LETTERS.kind.labels) == "miscounted", "another trainer draws other sequences"
+            file = next(folder.iterdir())
+            counts = np.fromfile(file, "<i8")
+            np.roll(counts, 1).tofile(file)
+            assert (await worker.ask(audit)).verdict is Verdict.OWN_0, "steps of invented counts are not even re-executed"
+            counts.tofile(file)
+            other = tmp_path / "other"
+            (np.fromfile(buffer, "<f4") * 2).tofile(other)
+            assert (await worker.ask(replace(audit, buffer=str(other)))).verdict is Verdict.REPLAY
+            measured = await worker.ask(tasks.Evaluate(bytes(32), model))
+            assert measured.figure is not None and 0 < measured.figure < 2
             nursery.cancel_scope.cancel()
 
 

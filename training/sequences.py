@@ -19,6 +19,11 @@ class Tokens:
     held_out: TokenArray  # never trained on
     token_bytes: npt.NDArray[np.int64]  # how many bytes of text each token id stands for
 
+    @classmethod
+    def none(cls, token_bytes: npt.NDArray[np.int64]) -> Tokens:
+        """Of a job whose objective reads no text."""
+        return cls(np.empty(0, dtype=np.uint8), np.empty(0, dtype=np.uint8), token_bytes)
+
 
 def batch_offsets(
     job: bytes, round_number: int, trainer: bytes, step: int, *, batch: int, tokens: int, context: int, seed: int

@@ -8,13 +8,13 @@ files named as outputs are nobody's before the reply: a worker that ends before 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
-from protocol.limits import TRANSACTION_BYTES_MAX
+from protocol.limits import CLAIM_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.reasons import Finding, Verdict
 from training.transformer import PARAMETERS_MAX
 
@@ -55,6 +55,7 @@ class Proposed:
     # Of what it goes on from: the buffer and the inner state of the trainer's last accepted proposal. None: it began anew.
     feedback: Digest | None = None
     inner_from: Digest | None = None
+    claim: Annotated[bytes, Length(0, CLAIM_BYTES_MAX)] = b""  # as `Proposal.claim`; its blobs are in the folder `claim_out`
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Replayed:
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     TAG: ClassVar[str] = "evaluated"
-    bits_per_byte: float | None  # None: the job holds nothing out
+    figure: float | None  # `Objective.figure`; None: there is none to measure
     seconds: float
 
 
@@ -105,6 +106,14 @@ class Failed:
     text: Annotated[str, Length(0, ERROR_CHARACTERS_MAX)]
 
 
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The claim of a proposal that is re-executed, and the files with the blobs that it names."""
+
+    encoded: Annotated[bytes, Length(0, CLAIM_BYTES_MAX)] = b""
+    files: Annotated[dict[Digest, Path], Length(0, CLAIM_BYTES_MAX // 32)] = field(default_factory=dict)
+
+
 # Requests ------------------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +132,7 @@ class OpenJob(Request[Opened]):
     PRIORITY: ClassVar[int] = 0
     job: Digest
     spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]  # encoded JobSpec
-    text: Path  # the training text as one file; a BPE's token files are made beside it
+    text: Path | None  # the training text as one file; a BPE's token files are made beside it. None: the objective reads no text
     tokenizer: Path | None  # JSON of a byte-level BPE; None: bytes
     tokenized: bool = False  # `text` holds 16-bit token ids
     tokens: Digest | None = None  # of a BPE's, as the job's manifest names them
@@ -144,6 +153,7 @@ class Propose(Request[Proposed]):
     buffer_out: Path  # where the new m goes; who takes the file over makes it durable, with all else that is sent
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
     states_out: Path | None = None  # folder that is made anew for the files of `replay.trace`, where the job commits to any
+    claim_out: Path | None = None  # folder that is made anew for the blobs of the claim, where the objective has claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,7 @@ class Reexecute(Request[Reexecuted]):
     model_directory: Path
     previous_inner: Path | None
     states_out: Path
+    claimed: Claimed = Claimed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +187,7 @@ class Audit(Request[Audited]):
     previous_payload: Path | None
     inner: Path | None = None  # where the job keeps it: the inner state that the proposal commits to
     previous_inner: Path | None = None  # as the proposal's `inner_from` says
+    claimed: Claimed = Claimed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +209,12 @@ class Replay(Request[Replayed]):
     states: Annotated[dict[Digest, Path], Length(0, STATES_MAX)]  # the files that `training.replay.trace.needed` names
     inner: Digest | None  # of the proposal, as the next
     inner_from: Digest | None
+    claimed: Claimed = Claimed()
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Request[Evaluated]):
-    """Held-out loss of a model → Evaluated."""
+    """The objective's figure of a model → Evaluated."""
 
     TAG: ClassVar[str] = "evaluate"
     PRIORITY: ClassVar[int] = 4

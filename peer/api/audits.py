@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from ledger.audits.state import CHALLENGES_OPEN_MAX, Entry, JobAudits, Standing
-from ledger.members import MembersState
 from ledger.state import State
 from peer.api.naming import find
 from peer.api.running import RunningPeer
+from peer.driver.auditing import finding_label
 from protocol.api import AuditCalls, AuditsView, AuditView, StandingView, SuspensionView
 from protocol.errors import FolkmootError, UserError
 from protocol.identity import peer_id, short_id
@@ -22,7 +22,7 @@ class AuditAnswers(AuditCalls):
         state = self.peer.driver.state
         log = state.audits.log[-max(1, last) :]
         standings = tuple(standing_of(key, standing) for key, standing in sorted(state.audits.standings.items()))
-        return AuditsView(standings, tuple(_audit(entry, state.members) for entry in log), suspensions(state))
+        return AuditsView(standings, tuple(_audit(entry, state) for entry in log), suspensions(state))
 
     async def challenge(self, trainer: str, round: int | None) -> str:
         self.peer.require_member()
@@ -51,7 +51,7 @@ def suspensions(state: State) -> tuple[SuspensionView, ...]:
         audits = state.audits.jobs.get(key, JobAudits())
         for trainer, until in sorted(audits.suspended.items()):
             if until > job.round:
-                found.append(SuspensionView(until, _audit(audits.causes[trainer], state.members)))
+                found.append(SuspensionView(until, _audit(audits.causes[trainer], state)))
     return tuple(found)
 
 
@@ -59,7 +59,8 @@ def standing_of(key: bytes, standing: Standing) -> StandingView:
     return StandingView(peer_id(key), **asdict(standing))
 
 
-def _audit(entry: Entry, members: MembersState) -> AuditView:
+def _audit(entry: Entry, state: State) -> AuditView:
+    members = state.members
     return AuditView(
         height=entry.height,
         job=entry.job.hex(),
@@ -68,6 +69,6 @@ def _audit(entry: Entry, members: MembersState) -> AuditView:
         auditor=peer_id(members.current(entry.auditor)),
         step=entry.step,
         result=entry.result.value,
-        finding="" if entry.finding is None else entry.finding.label,
+        finding=finding_label(entry, state),
         relative_error=None if entry.relative_error_ppm is None else entry.relative_error_ppm / 1e6,
     )

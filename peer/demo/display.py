@@ -26,7 +26,7 @@ from peer.demo.cast import Demo
 from peer.demo.report import Report
 from protocol.api import PARTS, JobView, RoundView
 from protocol.identity import peer_id
-from protocol.reasons import MEANINGS
+from training.objectives import registry
 
 ROUNDS_SHOWN = 8
 BARS = "▁▂▃▄▅▆▇█"
@@ -217,8 +217,9 @@ class Display:
             table.add_row("one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; ours is {ratio:.3f} × that")
         for name, count in report.accepted.items():
             table.add_row(name, f"{counted(count, 'proposal')} accepted")
+        meanings = registry.meanings()
         for name, reasons in report.rejected.items():
-            told = ", ".join(f"{reason} {count} × ({MEANINGS.get(reason, reason)})" for reason, count in reasons.items())
+            told = ", ".join(f"{reason} {count} × ({meanings.get(reason, reason)})" for reason, count in reasons.items())
             table.add_row(name, Text(f"rejected: {told}", "red"))
         for name, height in report.expelled.items():
             table.add_row(

@@ -30,10 +30,10 @@ from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.roles.base import Computing, Round, audit_of
 from peer.roles.trainer import CHALLENGE
-from peer.roles.voter import fetch_reveal, read_fetched, replay_request
+from peer.roles.voter import fetch_claimed, fetch_reveal, read_fetched, replay_request
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
-from protocol.reasons import Finding
+from protocol.reasons import OWN_FIRST, Finding, label
 from storage.blobs import JOB_BYTES
 from training.replay.inner_state import inner_bytes
 from training.replay.trace import States, Trace, bisect, trace_bytes_max
@@ -338,7 +338,7 @@ class Auditing:
             replay = f"step {step} is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
             whole = f"; the states are at most {deviation:.1e} off this peer's own" if past.spec.traces_states else ""
             return f"no false step of {who}: {replay}{whole}"
-        found = f"{replayed.finding.label}, {replayed.relative_error:.1e} of what the step changes"
+        found = f"{label(replayed.finding, past.spec.kind.labels)}, {replayed.relative_error:.1e} of what the step changes"
         if _is_doubtful(replayed, past.spec):
             return f"step {step} of {who}: {found}; others might tolerate that, so it is not challenged"
         await self._say("audit/challenge", due, replayed)
@@ -401,8 +401,12 @@ class Auditing:
         inner, states = due.proposal.inner_from, folder / "states"
         if inner is not None:
             await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)
-        begun = None if inner is None else str(past.blobs.path(inner))
-        done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, str(past.model_directory), begun, str(states)))
+        begun, claimed = (
+            None if inner is None else str(past.blobs.path(inner)),
+            await fetch_claimed(past, due.trainer, due.proposal),
+        )
+        model = str(past.model_directory)
+        done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, model, begun, str(states), claimed))
         if done.trace is None:
             raise RemoteProtocolError("bad-trace", "the proposal goes on from something that is no inner state")
         listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)
@@ -471,7 +475,7 @@ def describe(entry: Entry, state: State) -> str:
     """One result of an audit, as a line."""
     auditor, trainer = (short_id(state.members.current(key)) for key in (entry.auditor, entry.trainer))
     where = f"step {entry.step} of {trainer} in round {entry.round}"
-    found = f" ({entry.finding.label})" if entry.finding is not None else ""
+    found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
     match entry.result:
         case Result.PASSED:
             return f"{auditor} replayed {where}: passed"
@@ -489,6 +493,14 @@ def describe(entry: Entry, state: State) -> str:
             return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
 
 
+def finding_label(entry: Entry, state: State) -> str:
+    """Empty if it has no finding."""
+    if entry.finding is None or entry.finding < OWN_FIRST:
+        return entry.finding.label if entry.finding is not None else ""
+    job = state.jobs.jobs.get(entry.job)
+    return label(entry.finding, JobSpec.decode(job.spec).kind.labels if job else ())
+
+
 def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
     """(running job, the first round in which this member trains again)."""
     for key, job in state.jobs.running().items():
@@ -503,6 +515,6 @@ def suspension(person: bytes, state: State) -> str:
         cause = state.audits.jobs[job].causes[person]
         if cause.result is Result.SHUNNED:
             return f"suspended until round {until}: too many could not get what it commits to"
-        found = cause.finding.label if cause.finding is not None else "failed"
+        found = finding_label(cause, state) or "failed"
         return f"suspended until round {until}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
     return ""

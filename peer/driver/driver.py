@@ -36,7 +36,7 @@ from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier, Signer, short_id
 from protocol.messages import Decision, GetRound, Link, Proposal
-from protocol.reasons import Verdict
+from protocol.reasons import Verdict, label, with_label
 from storage.blobs import Blobs
 from storage.store import Store, StoredRound
 from training.host import JudgedRound, ModelHost
@@ -316,7 +316,7 @@ class Driver:
     def _recover_models(self) -> None:
         """If the machine stopped, the last models may not have reached the disk."""
         for name, job in self.state.jobs.jobs.items():
-            judged = partial(_judged_round, self.store, name)
+            judged = partial(_judged_round, self.store, name, job.spec)
             computed = self.host.recover(name, job.round, job.model_root, judged, self.blobs.read)
             if computed:
                 self.events.add("warning", f"computed {computed} rounds of {job.name} again that were not on the disk", job=name)
@@ -408,7 +408,7 @@ def _seconds_slept() -> float:
     return with_sleep - time.monotonic()
 
 
-def _judged_round(store: Store, job: bytes, number: int) -> JudgedRound:
+def _judged_round(store: Store, job: bytes, spec: bytes, number: int) -> JudgedRound:
     """What a round's model step needs, from what `_stored_round` has kept and the block that closed it."""
     stored = store.round(job, number)
     decided = store.decision(stored.height) if stored else None
@@ -416,15 +416,17 @@ def _judged_round(store: Store, job: bytes, number: int) -> JudgedRound:
         raise StorageError(f"the block that closed round {number} of job {job.hex()[:8]} is not here: restore a snapshot")
     closings = decode_body(decided.decode().body).closings
     (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))
-    reasons = {verdict.label: verdict for verdict in Verdict if verdict is not Verdict.ACCEPT}
-    rejected = {trainer: reasons[label] for trainer, label in stored.verdicts.items() if label in reasons}
+    own = JobSpec.decode(spec).kind.labels
+    verdicts = {trainer: with_label(text, own) for trainer, text in stored.verdicts.items()}
+    rejected = {trainer: verdict for trainer, verdict in verdicts.items() if verdict not in (None, Verdict.ACCEPT)}
     return JudgedRound(job, number, proposals, rejected)
 
 
 def _stored_round(closed: ClosedRound, state: State) -> StoredRound:
     outcome = closed.outcome
     verdicts = dict.fromkeys(outcome.accepted, "accept") | dict.fromkeys(outcome.absent, "absent")
-    verdicts |= {trainer: verdict.label for trainer, verdict in outcome.rejected.items()}
     job = state.jobs.jobs[closed.job]
-    stepped = len(outcome.accepted) >= JobSpec.decode(job.spec).accepted_min
+    spec = JobSpec.decode(job.spec)
+    verdicts |= {trainer: label(verdict, spec.kind.labels) for trainer, verdict in outcome.rejected.items()}
+    stepped = len(outcome.accepted) >= spec.accepted_min
     return StoredRound(closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root)

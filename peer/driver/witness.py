@@ -22,7 +22,7 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
-from protocol.reasons import Verdict
+from protocol.reasons import Verdict, label
 from training.spec import JobSpec
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
@@ -147,15 +147,19 @@ class Witness:
     def message(self, signer: bytes, message: RoundMessage) -> None:
         text = {Proposal: "proposes", CutOff: "wants to close"}.get(type(message), "votes")
         if isinstance(message, Ballot):
-            text += " " + ", ".join(f"{short_id(j.trainer)}: {j.verdict.label}" for j in message.judgements)
+            text += " " + ", ".join(f"{short_id(j.trainer)}: {self._label(message.job, j.verdict)}" for j in message.judgements)
         fields = {"peer": signer, "job": message.job, "round": message.round}
         self.events.detail(message.TAG, f"round {message.round}: {short_id(signer)} {text}", **fields)
+
+    def _label(self, job: bytes, verdict: Verdict) -> str:
+        known = self._before.jobs.jobs.get(job) if self._before else None
+        return label(verdict, JobSpec.decode(known.spec).kind.labels if known else ())
 
     def closed(self, closed: ClosedRound, state: State, opened: float | None) -> dict[str, float]:
         """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
         outcome = closed.outcome
         parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
-        parts += [_refused(trainer, verdict) for trainer, verdict in outcome.rejected.items()]
+        parts += [_refused(trainer, verdict, self._label(closed.job, verdict)) for trainer, verdict in outcome.rejected.items()]
         parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
         root = state.jobs.jobs[closed.job].model_root
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
@@ -271,9 +275,9 @@ def silence(below: int) -> str:
     return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
 
 
-def _refused(trainer: bytes, verdict: Verdict) -> str:
+def _refused(trainer: bytes, verdict: Verdict, told: str) -> str:
     name = short_id(trainer)
-    return f"unjudged {name}" if verdict is Verdict.UNJUDGED else f"rejected {name} ({verdict.label})"
+    return f"unjudged {name}" if verdict is Verdict.UNJUDGED else f"rejected {name} ({told})"
 
 
 def _what(evidence: Evidence) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import trio
 
@@ -13,7 +13,7 @@ from peer.node.rounds import Effects, Rounds
 from peer.roles.base import Judged, OpenRound, RoundWork
 from peer.settings.datadir import storage_errors
 from protocol import codec
-from protocol.errors import FolkmootError, MissingBlobError, StorageError
+from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -141,8 +141,16 @@ class Workshop:
         for book in list(self._rounds.books.values()):
             for signed in list(book.proposals.values()):
                 proposal = codec.decode_message(signed.body, (Proposal,))
-                keep |= {proposal.buffer, proposal.inner}
+                keep |= {proposal.buffer, proposal.inner, *self._claimed(proposal)}
         self._blobs.delete_passed({digest for digest in keep if digest is not None})
+
+    def _claimed(self, proposal: Proposal) -> Iterable[bytes]:
+        """The blobs that the claim of a proposal names; none if it is unsound."""
+        opened = self._open.get((proposal.job, proposal.round))
+        try:
+            return opened.spec.claimed_blobs(proposal.claim) if opened else ()
+        except RemoteProtocolError:
+            return ()
 
     def judge_new_proposals(self) -> None:
         for job, book in self._rounds.books.items():
@@ -170,5 +178,6 @@ def _figure(name: str, value: float, number: int) -> str:
     """Held-out figures are of the model with which a round begins."""
     if name == "training_nats":
         return f"in round {number}: training loss {value:.4f} nats/token"
-    assert name == "held_out_bits_per_byte"
-    return f"before round {number}: held-out loss {value:.3f} bits/byte"
+    if name == "held_out_bits_per_byte":
+        return f"before round {number}: held-out loss {value:.3f} bits/byte"
+    return f"before round {number}: {name.replace('_', ' ')} {value:.4g}"

@@ -114,6 +114,7 @@ class Liar(Trainer):
         trainer: bytes,
         inner: InnerState | None,
         on_state: OnState,
+        **_: object,
     ) -> tuple[Float32Array, float]:
         """An update without any training, with states on the straight way to it: only replaying a step shows the lie."""
         spec, noise = round.spec, self._noise(round)
@@ -167,6 +168,7 @@ def _turn_back(
     trainer: bytes,
     inner: InnerState | None,
     on_state: OnState,
+    **_: object,
 ) -> tuple[Float32Array, float]:
     """The last steps of a round go backwards. All else is true, and everything fits together."""
     now, wrong = parameters, max(1, int(WRONG_SHARE * spec.local_steps + 0.5))

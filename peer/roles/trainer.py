@@ -69,7 +69,7 @@ class Trainer(Voter):
             await super().propose(round)
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
-        made = {Path(out) for out in (request.buffer_out, request.states_out) if out is not None}
+        made = {Path(out) for out in (request.buffer_out, request.states_out, request.claim_out) if out is not None}
         try:
             done = await self.ask(round, request)
             left = self._left - made  # one job trains at a time, so the worker is done with them
@@ -124,8 +124,8 @@ class Trainer(Voter):
             if round.model_directory.exists():
                 raise
             return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
-        if done.bits_per_byte is not None:
-            await round.measured("held_out_bits_per_byte", done.bits_per_byte)
+        if done.figure is not None:
+            await round.measured(round.spec.kind.figure, done.figure)
         return done.seconds
 
     async def ask(self, round: Round, request: tasks.Request[R]) -> R:
@@ -142,16 +142,17 @@ class Trainer(Voter):
         async with job.opening:
             if job.opened:
                 return
-            tokenizer, tokens, tokenized = None, None, False
-            if round.spec.data is None:
-                text = await self._local_text()
-            else:
+            text, tokenizer, tokens, tokenized = None, None, None, False
+            if round.spec.data is not None:
                 text, manifest = await self._shared_text(round, round.spec.data)
                 tokens, tokenized = manifest.tokens, manifest.tokenized
+            elif round.spec.kind.reads_text:
+                text = await self._local_text()
             if round.spec.tokenizer is not None:
                 await _fetch(round, round.spec.tokenizer, TOKENIZER_BYTES_MAX)
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
-            await self._until_alive(tasks.OpenJob(round.job, round.spec.encode(), str(text), tokenizer, tokenized, tokens))
+            path = str(text) if text else None
+            await self._until_alive(tasks.OpenJob(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens))
             job.opened = True
 
     async def _until_alive(self, request: tasks.Request[R]) -> R:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,11 +25,13 @@ from protocol.errors import FolkmootError, UserError
 from training import tasks
 from training.data.corpus import open_tokens
 from training.data.tokenizer import load_tokenizer
-from training.engines.engine import Engine, EngineKind
+from training.engines.engine import ClaimingEngine, Engine, EngineKind
+from training.objectives.objective import Claim, Reason
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
 from training.replicated.model import ReplicatedModel
+from training.sequences import Tokens
 from training.spec import JobSpec
 
 NICENESS = 5
@@ -97,13 +100,13 @@ class Jobs:
             case tasks.OpenJob():
                 return self._open(request)
             case tasks.Propose():
-                return proposals.propose(request, self._update(request.job))
+                return proposals.propose(request, self._update(request.job), self._claims(request.job))
             case tasks.Reexecute():
                 return proposals.reexecute(request, self._update(request.job))
             case tasks.Audit():
-                return proposals.audit(request, self._update(request.job))
+                return proposals.audit(request, self._update(request.job), self._claims(request.job))
             case tasks.Replay():
-                return proposals.replay(request, self._inner_step(request.job))
+                return proposals.replay(request, self._inner_step(request.job), self._claims(request.job))
             case tasks.Evaluate():
                 return self._evaluate(request)
             case tasks.Generate():
@@ -119,8 +122,13 @@ class Jobs:
                 f"the engine {self.kind.name!r} cannot train the objective {spec.objective!r}: it has losses for {has}"
             )
         tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None)
-        tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
+        if request.text is None:
+            tokens = Tokens.none(tokenizer.token_bytes)
+        else:
+            tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
         engine = self.kind.open(spec, tokens, tokenizer)
+        if spec.kind.claim is not None and not isinstance(engine, ClaimingEngine):
+            raise UserError(f"the engine {self.kind.name!r} makes no claims, which the objective {spec.objective!r} asks for")
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine
         while len(self._engines) > JOBS_MAX:
@@ -143,8 +151,10 @@ class Jobs:
             trainer: bytes,
             inner: InnerState | None,
             on_state: OnState,
+            *,
+            claim: Claim | None = None,
         ) -> tuple[Float32Array, float]:
-            delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state)
+            delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state, claim)
             return delta, metrics.loss
 
         return update
@@ -153,22 +163,48 @@ class Jobs:
         engine = self._engine(job)
 
         def inner_step(
-            parameters: Float32Array, inner: InnerState, job: bytes, round: int, trainer: bytes, step: int
+            parameters: Float32Array,
+            inner: InnerState,
+            job: bytes,
+            round: int,
+            trainer: bytes,
+            step: int,
+            *,
+            claim: Claim | None = None,
         ) -> tuple[Float32Array, InnerState]:
-            return engine.inner_step(parameters, inner, job, round, trainer, step, self._beat)
+            return engine.inner_step(parameters, inner, job, round, trainer, step, self._beat, claim)
 
         return inner_step
 
+    def _claims(self, job: bytes) -> proposals.Claims | None:
+        """None: the job's objective has none."""
+        engine = self._engine(job)
+        return _Claims(engine, self._beat) if isinstance(engine, ClaimingEngine) else None
+
     def _evaluate(self, request: tasks.Evaluate) -> tasks.Evaluated:
         started = time.perf_counter()
-        bits = self._engine(request.job).evaluate(_parameters(request.model_directory), self._beat)
-        return tasks.Evaluated(bits, time.perf_counter() - started)
+        figure = self._engine(request.job).evaluate(_parameters(request.model_directory), self._beat)
+        return tasks.Evaluated(figure, time.perf_counter() - started)
 
     def _generate(self, request: tasks.Generate) -> tasks.Generated:
         parameters = _parameters(request.model_directory)
         prompt = request.prompt.encode()
         engine = self._engine(request.job)
         return tasks.Generated(engine.generate(parameters, prompt, request.tokens, request.temperature, request.seed, self._beat))
+
+
+@dataclass(frozen=True, slots=True)
+class _Claims:
+    engine: ClaimingEngine
+    beat: Callable[[], None]
+
+    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Claim:
+        return self.engine.make_claim(parameters, job, round, trainer, folder, self.beat)
+
+    def refutation(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, claim: Claim, step: int | None
+    ) -> Reason | None:
+        return self.engine.refutation(parameters, job, round, trainer, claim, step, self.beat)
 
 
 def _parameters(model_directory: str) -> Float32Array:

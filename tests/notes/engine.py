@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from features.lazily import named
+from tests.notes.objective import Counted
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, EngineKind
-from training.objectives.objective import Step
+from training.objectives.objective import Claim, Reason, Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
 from training.sequences import Tokens
@@ -46,20 +50,44 @@ class Slate:
         on_step: Beat = lambda: None,
         inner: InnerState | None = None,
         on_state: OnState = lambda parameters, inner: None,
+        claim: Claim | None = None,
     ) -> tuple[Float32Array, Metrics]:
         now, loss = parameters, 0.0
-        for step in range(self.spec.local_steps):
-            gradient, loss = self.gradient(now, self._shares(job, round, trainer, step))
+        assert claim is not None
+        counts = np.fromfile(claim.files[claim.record.counts], "<i8")
+        for _ in range(self.spec.local_steps):
+            gradient, loss = self.gradient(now, (counts / counts.sum()).astype(np.float32))
             now = now - RATE * gradient
             on_step()
         return parameters - now, Metrics(loss)
 
-    def _shares(self, job: bytes, round: int, trainer: bytes, step: int) -> Float32Array:
-        """Of each byte in the sequences of one step."""
+    def make_claim(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat = lambda: None
+    ) -> Claim:
+        counts = self._counts(job, round, trainer).astype("<i8")
+        digest = hashlib.sha256(counts.tobytes()).digest()
+        counts.tofile(folder / digest.hex())
+        return Claim(Counted(digest, int(counts.sum())), {digest: folder / digest.hex()})
+
+    def refutation(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        claim: Claim,
+        step: int | None,
+        on_step: Beat = lambda: None,
+    ) -> Reason | None:
+        said = claim.files[claim.record.counts].read_bytes()
+        return None if said == self._counts(job, round, trainer).astype("<i8").tobytes() else self.spec.kind.reasons[0]
+
+    def _counts(self, job: bytes, round: int, trainer: bytes) -> npt.NDArray[np.int64]:
+        """Of each byte in the sequences of the round."""
         kind, spec = self.spec.kind, self.spec
-        drawn = kind.draw(spec, Step(job, round, trainer, step), spec.batch, self.tokens)
-        (seen,) = kind.examples(spec, drawn, self.tokens)
-        return (np.bincount(seen.ravel(), minlength=self.parameters) / seen.size).astype(np.float32)
+        drawn = [kind.draw(spec, Step(job, round, trainer, step), spec.batch, self.tokens) for step in range(spec.local_steps)]
+        (seen,) = kind.examples(spec, np.concatenate(drawn), self.tokens)
+        return np.bincount(seen.ravel(), minlength=self.parameters)
 
     def inner_step(
         self,
@@ -70,11 +98,12 @@ class Slate:
         trainer: bytes,
         step: int,
         on_step: Beat = lambda: None,
+        claim: Claim | None = None,
     ) -> tuple[Float32Array, InnerState]:
         raise NotImplementedError("its jobs commit to no states")
 
     def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:
-        return None
+        return float(named(self.spec.kind.measures["slate"])(parameters, self.tokens))
 
     def generate(
         self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Beat = lambda: None
@@ -102,6 +131,12 @@ def distance(parameters: Float32Array, shares: Float32Array) -> tuple[Float32Arr
     """Gradient and value of ½‖parameters − shares‖²."""
     gap = parameters - shares
     return gap, float(gap @ gap) / 2
+
+
+def distance_from_all(parameters: Float32Array, tokens: Tokens) -> float:
+    """Of the parameters from the shares in the whole text."""
+    shares = np.bincount(tokens.train, minlength=len(parameters)) / len(tokens.train)
+    return float(np.linalg.norm(parameters - shares))
 
 
 KIND: EngineKind = Slates()

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from protocol.codec import Count
-from training.objectives.objective import Float32Array, Job, Objective, Shape
+from protocol.codec import Count, Digest
+from training.objectives.objective import Claim, Float32Array, Job, Objective, Reason, Shape
 from training.sequences import Tokens
 from training.transformer import BYTES
 
@@ -40,6 +40,17 @@ class Ones(Objective):
         return np.ones(size, dtype=np.float32)
 
 
+COUNTED_BYTES = 8 * BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The claim of a proposal: how often each byte was met."""
+
+    counts: Digest  # of a blob: int64, little-endian, by byte
+    bytes: Count
+
+
 class Letters(Objective):
     name = "letters"
     about = "the share of each byte in a text"
@@ -47,11 +58,23 @@ class Letters(Objective):
     role = "clerk"
     makes_text = False
     losses: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance"}
+    measures: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance_from_all"}
+    figure = "distance_from_all"
+    claim = Counted
+    reasons = (Reason("miscounted", "it met other letters than it says"),)
+
+    def claim_problem(self, job: Job, record: Any) -> str | None:
+        return None if record.bytes else "nothing was counted"
+
+    def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
+        return {record.counts: COUNTED_BYTES}
 
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [("shares", (BYTES,))]
 
-    def examples(self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens) -> tuple[npt.NDArray[Any], ...]:
+    def examples(
+        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, claim: Claim | None = None
+    ) -> tuple[npt.NDArray[Any], ...]:
         """The bytes of sequences, of which nothing is predicted."""
         seen, _ = super().examples(job, drawn, data)
         return (seen,)

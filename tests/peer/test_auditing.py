@@ -83,7 +83,7 @@ class Sums:
         return await trio.to_thread.run_sync(proposals.audit, request, self._update)
 
     def _inner_step(
-        self, parameters: Any, inner: InnerState, job: bytes, round: int, trainer: bytes, step: int
+        self, parameters: Any, inner: InnerState, job: bytes, round: int, trainer: bytes, step: int, **_: object
     ) -> tuple[Any, InnerState]:
         moved = np.random.default_rng([round, trainer[0], step]).standard_normal(len(parameters), dtype=np.float32)
         if max(np.abs(parameters).max(), np.abs(inner.moments).max()) > FAR / 2:
@@ -91,7 +91,7 @@ class Sums:
         return parameters + moved, InnerState(inner.steps + 1, inner.moments + np.float32(1))
 
     def _update(
-        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
+        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
     ) -> tuple[Any, float]:
         assert self.spec is not None
         state, now = inner or InnerState.fresh(self.spec), parameters
@@ -346,7 +346,7 @@ def lying(worker: Sums, how: str, hidden: set[bytes] | None = None) -> Callable[
     """
 
     def update(
-        parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
+        parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
     ) -> tuple[Any, float]:
         state, now = inner or InnerState.fresh(SPEC), parameters
         for step in range(SPEC.local_steps):

@@ -213,7 +213,7 @@ class Steps:
         return proposals.propose(request, self._update)
 
     def _update(
-        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState
+        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
     ) -> tuple[Any, float]:
         spec = ReplicatedModel.open(Path(self.requests[-1].model_directory)).spec
         state, now = inner or InnerState.fresh(spec), parameters
@@ -437,7 +437,7 @@ def found(world: World, proposal: Proposal, step: int) -> Finding:
         inner_from=proposal.inner_from,
     )
 
-    def inner_step(parameters: Any, inner: InnerState, *_: object) -> tuple[Any, InnerState]:
+    def inner_step(parameters: Any, inner: InnerState, *_: object, **__: object) -> tuple[Any, InnerState]:
         return parameters + np.float32(1), InnerState(inner.steps + 1, inner.moments + np.float32(1))
 
     return proposals.replay(request, inner_step).finding

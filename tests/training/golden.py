@@ -154,7 +154,7 @@ def by_torch(device: str) -> dict[str, str]:
     """Some of the same, computed with torch on a device: what a trainer loads, which sequences it reads, one outer optimizer."""
     import torch
 
-    from training.engines.pytorch.engine import windows
+    from training.engines.pytorch.losses import windows
 
     def on_device(array: Float32Array) -> torch.Tensor:
         return torch.from_numpy(array).to(device)

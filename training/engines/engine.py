@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from training.data.tokenizer import Tokenizer
+from training.objectives.objective import Claim, Reason
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
 from training.sequences import Tokens
@@ -37,8 +39,12 @@ class Engine(Protocol):
         on_step: Beat = ...,
         inner: InnerState | None = None,
         on_state: OnState = ...,
+        claim: Claim | None = None,
     ) -> tuple[Float32Array, Metrics]:
-        """Δ of the trainer in the round, and what it met; `on_state` sees the state after each inner step."""
+        """Δ of the trainer in the round, and what it met; `on_state` sees the state after each inner step.
+
+        The steps go by the claim, where the objective has claims.
+        """
 
     def inner_step(
         self,
@@ -49,15 +55,38 @@ class Engine(Protocol):
         trainer: bytes,
         step: int,
         on_step: Beat = ...,
+        claim: Claim | None = None,
     ) -> tuple[Float32Array, InnerState]:
         """The state after one inner step, from the state before it."""
 
     def evaluate(self, parameters: Float32Array, on_step: Beat = ...) -> float | None:
-        """Held-out bits per byte; None if the job holds nothing out."""
+        """The objective's figure of a model; None if it has none, or the job has nothing to measure it with."""
 
     def generate(
         self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Beat = ...
     ) -> bytes: ...
+
+
+@runtime_checkable
+class ClaimingEngine(Engine, Protocol):
+    """For objectives that have claims."""
+
+    def make_claim(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat = ...
+    ) -> Claim:
+        """The trainer's claim in the round. Each blob that it names is a file in `folder`, called by its digest in hex."""
+
+    def refutation(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        claim: Claim,
+        step: int | None,
+        on_step: Beat = ...,
+    ) -> Reason | None:
+        """The objective's own reason that refutes the claim, as far as this step goes by it; None as `step`: all steps."""
 
 
 class EngineKind(Protocol):

@@ -13,6 +13,7 @@ class Language(Objective):
     name = "language"
     about = "next-token prediction on text"
     losses: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:next_token"}
+    measures: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:held_out_bits"}
 
     def problem(self, job: Job, settings: Any) -> str | None:
         if job.tokenizer is None and job.model.vocabulary != BYTES:

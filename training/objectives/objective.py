@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -45,6 +46,22 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a proposal is refused, beside the reasons that every job has (`protocol.reasons`)."""
+
+    label: str
+    meaning: str  # for people, after the label
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a proposal says in the objective's own terms, which the inner steps of its round go by."""
+
+    record: Any  # of the type `Objective.claim`
+    files: Mapping[bytes, Path]  # by digest: what `Objective.blobs` names
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One inner step of one trainer's round."""
 
@@ -52,6 +69,10 @@ class Step:
     round: int
     trainer: bytes
     number: int
+
+    @property
+    def place(self) -> tuple[bytes, int, bytes, int]:
+        return self.job, self.round, self.trainer, self.number
 
 
 class Objective:
@@ -73,6 +94,17 @@ class Objective:
     makes_text: ClassVar[bool] = True  # people can ask its model for text, and take it home
     # Engine -> `module:function`, imported by the worker alone. It takes the model and `examples`, and gives the mean over them.
     losses: ClassVar[Mapping[str, str]] = {}
+    # The same for measuring a model: takes the model, the specification, the data and a heartbeat, gives `figure`, or None.
+    measures: ClassVar[Mapping[str, str]] = {}
+    figure: ClassVar[str] = "held_out_bits_per_byte"  # what it is called among a round's figures
+    # Record that a proposal has beside what all proposals have. The engine makes it before the steps, and auditors check it.
+    claim: ClassVar[type | None] = None
+    reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.reasons.OWN_MAX`
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of its own reasons, in the order of their codes."""
+        return tuple(reason.label for reason in self.reasons)
 
     def problem(self, job: Job, settings: Any) -> str | None:
         """Names the value that makes the job unsound; None for a sound job. `settings` is the objective's own record, or None."""
@@ -82,14 +114,23 @@ class Objective:
         """Names and shapes, in the order of the flat vector."""
         raise NotImplementedError
 
+    def claim_problem(self, job: Job, record: Any) -> str | None:
+        """What every voter, without an engine, finds wrong in a record of type `claim`."""
+        return None
+
+    def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
+        """Digest -> size at most, in bytes, of each blob that the record names. Whoever re-executes the proposal gets them."""
+        return {}
+
     def steps(self, job: Job) -> int:
         """Inner steps of a round, of which a sampled audit replays one."""
         return job.local_steps
 
-    def draw(self, job: Job, step: Step, count: int, data: Tokens) -> npt.NDArray[np.int64]:
+    def draw(self, job: Job, step: Step, count: int, data: Tokens, claim: Claim | None = None) -> npt.NDArray[np.int64]:
         """The numbers of `count` examples of which a step is made; of text, where the sequences begin.
 
-        They follow from these arguments alone: auditors must find the same ones, and no trainer may choose.
+        They follow from these arguments alone: auditors must find the same ones, and no trainer may choose. `claim` is the
+        trainer's, where the objective has claims.
         """
         tokens, context = len(data.train), job.model.context
         drawn = batch_offsets(
@@ -98,7 +139,9 @@ class Objective:
         assert drawn.shape == (count,)
         return drawn
 
-    def examples(self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens) -> tuple[npt.NDArray[Any], ...]:
+    def examples(
+        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, claim: Claim | None = None
+    ) -> tuple[npt.NDArray[Any], ...]:
         """Arrays that the loss takes after the model. Each array has one row for each number in `drawn`."""
         return sequences(data.train, drawn, job.model.context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from protocol.reasons import MEANINGS, OWN_MAX
 from training.objectives.language import Language
 from training.objectives.objective import Objective
 from training.objectives.scratch import Scratch
@@ -17,10 +18,16 @@ def add(objectives: Iterable[Objective]) -> None:
     """Objectives of a feature. Adding one again changes nothing."""
     for objective in objectives:
         assert _known.setdefault(objective.name, objective) is objective, f"two objectives are called {objective.name!r}"
+        assert len(objective.reasons) <= OWN_MAX and MEANINGS.keys().isdisjoint(objective.labels), objective.name
 
 
 def find(name: str) -> Objective | None:
     return _known.get(name)
+
+
+def meanings() -> dict[str, str]:
+    """Of all labels that a rejection may have, for people."""
+    return MEANINGS | {reason.label: reason.meaning for kind in _known.values() for reason in kind.reasons}
 
 
 def names() -> tuple[str, ...]:

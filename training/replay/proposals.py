@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from protocol import codec as wire
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.reasons import Finding, Verdict
+from protocol.reasons import OWN_FIRST, Finding, Verdict
+from training.objectives.objective import Claim, Reason
 from training.replay import trace
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
@@ -25,13 +28,51 @@ from training.spec import JobSpec
 from training.tasks import Audit, Audited, Propose, Proposed, Reexecute, Reexecuted, Replay, Replayed
 
 log = logging.getLogger("peer")
-Update = Callable[[Float32Array, bytes, int, bytes, InnerState | None, OnState], tuple[Float32Array, float]]
-"""(parameters, job, round, trainer, inner state or None for a fresh one, what to tell each state) → (Δ, mean training loss)"""
-InnerStep = Callable[[Float32Array, InnerState, bytes, int, bytes, int], tuple[Float32Array, InnerState]]
-"""(parameters, inner state, job, round, trainer, step) → the state after it"""
 
 
-def propose(request: Propose, update: Update) -> Proposed:
+class Update(Protocol):
+    def __call__(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        inner: InnerState | None,
+        on_state: OnState,
+        /,
+        *,
+        claim: Claim | None = None,
+    ) -> tuple[Float32Array, float]:
+        """Δ and the mean training loss. `inner` is None for a fresh inner state; `on_state` is told each state."""
+
+
+class InnerStep(Protocol):
+    def __call__(
+        self,
+        parameters: Float32Array,
+        inner: InnerState,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        step: int,
+        /,
+        *,
+        claim: Claim | None = None,
+    ) -> tuple[Float32Array, InnerState]:
+        """The state after the step."""
+
+
+class Claims(Protocol):
+    """What an engine does for objectives that have claims."""
+
+    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Claim: ...
+
+    def refutation(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, claim: Claim, step: int | None
+    ) -> Reason | None: ...
+
+
+def propose(request: Propose, update: Update, claims: Claims | None = None) -> Proposed:
     """Computes the update, adds what earlier payloads left unsaid, writes m and the states of the job, and encodes it.
 
     What of the trainer's own is not whole any more is not gone on from: beginning anew is always allowed.
@@ -41,48 +82,54 @@ def propose(request: Propose, update: Update) -> Proposed:
     (e, feedback_from), (inner, inner_from) = _own_feedback(request, model), _own_inner(request, model)
     states = _states_out(request, model, inner_from)
     take = states.take if states else _forget
-    delta, loss = update(model.parameters, request.job, request.round, request.trainer, inner, take)
+    place = request.job, request.round, request.trainer
+    claim = _own_claim(request, model, claims)
+    delta, loss = update(model.parameters, *place, inner, take, claim=claim)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay)
     payload = codec.encode(model.header(request.trainer), m, model.layout)
     buffer = float32_bytes(m)
     Path(request.buffer_out).write_bytes(buffer)
     digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
     committed = states.finish() if states else (None, None)
-    return Proposed(payload, *digests, loss, time.perf_counter() - started, *committed, feedback_from, inner_from)
+    seconds, encoded = time.perf_counter() - started, wire.encode(claim.record) if claim else b""
+    return Proposed(payload, *digests, loss, seconds, *committed, feedback_from, inner_from, encoded)
 
 
 def reexecute(request: Reexecute, update: Update) -> Reexecuted:
     """Somebody else's update, of which only the states are kept."""
     model = _open(request)
     try:
-        inner = _previous_inner(request, model.spec)
+        inner, claim = _previous_inner(request, model.spec), _claim(request, model.spec)
     except RemoteProtocolError:
         return Reexecuted(None)
     record = model.records.get(request.trainer)
     begun = record.inner if record and request.previous_inner else None
     states = StateWriter(Path(request.states_out), model.spec, model.parameters, begun)
-    update(model.parameters, request.job, request.round, request.trainer, inner, states.take)
+    update(model.parameters, request.job, request.round, request.trainer, inner, states.take, claim=claim)
     return Reexecuted(states.finish()[0])
 
 
-def audit(request: Audit, update: Update) -> Audited:
-    """Re-executes the update and judges the proposal's payload, buffer and inner state by it."""
+def audit(request: Audit, update: Update, claims: Claims | None = None) -> Audited:
+    """Checks the claim, re-executes the update that goes by it, and judges payload, buffer and inner state by the result."""
     started = time.perf_counter()
-    verdict, error = _judge(request, _open(request), update)
+    verdict, error = _judge(request, _open(request), update, claims)
     return Audited(verdict, error, time.perf_counter() - started)
 
 
-def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verdict, float]:
+def _judge(request: Audit, model: ReplicatedModel, update: Update, claims: Claims | None) -> tuple[Verdict, float]:
     spec, trainer, last = model.spec, request.trainer, _Last()
     try:
         m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
-        previous = _previous_inner(request, spec)
+        previous, claim = _previous_inner(request, spec), _claim(request, spec)
     except RemoteProtocolError:  # what it commits to, or goes on from, is none
         return Verdict.REPLAY, RELATIVE_ERROR_MAX
+    number = _refutation(request, model, claim, claims, None)
+    if number is not None:
+        return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX
     payload = Path(request.payload).read_bytes()
     take = last.take if inner else _forget
-    delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take)
+    delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take, claim=claim)
     decay, tolerance = spec.feedback_decay, spec.replay_tolerance
     verdict = feedback.judge_replay(m, e, delta, payload, model.header(trainer), model.layout, decay, tolerance)
     error = trace.ratio(*feedback.replay_distances(m, e, delta, decay))
@@ -97,13 +144,16 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update) -> tuple[Verd
 def known_update(spec: JobSpec) -> Update:
     """Of an objective whose updates take no training."""
     size, kind = layout_of(spec).size, spec.kind
-    return lambda parameters, job, round, trainer, inner, on_state: (kind.known_update(job, round, trainer, size), 0.0)
+    return lambda parameters, job, round, trainer, inner, on_state, claim=None: (
+        kind.known_update(job, round, trainer, size),
+        0.0,
+    )
 
 
 # One step of a trace -------------------------------------------------------------------------------------------------
 
 
-def replay(request: Replay, inner_step: InnerStep) -> Replayed:
+def replay(request: Replay, inner_step: InnerStep, claims: Claims | None = None) -> Replayed:
     """Replays the step, after the cheap checks that tie the trace to model, buffer and payload.
 
     All of that together costs one inner step and a few passes over the vectors, wherever in the round the step is, and whatever
@@ -112,14 +162,15 @@ def replay(request: Replay, inner_step: InnerStep) -> Replayed:
     started = time.perf_counter()
     model = _open(request)
     try:
-        finding, error = _find(request, model, inner_step)
+        finding, error = _find(request, model, inner_step, claims)
     except RemoteProtocolError:
         finding, error = Finding.MALFORMED, 0.0
     return Replayed(finding, error, time.perf_counter() - started)
 
 
-def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep) -> tuple[Finding, float]:
+def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep, claims: Claims | None) -> tuple[Finding, float]:
     spec, step = model.spec, request.step
+    claim = _claim(request, spec)
     listed = Trace.decode(Path(request.trace).read_bytes(), spec)
     states = States(listed, spec, lambda digest: Path(request.states[digest]), model.parameters)
     if not _starts(request, model, listed.states[0]):
@@ -128,8 +179,11 @@ def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep) -> tup
         return Finding.MALFORMED, 0.0
     if not _ends(request, model, states):
         return Finding.PAYLOAD, 0.0
+    number = _refutation(request, model, claim, claims, step)
+    if number is not None:
+        return Finding(OWN_FIRST + number), 0.0
     before, committed = states[step], states[step + 1]
-    replayed = inner_step(*before, request.job, request.round, request.trainer, step)
+    replayed = inner_step(*before, request.job, request.round, request.trainer, step, claim=claim)
     error = trace.step_error(before, committed, replayed, spec)
     return Finding.MATCH if error <= spec.replay_tolerance else Finding.MISMATCH, error
 
@@ -147,6 +201,38 @@ def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
     if not np.array_equal(m, feedback.accumulate(e, delta, model.spec.feedback_decay)):
         return False
     return feedback.encodes(m, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
+
+
+# Claims --------------------------------------------------------------------------------------------------------------
+
+
+def _own_claim(request: Propose, model: ReplicatedModel, claims: Claims | None) -> Claim | None:
+    if model.spec.kind.claim is None:
+        return None
+    if claims is None or request.claim_out is None:
+        raise LocalProtocolError("the objective has claims, but nobody makes them, or no folder was named for them")
+    folder = Path(request.claim_out)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return claims.make(model.parameters, request.job, request.round, request.trainer, folder)
+
+
+def _claim(request: Reexecute | Audit | Replay, spec: JobSpec) -> Claim | None:
+    """The trainer's. Raises `RemoteProtocolError` if it is unsound."""
+    record, files = spec.claim(request.claimed.encoded), request.claimed.files
+    return None if record is None else Claim(record, {digest: Path(file) for digest, file in files.items()})
+
+
+def _refutation(
+    request: Audit | Replay, model: ReplicatedModel, claim: Claim | None, claims: Claims | None, step: int | None
+) -> int | None:
+    """The number of the objective's own reason by which the claim is refused."""
+    if claim is None:
+        return None
+    if claims is None:
+        raise LocalProtocolError("the objective has claims, but nobody checks them")
+    reason = claims.refutation(model.parameters, request.job, request.round, request.trainer, claim, step)
+    return None if reason is None else model.spec.kind.reasons.index(reason)
 
 
 # What requests name --------------------------------------------------------------------------------------------------

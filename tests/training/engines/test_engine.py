@@ -15,9 +15,9 @@ import torch
 from training.data.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch import engine as engines
 from training.engines.pytorch.baseline import rate_at, train_baseline
-from training.engines.pytorch.engine import Engine, evaluation_windows, is_out_of_memory
+from training.engines.pytorch.engine import Engine, is_out_of_memory
+from training.engines.pytorch.losses import EVALUATION_TOKENS_MAX, evaluation_windows
 from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
@@ -188,7 +188,7 @@ def test_evaluation_covers_a_small_held_out_part_whole_and_a_large_one_evenly() 
     small = evaluation_windows(1_000, 128)
     assert len(small) == 7 and small[0] == 0 and small[-1] == 1_000 - 129
     large = evaluation_windows(10**8, 128)
-    assert len(large) == engines.EVALUATION_TOKENS_MAX // 128 and large[-1] == 10**8 - 129
+    assert len(large) == EVALUATION_TOKENS_MAX // 128 and large[-1] == 10**8 - 129
     assert evaluation_windows(129, 128).tolist() == [0]
 
 

@@ -80,6 +80,7 @@ class World:
         trainer: bytes,
         inner: InnerState | None,
         on_state: OnState,
+        **_: object,
     ) -> tuple[Float32Array, float]:
         delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
         return delta, metrics.loss
@@ -214,7 +215,7 @@ def test_a_replay_costs_one_step(honest: World, monkeypatch: pytest.MonkeyPatch)
     asked: list[int] = []
     batch = Engine.batch
 
-    def counted(engine: Engine, job: bytes, round: int, trainer: bytes, step: int, size: int) -> object:
+    def counted(engine: Engine, job: bytes, round: int, trainer: bytes, step: int, size: int, claim: object) -> object:
         asked.append(step)
         return batch(engine, job, round, trainer, step, size)
 
@@ -318,6 +319,7 @@ class Cheat:
         trainer: bytes,
         inner: InnerState | None,
         on_state: OnState,
+        **_: object,
     ) -> tuple[Float32Array, float]:
         now, state = parameters, inner or InnerState.fresh(self._world.spec)
         for step in range(self._world.spec.local_steps):
@@ -393,7 +395,7 @@ def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(hone
 
 
 def test_values_that_are_no_numbers_fail_like_any_other(world: World) -> None:
-    def poisoned(*arguments: object) -> tuple[Float32Array, float]:
+    def poisoned(*arguments: object, **_: object) -> tuple[Float32Array, float]:
         parameters, on_state = arguments[0], arguments[5]
         nothing = np.full_like(parameters, np.nan)  # type: ignore[call-overload]
         for number in range(STEPS):
@@ -429,7 +431,7 @@ def test_a_payload_that_is_not_of_the_buffer_fails_at_every_step(world: World) -
 def test_an_update_that_the_trace_does_not_end_with_fails_at_every_step(world: World) -> None:
     """Everything fits the honest trace but what was sent."""
 
-    def twice(*arguments: object) -> tuple[Float32Array, float]:
+    def twice(*arguments: object, **_: object) -> tuple[Float32Array, float]:
         delta, loss = world.update(*arguments)  # type: ignore[arg-type]
         return 2 * delta, loss
 
@@ -440,7 +442,7 @@ def test_an_update_that_the_trace_does_not_end_with_fails_at_every_step(world: W
 def test_a_trace_that_begins_elsewhere_than_at_the_model_fails_at_every_step(world: World) -> None:
     """Training from one's own better place, and telling the steps truly."""
 
-    def elsewhere(parameters: Float32Array, *rest: object) -> tuple[Float32Array, float]:
+    def elsewhere(parameters: Float32Array, *rest: object, **_: object) -> tuple[Float32Array, float]:
         delta, loss = world.update(parameters * np.float32(0.99), *rest)  # type: ignore[arg-type]
         return parameters - (parameters * np.float32(0.99) - delta), loss
 

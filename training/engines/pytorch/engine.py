@@ -6,7 +6,6 @@ far below what an audit tolerates.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,16 +21,14 @@ from training.engines.engine import Beat
 from training.engines.pytorch.adamw import AdamW, Settings, clip
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
-from training.objectives.objective import Step
+from training.objectives.objective import Claim, Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.schedule import inner_rate
-from training.sequences import TokenArray, Tokens, sequences
+from training.sequences import Tokens
 from training.spec import Inner, JobSpec
 
 NAME = "pytorch"
-EVALUATION_TOKENS_MAX = 16_384  # of the held-out part, evenly spaced: below 0.2 s on one thread with the default model
-EVALUATION_BATCH_TOKENS = 4_096  # in one forward pass: the largest tensor, its logits, is then 4 MB for bytes
 GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
 
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
@@ -75,6 +72,7 @@ class Engine:
         self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
         self._model = GPT(spec)
         self._loss = named(spec.kind.losses[NAME])
+        self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
         self._decayed = _decayed(spec)
 
     @property
@@ -99,6 +97,7 @@ class Engine:
         on_step: Beat = lambda: None,
         inner: InnerState | None = None,
         on_state: OnState = lambda parameters, inner: None,
+        claim: Claim | None = None,
     ) -> tuple[Float32Array, Metrics]:
         """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
 
@@ -106,10 +105,10 @@ class Engine:
         """
         self.load(parameters)
         if self.spec.sends_gradients:
-            return self._clipped_gradient(job, round, trainer, on_step)
+            return self._clipped_gradient(Step(job, round, trainer, 0), claim, on_step)
         optimizer, metrics = self._inner_optimizer(inner), []
         for step in range(self.spec.local_steps):
-            metrics.append(self._inner_step(optimizer, job, round, trainer, step, on_step))
+            metrics.append(self._inner_step(optimizer, Step(job, round, trainer, step), claim, on_step))
             on_state(self.read(), _state_of(optimizer))
         return parameters - self.read(), Metrics(_mean([m.loss for m in metrics]), _mean([m.gradient_norm for m in metrics]))
 
@@ -122,24 +121,25 @@ class Engine:
         trainer: bytes,
         step: int,
         on_step: Beat = lambda: None,
+        claim: Claim | None = None,
     ) -> tuple[Float32Array, InnerState]:
         """The state after inner step `step` alone, from the state before it; the parameters are a view."""
         self.load(parameters)
         optimizer = self._inner_optimizer(inner)
-        self._inner_step(optimizer, job, round, trainer, step, on_step)
+        self._inner_step(optimizer, Step(job, round, trainer, step), claim, on_step)
         return self.read(), _state_of(optimizer)
 
-    def _clipped_gradient(self, job: bytes, round: int, trainer: bytes, on_step: Beat) -> tuple[Float32Array, Metrics]:
+    def _clipped_gradient(self, step: Step, claim: Claim | None, on_step: Beat) -> tuple[Float32Array, Metrics]:
         with no_subnormal_numbers():
-            loss = self.gradient(self.batch(job, round, trainer, 0, self.spec.batch), on_step)
+            loss = self.gradient(self.batch(*step.place, self.spec.batch, claim), on_step, claim)
             norm = clip(self._model.gradients, self.spec.clip)
         gradient: Float32Array = self._model.gradients.numpy()
         return gradient.copy(), Metrics(loss, norm)
 
-    def _inner_step(self, optimizer: AdamW | Muon, job: bytes, round: int, trainer: bytes, step: int, on_step: Beat) -> Metrics:
+    def _inner_step(self, optimizer: AdamW | Muon, step: Step, claim: Claim | None, on_step: Beat) -> Metrics:
         with no_subnormal_numbers():
-            loss = self.gradient(self.batch(job, round, trainer, step, self.spec.batch), on_step)
-            return Metrics(loss, optimizer.step(inner_rate(self.spec, round)))
+            loss = self.gradient(self.batch(*step.place, self.spec.batch, claim), on_step, claim)
+            return Metrics(loss, optimizer.step(inner_rate(self.spec, step.round)))
 
     def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
         """The job's, with moments of its own that begin as those given, or at zero."""
@@ -154,47 +154,38 @@ class Engine:
         """A fresh AdamW for the loaded parameters; its `step` takes what `gradient` gathered."""
         return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
 
-    def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int) -> npt.NDArray[np.int64]:
+    def batch(
+        self, job: bytes, round: int, trainer: bytes, step: int, size: int, claim: Claim | None = None
+    ) -> npt.NDArray[np.int64]:
         """The examples of one inner step. The objective draws them."""
-        return self.spec.kind.draw(self.spec, Step(job, round, trainer, step), size, self.tokens)
+        return self.spec.kind.draw(self.spec, Step(job, round, trainer, step), size, self.tokens, claim)
 
-    def gradient(self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None) -> float:
+    def gradient(self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None, claim: Claim | None = None) -> float:
         """Gathers the mean gradient over what was drawn, and returns its mean loss (of text in nats per token)."""
         while True:
             try:
-                return self._accumulate(drawn, on_step)
+                return self._accumulate(drawn, on_step, claim)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or self.micro_batch == 1:
                     raise
                 self.micro_batch //= 2
 
-    def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat) -> float:
+    def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat, claim: Claim | None) -> float:
         self._model.gradients.zero_()
         total = 0.0
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
-            examples = map(torch.from_numpy, self.spec.kind.examples(self.spec, part, self.tokens))
+            examples = map(torch.from_numpy, self.spec.kind.examples(self.spec, part, self.tokens, claim))
             loss = self._loss(self._model, *examples) * (len(part) / len(drawn))
             loss.backward()
             total += float(loss.detach())
             on_step()
         return total
 
-    @torch.no_grad()
     def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:
-        """Held-out bits per byte over fixed windows; None if the job holds nothing out."""
         self.load(parameters)
-        held_out, context = self.tokens.held_out, self.spec.model.context
-        if len(held_out) <= context:
-            return None
-        starts = evaluation_windows(len(held_out), context)
-        nats, bytes_seen = 0.0, 0
-        for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
-            x_BT, y_BT = windows(held_out, batch, context)
-            nats += float(self._model.loss(x_BT, y_BT, reduction="sum"))
-            bytes_seen += int(self.tokens.token_bytes[y_BT.numpy()].sum())
-            on_step()
-        return nats / math.log(2) / bytes_seen
+        with torch.no_grad():
+            return self._measure(self._model, self.spec, self.tokens, on_step) if self._measure else None
 
     def generate(
         self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Beat = lambda: None
@@ -203,18 +194,6 @@ class Engine:
         self.load(parameters)
         ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
         return self.tokenizer.decode(self._model.generate(ids, min(count, GENERATE_TOKENS_MAX), temperature, seed, on_step))
-
-
-def evaluation_windows(held_out: int, context: int) -> npt.NDArray[np.int64]:
-    """Where the windows begin: side by side over the whole part if it is small, otherwise spread evenly over it."""
-    count = min((held_out - 1) // context, max(1, EVALUATION_TOKENS_MAX // context))
-    return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
-
-
-def windows(tokens: TokenArray, starts: npt.NDArray[np.int64], context: int) -> tuple[Tensor, Tensor]:
-    """Inputs and next-token targets of shape (B, T)."""
-    x_BT, y_BT = sequences(tokens, starts, context)
-    return torch.from_numpy(x_BT), torch.from_numpy(y_BT)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,0 +1,149 @@
+"""An objective's own record in proposals: honest claims pass, and a false one is named by the objective's own reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from ledger.audits.state import Result
+from ledger.jobs import Start, job_id
+from peer import features
+from peer.driver.auditing import describe
+from peer.features import FEATURES, founding_modules
+from peer.roles.trainer import Trainer
+from peer.worker.main import Jobs
+from protocol import codec
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.reasons import Finding, Verdict, label, with_label
+from tests.notes.engine import KIND, Slate
+from tests.notes.feature import NOTES
+from tests.notes.objective import COUNTED_BYTES, OBJECTIVES, Counted
+from tests.peer import network
+from tests.peer.network import SECONDS_MAX, Network, Seat
+from tests.peer.test_auditing import has_finished, settled
+from tests.training.replicated.support import proposed
+from training import tasks
+from training.data import corpus
+from training.data.default_text import default_text
+from training.objectives import registry
+from training.replicated.model import ReplicatedModel
+from training.spec import AuditMode, JobSpec
+
+LETTERS = JobSpec(name="letters", objective="letters", data=bytes(32), rounds=2, liars=0, norm_start=1e6, local_steps=2)
+SAMPLED = replace(LETTERS, audit=AuditMode.SAMPLED, local_steps=1, auditors=3, audit_window=20)
+TEXT = default_text()[:20_000]
+ME = bytes(32)
+
+
+@pytest.fixture
+def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    FEATURES.append(NOTES)
+    features.install()
+    monkeypatch.setattr(network, "MODULES", founding_modules())
+    yield
+    FEATURES.remove(NOTES)
+    for objective in OBJECTIVES:
+        registry._known.pop(objective.name, None)
+
+
+class Counting:
+    """A worker in this process. It may invent what it has counted, and train by that."""
+
+    def __init__(self, invents: bool) -> None:
+        self.jobs = Jobs(KIND, lambda: None, 1 << 30)
+        self.invents = invents
+
+    async def ask(self, request: Any) -> Any:
+        reply = await trio.to_thread.run_sync(self.jobs.answer, request)
+        if isinstance(request, tasks.OpenJob) and self.invents:
+            engine: Any = self.jobs._engines[request.job]
+            counts = engine._counts
+            engine._counts = lambda *place: np.roll(counts(*place), 1)
+        return reply
+
+
+async def train(made: Network, spec: JobSpec) -> bytes:
+    """The job, which four trainers have begun, of whom the last one invents."""
+    for number, seat in enumerate(made.seats):
+        seat.folder.mkdir(exist_ok=True)
+        (seat.folder / "texts").mkdir(exist_ok=True)
+        await made.start(seat, Trainer(Counting(number == 3), seat.folder / "texts"))  # type: ignore[arg-type]
+    first = made.seats[0]
+    keep = first.blobs.add
+    spec = replace(spec, data=keep(corpus.split(iter([TEXT]), keep).encode())).checked()
+    return job_id(first.public, await first.author.submit("job/start", Start(spec.encode())))
+
+
+def rejections(seat: Seat, job: bytes) -> dict[bytes, dict[str, int]]:
+    return dict(seat.driver.state.jobs.jobs[job].rejected)
+
+
+async def test_an_invented_claim_is_rejected_by_the_objective_s_own_reason(feature: None, tmp_path: Path) -> None:
+    async with network.network(tmp_path, founders=4, start=False, roles=("clerk",)) as made:
+        with trio.fail_after(SECONDS_MAX):
+            job = await train(made, LETTERS)
+            for seat in made.seats:
+                await seat.until(has_finished(job))
+        liar = made.seats[3].public
+        assert all(rejections(seat, job) == {liar: {"miscounted": LETTERS.rounds}} for seat in made.seats)
+        stored = made.seats[0].store.round(job, 0)
+        assert (
+            stored is not None and stored.verdicts[liar] == "miscounted" and list(stored.verdicts.values()).count("accept") == 3
+        )
+
+
+async def test_an_invented_claim_is_found_by_sampled_audits(feature: None, tmp_path: Path) -> None:
+    async with network.network(tmp_path, founders=4, start=False, roles=("clerk",)) as made:
+        with trio.fail_after(SECONDS_MAX):
+            job = await train(made, replace(SAMPLED, rounds=4))
+            for seat in made.seats:
+                await seat.until(settled(job))
+        state, liar = made.seats[0].driver.state, made.seats[3].public
+        suspensions = [entry for entry in state.audits.log if entry.result is Result.SUSPENDED]
+        assert suspensions and {entry.trainer for entry in suspensions} == {liar}
+        assert "(miscounted)" in describe(suspensions[0], state)
+
+
+def test_voters_without_an_engine_refuse_what_is_no_claim(feature: None) -> None:
+    sound = codec.encode(Counted(bytes(32), 1))
+    assert LETTERS.claim(sound) == Counted(bytes(32), 1)
+    assert LETTERS.claimed_blobs(sound) == {bytes(32): COUNTED_BYTES}
+    model = ReplicatedModel.initial(bytes(32), LETTERS)
+    item = proposed(model, ME, np.ones(model.layout.size, dtype=np.float32))
+
+    def verdict(claim: bytes) -> Verdict:
+        return model.check(ME, replace(item.proposal, claim=claim), item.payload)
+
+    nothing_counted = codec.encode(Counted(bytes(32), 0))
+    assert verdict(sound) is Verdict.ACCEPT
+    assert {verdict(claim) for claim in (b"", nothing_counted, sound[:-1], sound + b"\x00")} == {Verdict.MALFORMED}
+    scratch = JobSpec(name="t", objective="scratch")
+    assert scratch.claim(b"") is None
+    with pytest.raises(RemoteProtocolError, match="objective 'scratch' has none, 1 bytes were given"):
+        scratch.claim(b"x")
+
+
+def test_an_objective_s_reasons_have_labels_of_their_own(feature: None) -> None:
+    own = LETTERS.kind.labels
+    assert registry.meanings()["miscounted"] == "it met other letters than it says"
+    for verdict in Verdict:
+        assert with_label(label(verdict, own), own) is verdict
+    assert label(Verdict.OWN_0, own) == label(Finding.OWN_0, own) == "miscounted"
+    assert label(Verdict.OWN_1, own) == "own_1", "a liar may vote for a reason that the objective does not have"
+    assert with_label("absent", own) is None
+
+
+async def test_an_engine_that_makes_no_claims_does_not_open_such_a_job(
+    feature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Slate, "make_claim")
+    text = tmp_path / "text"
+    text.write_bytes(TEXT)
+    with pytest.raises(UserError, match="engine 'slate' makes no claims, which the objective 'letters' asks for"):
+        Jobs(KIND, lambda: None, 1 << 30).answer(tasks.OpenJob(bytes(32), LETTERS.encode(), str(text), None))
