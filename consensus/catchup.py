@@ -74,7 +74,7 @@ class CatchUp:
             claim.wait, claim.not_before = RETRY_SECONDS, 0.0
 
     def disappointed(self, peer: bytes) -> None:
-        """This peer sent something useless. Until it is asked again, nothing of it is kept for later."""
+        """This peer sent something useless. Nothing of it is kept for later until it is asked again."""
         claim = self._claims.get(peer)
         if claim is not None:
             claim.asked = False
@@ -99,7 +99,7 @@ class CatchUp:
         return max(due, min(claim.not_before for _, claim in ahead))
 
     def ask(self, now: float, votes: Callable[[bytes], bool] = lambda peer: False) -> tuple[bytes, GetDecisions]:
-        """The next request. Every second one goes to a voter, if one may be asked: anybody can claim anything, and few voters lie.
+        """The next request. Every second one goes to a voter, if one may be asked: anybody can claim anything, few voters lie.
         The others go to any peer: a single voter that is linked may be a liar.
 
         Call it when the deadline has come.
