@@ -1,4 +1,4 @@
-"""What a replica says to those that ask, to those that have just come, and again to those that seem to have missed it."""
+"""A replica's answers to requests, its greetings to new links, and its repeats to peers that seem to have missed something."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Answers(ReplicaState):
                 self._repeat_to((peer,), self._book)
 
     def _tell_heard(self, peer: bytes) -> None:
-        """The lock first: whoever forgot that it committed must hold its certificate when it begins to speak again."""
+        """The lock first: an asker that forgot its own commit must hold the certificate when it begins to sign again."""
         if self._book is not None and self._book.high is not None:
             self._send(peer, Prepared(self._book.high))
         books = [self._closed[height] for height in sorted(self._closed, reverse=True)]

@@ -34,7 +34,7 @@ class Claim:
 
 @dataclass(slots=True)
 class CatchUp:
-    """Asks one peer at a time for the next decisions. Claims are not trusted: who delivers nothing is asked ever more rarely."""
+    """Asks one peer at a time for the next decisions. Claims are not trusted: a silent peer is asked less often."""
 
     _claims: OrderedDict[bytes, Claim] = field(default_factory=OrderedDict)
     _height: int = 0
@@ -74,7 +74,7 @@ class CatchUp:
             claim.wait, claim.not_before = RETRY_SECONDS, 0.0
 
     def disappointed(self, peer: bytes) -> None:
-        """This peer sent what is of no use here: nothing is kept for later of what it sends before it is asked again."""
+        """This peer sent something useless. Nothing of it is kept for later until it is asked again."""
         claim = self._claims.get(peer)
         if claim is not None:
             claim.asked = False
@@ -99,8 +99,8 @@ class CatchUp:
         return max(due, min(claim.not_before for _, claim in ahead))
 
     def ask(self, now: float, votes: Callable[[bytes], bool] = lambda peer: False) -> tuple[bytes, GetDecisions]:
-        """The next request, every second time to somebody who votes if one of them may be asked: anybody can claim anything, of
-        them few lie. The other times to anybody: a single voter that is linked may be one that lies.
+        """The next request. Every second one goes to a voter, if one may be asked: anybody can claim anything, few voters lie.
+        The others go to any peer: a single voter that is linked may be a liar.
 
         Call it when the deadline has come.
         """

@@ -36,7 +36,7 @@ def conflict(first: Statement | RoundStatement, second: Statement | RoundStateme
     if type(first) is type(second):
         return first.view == second.view and first != second
     if isinstance(first, Commit) and isinstance(second, Timeout):
-        # Whoever commits in a view holds its prepare certificate, and every later timeout names one at least as high.
+        # A voter that commits in a view holds its prepare certificate. Every later timeout of it names one at least as high.
         return second.view >= first.view > second.high_view
     return isinstance(second, Commit) and isinstance(first, Timeout) and conflict(second, first)
 

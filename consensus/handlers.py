@@ -1,4 +1,4 @@
-"""What a replica makes of the messages that come in: each is verified and becomes a fact in a book, or costs its sender."""
+"""Messages that come in: a replica verifies each. A good one becomes a fact in a book, a bad one costs its sender."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Handlers(Answers):
                 self._faults.append(Fault(peer, error))
 
     def _set_aside(self, peer: bytes) -> None:
-        """It is in another history: no fault, ours may be the false one. What it sends is not kept before it is asked again."""
+        """The peer is in another history. That is no fault: ours may be the false one. We keep nothing of it until we ask it."""
         self._future.forget(peer)
         self._catch_up.disappointed(peer)
 
@@ -144,7 +144,7 @@ class Handlers(Answers):
             self._add(book, message.vote, vote)
 
     def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
-        """What comes late, for a decided height, may prove a lie; a late commit shows in the next block who is there."""
+        """A late statement of a decided height may prove a lie. A late commit goes into the next block: its voter is there."""
         book = self._closed.get(statement.height)
         if book is None or book.closed_in is None or abs(statement.view - book.closed_in) > VIEWS_AHEAD_MAX:
             return
@@ -209,7 +209,7 @@ class Handlers(Answers):
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
         if height > self.height or (height == self.height and self._book is None):  # nothing can be verified yet
             self._catch_up.claim(peer, height + 1)
-            # Not what is pushed by those that may have retired: to send decisions of another history costs them nothing.
+            # Voters that we know may have retired while the anchor is not decided. They could push another history for nothing.
             wanted = self._catch_up.was_asked(peer) or (self._chain.is_known_voter(peer) and not self._is_unproven)
             if wanted and height < self.height + DECISIONS_PER_REPLY_MAX:
                 self._future.keep_decision(peer, height, message)
@@ -233,7 +233,7 @@ class Handlers(Answers):
         self._book.adopt_commit(message.certificate, vote)
 
     def _compare(self, book: Book, certificate: Certificate) -> None:
-        """Of a decided height only another block is news. Who repeats it costs nothing: its signatures are known to be good."""
+        """Of a decided height only another block is news. A repeated certificate costs no check: its block is decided here."""
         vote, decided = codec.decode_message(certificate.vote, (Commit,)), book.commit_vote
         if decided is None or vote.block == decided.block or vote.voters != decided.voters or self._is_below_anchor(book):
             return

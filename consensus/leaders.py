@@ -1,7 +1,7 @@
-"""Who leads which view: each voter has its turns, but for those whose views failed and who have not been seen since.
+"""The leader of each view. Each voter has its turns. A voter whose view failed has none until it is seen again.
 
-Everything is a pure function of decided blocks, so that all honest voters, also after a restart, agree on every leader. Nothing
-that a proposer may choose, such as which ballots and commits it shows, takes a turn from anybody.
+Everything is a pure function of decided blocks, so that all honest voters, also after a restart, agree on every leader. A
+proposer takes no turn from anybody by what it may choose, such as the ballots and commits that it shows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class Schedule:
     present: tuple[bytes, ...]  # those that are not left out
 
     def leader(self, view: int) -> bytes:
-        """Turns go round all voters, so whoever is left out or comes back moves nobody else's.
+        """Turns go round all voters, so a voter that is left out or comes back moves no other voter's turn.
 
-        A turn that is left over goes to somebody else in each lap: an heir for good could be whoever chose the next key.
+        The turn of a voter that is left out goes to another voter in each lap. With one heir for all laps, a liar could choose
+        the key next to it.
         """
         lap, place = divmod(self.height + view, len(self.voters))
         key = self.voters[place]
@@ -34,8 +35,7 @@ class Schedule:
 def schedule(height: int, voters: VoterSet, parent: Block | None) -> Schedule:
     """The leaders of `height`, from the decided block before it (None for the first height).
 
-    At most n − q voters are left out, the latest failures first: whoever remains is a quorum, so at least one honest voter is
-    among them.
+    At most n − q voters are left out, the latest failures first. So a quorum remains, with at least one honest voter in it.
     """
     failed = parent.failed if parent else {}
     latest = sorted((-until, key) for key, until in failed.items() if key in voters)

@@ -74,8 +74,8 @@ class Pacemaker:
     def view_deadline(self, leader_lost: float | None) -> float | None:
         """`leader_lost`: when the link to the leader broke; None if it did not, or if there never was one.
 
-        Whoever has been gone for a while is not waited for, but in later views: between voters whose links stay broken views
-        would otherwise end as fast as messages go.
+        A leader that has been gone for a while gets no time in view 0, and more in each later view. Without that, views would end
+        as fast as messages go between voters whose links stay broken.
         """
         if self._started is None:
             return None

@@ -1,4 +1,4 @@
-"""What keeps a voter silent whose disk was rolled back to an older state: its own log cannot show that.
+"""The check that keeps a voter silent after its disk was rolled back to an older state. Its own log cannot show that.
 
 Before its first signature, a voter asks the others what they have heard it sign. It speaks when q voters, itself counted, have
 answered, and then only at heights above everything that it seems to have forgotten.
@@ -11,25 +11,25 @@ for it, nearly as if it were no fault at all:
   have decided that block, or hold a prepare certificate of it and send it before their answer: the forgotten lock is back. An
   answer from above counts when I reach its height; from so far above that I cannot keep its certificate, I ask again.
 - *What I signed at an open height.* Links deliver in order or break, so honest answerers have what I sent them, and name it. A
-  statement of mine that is not in my log proves that something was forgotten, but not how much: who answers may be one height
+  statement of mine that is not in my log proves that something was forgotten, but not how much: an answerer may be one height
   behind where I was. So I am silent in the height of that statement and in the next one.
-- *Answerers that went on meanwhile* remember the statements of three heights, the open one and the last two decided: so they
-  recognise me also when they have decided what I took part in, and the height after it. Whatever is older is decided and
-  certified; I sign nothing below the (f+1)-th highest height claimed, so nothing below what some honest voter has left behind.
+- *Answerers that went on meanwhile* remember the statements of three heights: the open one and the last two decided. So they
+  still name my statements when they have decided that height and the one after it. Older heights are decided and certified. I
+  sign nothing below the (f+1)-th highest height claimed, which some honest voter has reached.
 
 A copy of the disk that runs beside the original signs with the same key, so it looks like something forgotten, for ever. Three
 things tell it apart:
 
-- *What may still be silent asks at each height.* While a voter is silent, the check begins anew whenever a height opens, so that
-  what the other machine signed meanwhile is heard before anything is signed here.
+- *A silent voter asks at each height.* While a voter is silent, the check begins anew whenever a height opens. So it hears what
+  the other machine signed meanwhile before it signs anything itself.
 - *A height opened after our own start.* Let H be the height at which this life first has answers from there or below of
   n − q + f + 1 others, or of all. An earlier life of this voter signed nothing above H + 1. For a signature at height x needs
   x − 1 decided, so at least q − 1 others committed x − 1 before they answered us. They share more than f voters with those that
   answered, so one of these is honest, answered after it committed x − 1, and x − 1 ≤ H. A signature of ours above H + 1 that is
   not in our log was made by another machine. We stop for good, since both would soon sign two things for one slot. Fewer answers
   prove nothing: then we are silent, as for anything forgotten.
-- *A link with our own key.* Whoever answers where our key is said to be, proves the key, and is not this process, is another
-  machine (`events.Copied`). That takes no signature, so it may come before the first one.
+- *A link with our own key.* We dial an address that is said to be of our key. If another process answers there and proves the
+  key, it is another machine (`events.Copied`). That takes no signature of the log, so it may come before the first one.
 
 A lying minority silences nobody: f liars do not reach the (f+1)-th highest claim, what I am said to have signed needs my
 signature, and n − f ≥ q honest voters answer. The limit of all this: answerers that restarted since know only certificates and
@@ -99,14 +99,14 @@ class RollbackCheck:
         return self.is_over and height >= self.silent_below and self.copied is None
 
     def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:
-        """By the voters of the height to be signed: those of an old set, which a rolled-back disk names, may be liars by now."""
+        """Counts answers of voters of the height to be signed only: a rolled-back disk names an old set, which may lie by now."""
         others = {voter: claim for voter, claim in self._claims.items() if voter in voters and voter != me}
         answered = 1 + sum(voter in self._answered and claim <= height for voter, claim in others.items())
         claims = sorted([height, *others.values()], reverse=True)
         return answered >= voters.quorum and claims[voters.faults_tolerated] <= height
 
     def enter(self, voters: VoterSet, height: int) -> None:
-        """A height with these voters opens: what others said is of no use, and nothing that was said while we are silent."""
+        """A height with these voters opens. Answers of other peers go. While we are silent, all answers go: we ask anew."""
         if self.is_over and height <= self.silent_below:
             self.is_over, self._next = False, 0.0
             self._answered.clear()
@@ -115,7 +115,7 @@ class RollbackCheck:
         self._claims = {voter: claim for voter, claim in self._claims.items() if voter in voters}
 
     def unanswered(self, me: bytes, voters: VoterSet) -> tuple[bytes, ...]:
-        """Whom to ask, and ask again: the voters whose answer is missing."""
+        """The voters whose answer is missing: they are asked, and asked again."""
         if self.is_over or me not in voters:
             return ()
         return tuple(voter for voter in voters.keys if voter != me and voter not in self._answered)

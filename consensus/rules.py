@@ -113,9 +113,9 @@ class ConsensusRules(Handlers):
         return True
 
     def _vouch(self, book: Book) -> bool:
-        """(L) Who is in a view and holds no certificate that shows why (it restarted, or joined) gives up the view before.
+        """(L) A voter in a view may hold no certificate that shows why: it restarted, or joined. It gives up the view before.
 
-        Otherwise it could be the one voter that the others need to follow it, and none of its messages would count for them.
+        Without this, it could be the one voter that the others need to follow it, and none of its messages would count for them.
         """
         before = self.view - 1
         if before < 0 or not self._may_sign(book) or self._own.get(Timeout.TAG, book.height, before):
@@ -173,7 +173,7 @@ class ConsensusRules(Handlers):
         return None if body is None else self._chain.build(body, self.me, self._now_ms())
 
     def _expand(self, book: Book) -> bool:
-        """Makes the proposed block out of what is here. What is missing comes with the work, or is fetched in the end."""
+        """Makes the proposed block of messages that are here. Missing ones come with the work, or the block is fetched."""
         offer = book.offers.get(self.view)
         if offer is None or offer.short is None or offer.digest in self._blocks or not self._ask_application:
             return False

@@ -23,7 +23,7 @@ from protocol.identity import Signed, Signer, Verifier, preimage, short_id
 from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import Certificate, Commit, Prepare, Proposed
 
-VOUCHERS_MIN = 2  # for the time of a block: where nobody lies, its leader's clock may be wrong all the same
+VOUCHERS_MIN = 2  # for the time of a block: even if nobody lies (f = 0), the leader's clock may be wrong
 BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 4 MiB each; an older one that is needed again is fetched from its signers
 
 
@@ -184,7 +184,7 @@ class ReplicaState:
             self._records.append(evidence)
 
     def _recognise(self, statement: Statement) -> None:
-        """A statement of mine came back. If it is not in my log, the log has lost its end, or another machine has my key."""
+        """A statement of mine came back. If my log lacks it, the log has lost its end, or another machine has my key."""
         if self._own.knows(statement) or statement.height < max(self._first_height, self.height - BOOKS_KEPT):
             return  # our votes of heights that were decided before this start, or long ago, are not kept
         if self._check.forgot(statement.height):
@@ -227,7 +227,7 @@ class ReplicaState:
         book.forget_below(view - VIEWS_AHEAD_MAX, offers_below=view)
 
     def _recover_certificate(self, book: Book) -> None:
-        """(S3) What was prepared before a restart must stand in the timeouts after it, if it was prepared by these voters."""
+        """(S3) Timeouts after a restart must name the certificate from before it, if these voters signed it."""
         if self._recovered is not None:
             vote = codec.decode_message(self._recovered.vote, (Prepare,))
             if vote.height == book.height and vote.voters == book.voters.hash:

@@ -1,4 +1,4 @@
-"""Job envelopes: what the ledger knows of a job without looking into its specification or its model."""
+"""Jobs as the ledger knows them, without looking into a specification or a model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from rounds.ballots import Outcome, RoundTerms
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
 # Finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks.
 TRAINED_KEPT_MAX = 32
-UNTRAINED_KEPT_MAX = 16  # anybody can have as many of them as there is time for
-WINDING_UP_MAX = 16  # that are audited still: they stay whatever else ends, until more of them are (`ledger.audits.docket`)
+UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start very many
+WINDING_UP_MAX = 16  # finished jobs whose audits go on: they stay, until there are more of these (`ledger.audits.docket`)
 BASES_MAX = 8  # finished jobs that stay since others start from their models: each costs every peer's disk a model
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + RUNNING_MAX  # all that run may end
-assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # none goes in the block that starts or closes it: so many can end in one
+assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many can end in one block, and none goes in the block that ended it
 LINE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 LINE_OF_MEMBER_MAX = 4  # so that nobody alone fills the line
 PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
@@ -70,10 +70,10 @@ class JobTerms:
     audited: bool  # re-executed before the ballot
     needs_worker: bool  # only voters that train can re-execute; otherwise every voter can
     proposal_seconds: float  # how long a round waits for proposals
-    audits: AuditTerms | None = None  # re-executed afterwards, where and by whom is drawn: then not `audited`
+    audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors: then not `audited`
     base: Base | None = None
     requires: ModuleVersion = JOBS  # the network must run this module, in this version or a later one
-    role: str = TRAINER  # where it needs a worker: members with this role train, those that vote re-execute
+    role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
     reasons: tuple[str, ...] = ()  # labels of the objective's own verdicts
 
     @property
@@ -110,7 +110,7 @@ class Job:
     model_root: Digest
     audited: bool
     voters: Keys  # of the open round, as all of the following
-    auditors: Keys  # voters that can re-execute; none where nobody does
+    auditors: Keys  # voters that can re-execute; empty in a job that is not re-executed
     trainers: Keys
     awaited: Keys
     base: Digest | None = None  # job whose model it started from, which stays as long as this one runs
@@ -164,7 +164,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """`job/stop`: ends a job, whose open round is given up. Its author can do that alone, voters by a quorum."""
+    """`job/stop`: ends a job and gives up its open round. The author does that alone, voters by a quorum."""
 
     job: Digest
 
@@ -243,15 +243,15 @@ class JobsModule(Module[JobsState]):
         raise AssertionError(said.content)
 
     def _require_known(self, spec: bytes, network: NetworkState) -> None:
-        """Every program of a network knows the modules that it runs, and with them their objectives: all refuse the same jobs."""
+        """All programs of a network know its modules and the objectives in them, so all refuse the same jobs."""
         terms = self.rules.terms(spec)
         if network.version(terms.requires.name) < terms.requires.version:
             needs = f"objective {terms.objective!r} needs {terms.requires.name} {terms.requires.version}"
             raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
 
     def end_block(self, state: JobsState, view: View, context: Context) -> Change:
-        """Closed rounds are counted and the next ones opened, also those of jobs that begin; open rounds that the members of now
-        might never close are given to them; jobs that nobody trains any more end, and old ones are forgotten.
+        """Counts closed rounds, opens the next ones and those of jobs that begin, renews rounds that might never be closed, ends
+        jobs that nobody trains any more, starts jobs of the line, and forgets old ones.
         """
         members, height, jobs = view.of(MembersState), context.height, dict(state.jobs)
         barred = {fact.job: fact.trainers for fact in context.of(Barred)}
@@ -269,7 +269,7 @@ class JobsModule(Module[JobsState]):
         return Change(replace(state, jobs=jobs), (*map(JobStarted, started), *map(JobEnded, ended)))
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
-        """Starts it, or puts it at the end of the line where others have its place."""
+        """Starts the job, or puts it at the end of the line if others have its place."""
         terms = self.rules.terms(spec)
         self._require_base(state, terms, spec)
         job = self._made(terms, spec, author, members, height)
@@ -325,7 +325,7 @@ class JobsModule(Module[JobsState]):
         return job
 
     def _called_up(self, state: JobsState, members: MembersState, height: int) -> JobsState:
-        """Starts jobs of the line, in order, while there is a place. A job that today's members cannot train lets others pass."""
+        """Starts jobs of the line, in order, while there is a place. A job that today's members cannot train waits on."""
         jobs, left = dict(state.jobs), list[Waiting]()
         for waiting in state.line:
             terms, author = self.rules.terms(waiting.spec), members.current(waiting.author)
@@ -366,14 +366,14 @@ class JobsModule(Module[JobsState]):
     def renew_rounds(
         self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, Suspended]
     ) -> dict[bytes, Job]:
-        """Open rounds that might never be closed as they are get the voters and trainers of now, and stay what they are."""
+        """Gives open rounds that might never be closed the voters and trainers of now. All else of such a round stays."""
         return {
             key: self._renewed(job, members, height, suspended.get(key, NOBODY)) if _is_stuck(job, members) else job
             for key, job in jobs.items()
         }
 
     def _renewed(self, job: Job, members: MembersState, height: int, suspended: Suspended) -> Job:
-        """Ballots bind no voter set, and the trainers they name stay trainers: whatever was said in the round still counts."""
+        """Every message of the round still counts: ballots name no voter set, and the trainers that they name stay trainers."""
         fresh = self.open_round(job, members, height, None, suspended)
         new = _by_seniority(set(fresh.trainers) - set(job.trainers), members)[: TRAINERS_MAX - len(job.trainers)]
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
@@ -402,10 +402,10 @@ class JobsModule(Module[JobsState]):
         return self.open_round(job, members, height, closed, suspended)
 
     def bounded(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
-        """Forgets finished jobs when there are too many; once a block, after everything in it. What is `needed` stays.
+        """Forgets finished jobs when there are too many; once a block, after everything in it. `needed` jobs stay.
 
-        First the oldest of those that trained nothing, then the oldest of whoever has the most: nobody can make others' results
-        go with jobs that cost nothing.
+        Jobs that trained nothing have room of their own, where the oldest goes. Of the others the author with the most jobs loses
+        its oldest. So nobody can push out others' results with jobs that cost nothing.
         """
         finished = [key for key, job in jobs.items() if job.phase is Phase.FINISHED and key not in needed]
         finished.sort(key=lambda key: (jobs[key].opened, key))
@@ -440,7 +440,7 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
 
 
 def _stops(job: Job | Waiting, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
-    """The members that want this job to end, with `author`; and whether it ends: its author suffices, or a quorum of voters."""
+    """(members that want this job to end, with `author`; whether it ends, by its author or by a quorum of voters)."""
     is_author = author == members.current(job.author)
     if not is_author and author not in members.voters:
         raise Refused("only its author or a voter can stop a job")
@@ -468,6 +468,6 @@ def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dic
 
 
 def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:
-    """Voters first, then whoever was admitted first: one voter alone can invite many others, and keys can be chosen."""
+    """Voters first, then by the height of admission: one voter alone can invite many members, and anybody can choose a key."""
     voters = set(map(members.current, members.voters))
     return sorted(keys, key=lambda key: (key not in voters, members.members[key].admitted, key))

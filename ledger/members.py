@@ -1,10 +1,11 @@
-"""Who belongs: members, their roles and nonces, invitations, approvals, and the voter sets of the next two heights.
+"""Members, their roles and nonces, invitations, approvals, and the voter sets of the next two heights.
 
-What a key loses with its member's expulsion or retirement, or with its rotation to another key, it loses at once, except its
-vote: that follows the queue of changes of the voter set, max(1, f) a block in this order: expulsions, rotations, leaves and
-retirements as they came, joins. A change made in block h acts at h+2. Open rounds keep the voters and trainers they were opened
-with, so such a key's ballots in them still count, as long as the voters of now can close them (`ledger.jobs`); the next rounds
-are opened without it.
+A key loses everything but its vote at once when its member is expelled or retired, or goes on with another key. The vote waits
+for its turn among the changes of the voter set, max(1, f) of them a block in this order: expulsions; rotations; leaves and
+retirements as they came; joins. A change made in block h acts at h+2.
+
+Open rounds keep the voters and trainers they were opened with. Such a key's ballots still count in them, as long as the voters of
+now can close them (`ledger.jobs`). The next rounds are opened without it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """`member/revoke`, by the voter who signed it: this invitation admits nobody any more."""
+    """`member/revoke`, by the voter that signed the invitation: it admits nobody any more."""
 
     invitation: Signed
 
@@ -92,10 +93,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """`member/retire`, by a voter: its wish, which takes the place of the one before, that this member be retired: it is gone."""
+    """`member/retire`, by a voter: that this member is gone and be retired. It replaces the voter's last wish."""
 
     subject: Key
-    lower_tolerance: bool  # also where fewer liars are tolerated without the subject
+    lower_tolerance: bool  # the wish counts even if f is smaller without the subject
     expires: Count  # milliseconds: it counts while the parent block's time is not later
 
 
@@ -135,7 +136,7 @@ class MembersState:
     tokens: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # used invitations -> expiry
     revoked: Annotated[dict[Key, Annotated[dict[Key, Count], Length(1, REVOKED_MAX)]], Length(0, PRESENT_MAX)] = field(
         default_factory=dict
-    )  # who had signed them -> invitations that admit nobody -> expiry
+    )  # voter -> token of an invitation that it signed and revoked -> expiry
     retiring: Annotated[dict[Key, Retire], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # voter -> its wish
 
     def speaks(self, key: bytes) -> bool:
@@ -164,9 +165,9 @@ class MembersState:
 
     @property
     def round_voters(self) -> tuple[bytes, ...]:
-        """Who votes in a round that is opened now: the next height's voters, without the expelled, by the keys they have now.
+        """The voters of a round that is opened now: the next height's, without the expelled, by the keys they have now.
 
-        Where none would be left, those after them: the last voter is never expelled.
+        If none is left, the voters of the height after it. One of these is left: the last voter is never expelled.
         """
         for keys in (self.voters, self.upcoming):
             left = sorted(self.current(key) for key in keys if not self.is_expelled(key))
@@ -276,7 +277,7 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
 
 
 class VoterChange(NamedTuple):
-    """Of the voter set."""
+    """One change of the voter set."""
 
     goes: bytes | None
     comes: bytes | None
@@ -285,8 +286,7 @@ class VoterChange(NamedTuple):
 def end_block(state: MembersState, height: int, time_ms: int) -> MembersState:
     """Moves the voter sets on by one height: changes decided in block h act at h+2, at most max(1, f) of them a block.
 
-    Wishes and what is known of invitations go when they have expired: at `time_ms`, the parent block's time, as for whom
-    invitations admit.
+    Wishes, used tokens and revoked tokens go when they have expired. `time_ms` is the parent block's time, as for admission.
     """
     state = _retired(_with_unexpired_wishes(state, time_ms), height)
     changes = _changes(state)[: max(1, faults_tolerated(len(state.upcoming)))]
@@ -339,7 +339,7 @@ def _joins(state: MembersState) -> list[bytes]:
 
 
 def _staying(state: MembersState) -> set[bytes]:
-    """The voters that will be left when all who leave or are expelled have gone. There is always one."""
+    """The voters that will be left when those that leave or are expelled have gone. There is always one."""
     return {key for key in state.upcoming if key not in state.leaving and not state.is_expelled(key)}
 
 
@@ -347,7 +347,7 @@ def _staying(state: MembersState) -> set[bytes]:
 
 
 def _retire(state: MembersState, retire: Retire, author: bytes, context: Context) -> MembersState:
-    """Refused is what could not act as the voters stand now. What it then needs is asked again in each block: `_to_retire`."""
+    """Refuses a wish that could not act with the voters of now. Each block asks again whether a wish acts: `_to_retire`."""
     subject = retire.subject
     if author not in state.voters:
         raise Refused(f"{short_id(author)} does not vote, so it cannot retire anybody")
@@ -376,9 +376,9 @@ def _with_unexpired_wishes(state: MembersState, time_ms: int) -> MembersState:
 
 
 def _to_retire(state: MembersState) -> bytes | None:
-    """Whom a quorum of the present voters wants retired, if the voters that stay allow it.
+    """The member that a quorum of the present voters wants retired, if the voters that stay allow it.
 
-    There is never a second one: two quorums share a voter, who has one wish.
+    There is never a second one: two quorums share a voter, and each voter has one wish.
     """
     if not state.retiring:
         return None
@@ -393,14 +393,14 @@ def _to_retire(state: MembersState) -> bytes | None:
 
 
 def wishes_about(state: MembersState, subject: bytes) -> int:
-    """How many voters want this member retired; where f falls with it, those that say so."""
+    """How many voters want this member retired. If f is smaller without it, only wishes with `lower_tolerance` count."""
     assert state.retiring.keys() <= set(state.voters), "wishes go with their vote"
     lowers = lowers_tolerance(state, subject)
     return sum(wish.subject == subject and (wish.lower_tolerance or not lowers) for wish in state.retiring.values())
 
 
 def _retired(state: MembersState, height: int) -> MembersState:
-    """Its roles and candidacy go at once, its vote as that of one who leaves. It stays a member, and may register and stand."""
+    """The subject loses roles and candidacy at once, its vote as if it left. It stays a member, and may register and stand."""
     subject = _to_retire(state)
     if subject is None:
         return state
@@ -414,7 +414,7 @@ def _retired(state: MembersState, height: int) -> MembersState:
 
 
 def lowers_tolerance(state: MembersState, subject: bytes) -> bool:
-    """Whether f is smaller without this voter, when all have gone who leave or are expelled. Joins that wait come later."""
+    """Whether f is smaller without this voter, after the voters that leave or are expelled have gone. Joins come later."""
     left = len(_staying(state))
     return subject in state.upcoming and faults_tolerated(left - 1) < faults_tolerated(left)
 
@@ -427,10 +427,10 @@ def _is_last(state: MembersState, subject: bytes) -> bool:
 
 
 def expel(state: MembersState, culprit: bytes, height: int) -> MembersState:
-    """Whoever signed what no honest peer signs loses everything but the vote, which goes with the next change of the voters.
+    """The culprit loses everything but its vote at once. The vote goes with the next change of the voters.
 
-    A key that was rotated away is held against its successor only while it still stands in a known voter set: nobody escapes by
-    rotating, and a stolen old key is harmless as soon as its turn is over.
+    A key that was rotated away expels its member only while it stands in a known voter set. So nobody escapes by rotating, and a
+    stolen old key is harmless as soon as its turn is over.
     """
     known = {*state.previous, *state.voters, *state.upcoming}
     if culprit not in state.members or (state.members[culprit].successor is not None and culprit not in known):
@@ -446,9 +446,9 @@ def expel(state: MembersState, culprit: bytes, height: int) -> MembersState:
 
 
 def _rotate(state: MembersState, rotate: Rotate, author: bytes, context: Context) -> MembersState:
-    """The new key is the member at once; a vote follows in its turn. What the old key approved and stood for is withdrawn.
+    """The new key is the member at once; a vote follows in its turn. Approvals and candidacy of the old key are withdrawn.
 
-    Keys are rotated because somebody else may have them: the owner says again what still holds.
+    Keys are rotated because a thief may have them: the owner approves and stands again if it still wants to.
     """
     member = state.members[author]
     if rotate.new_key in state.members:
@@ -465,7 +465,7 @@ def _rotate(state: MembersState, rotate: Rotate, author: bytes, context: Context
 
 
 def _may_rotate(state: MembersState, author: bytes) -> bool:
-    """Old keys of others leave room for those of voters: whoever must replace its key to vote again can."""
+    """Whether there is room for one more key. Old keys of other members leave room for voters, which vote again only so."""
     retired = sum(member.successor is not None for member in state.members.values())
     has_room = len(state.members) < MEMBERS_MAX and (author in state.upcoming or retired < RETIRED_MAX)
     return has_room and state.members[author].rotations < ROTATIONS_MAX
@@ -526,7 +526,7 @@ def _gone(state: MembersState, invitation: Invitation, inviter: bytes, context: 
 
 
 def _revoke(state: MembersState, signed: Signed, author: bytes, context: Context) -> MembersState:
-    """Only its own: another voter that signs the same token again revokes nothing but that."""
+    """A voter revokes its own invitations only. Another voter that signs the same token revokes nothing of this one."""
     if author not in state.voters:
         raise Refused(f"{short_id(author)} does not vote, so its invitations admit nobody")
     if signed.signer != author:

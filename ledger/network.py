@@ -105,7 +105,7 @@ class NetworkModule(Module[NetworkState]):
 
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:
-    """What a quorum wishes is due. There is never a second one: two quorums share a voter, who has one wish."""
+    """An upgrade that a quorum wishes is due. There is never a second one: two quorums share a voter, and each has one wish."""
     counts = Counter(wish for voter, wish in state.wishes.items() if voter in members.voters)
     for wish, count in counts.items():
         if count >= VoterSet(members.voters).quorum:

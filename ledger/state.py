@@ -39,7 +39,7 @@ OPENED_MAX = 512  # signed messages kept decoded: one round of VOTERS_MAX ballot
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What this ledger puts into blocks; it acts in the order of the fields."""
+    """The body of a block. It acts in the order of the fields."""
 
     closings: Annotated[tuple[Closing, ...], Length(0, RUNNING_MAX)]
     evidence: Annotated[tuple[Evidence, ...], Length(0, EVIDENCE_PER_BLOCK_MAX)]  # ascending by culprit, each once
@@ -70,7 +70,7 @@ class State:
     time_ms: int
     modules: Mapping[str, Any]
     certified_roots: Mapping[int, bytes]  # of the last heights, from the blocks; not under the root, which they contain
-    # What was encoded last for each module, handed on from state to state: most blocks leave most modules as they are.
+    # The last encoding of each module, handed on from state to state: most blocks leave most modules as they are.
     _encoded: dict[str, tuple[Any, bytes]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -295,7 +295,7 @@ class Rules:
         return State(stored.height, stored.time_ms, values, stored.certified_roots)
 
     def open(self, signed: Signed, kinds: tuple[type[M], ...]) -> M:
-        """`open_signed`, once for each message: what came as a relayed message comes again in a block."""
+        """`open_signed`, once for each message: a relayed message comes again in a block."""
         known = self._opened.get(signed)
         if known is not None and isinstance(known, kinds):
             return known
@@ -414,10 +414,10 @@ class Rules:
         return self._judged[2]
 
     def _effect(self, state: State, body: Body) -> Transition:
-        """What a body does, whatever the block around it says.
+        """The effect of a body, whatever the block around it says.
 
-        Closings are judged by the state before the block; evidence expels; transactions apply one after the other to what
-        evidence left; then every module follows, step by step: the table of `ledger.core.module`.
+        Closings are judged by the state before the block. Evidence expels. Transactions apply one after the other, after the
+        evidence. Then every module takes its steps: the table of `ledger.core.module`.
         """
         before, state = state, self.begun(state)
         modules = self._running_in(state).modules
@@ -453,8 +453,8 @@ def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Trans
 def in_order(new: Any, old: Any) -> Any:
     """A module's state as its bytes would give it back: all dictionaries ascend by key.
 
-    Otherwise what follows from it could depend on how it came to be, and a peer that restarted would go another way than others.
-    `old` is in order, or nothing; what is the very same object in both is passed over.
+    Without this, a rule could depend on the order in which entries were put in, and a peer that restarted would compute another
+    state than the others. `old` is in order, or nothing; an object that both share is passed over.
     """
     kind: Any = type(new)
     if new is old or kind in _WITHOUT_PARTS:

@@ -1,1 +1,1 @@
-"""One round of a job: what voters say of its proposals, when that is enough, and what follows from it."""
+"""One round of a job: the voters' ballots on its proposals, when they are enough, and their outcome."""

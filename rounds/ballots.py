@@ -1,4 +1,4 @@
-"""One round of a job: who is waited for, when a voter speaks, and what the ballots decide.
+"""One round of a job: the trainers that are awaited, the time when a voter speaks, and the outcome of the ballots.
 
 Sans-IO: proposals, verdicts, ballots and the time come in; at most one ballot and one cut-off of our own go out. The vote gives
 agreement, not truth: nothing here looks into a payload.
@@ -27,7 +27,7 @@ from protocol.reasons import Verdict
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What the block that opened a round fixed for it, or a later one that gave it to others."""
+    """The terms of a round, fixed by the block that opened it, or by a later one that renewed it."""
 
     job: bytes
     round: int
@@ -36,7 +36,7 @@ class RoundTerms:
     auditors: frozenset[bytes]  # voters with a worker; empty when nobody re-executes
     trainers: frozenset[bytes]
     awaited: frozenset[bytes]
-    audited: bool  # re-executed before the ballot: then whoever is not an auditor accepts nothing by itself
+    audited: bool  # re-executed before the ballot: then a voter that is no auditor accepts nothing by itself
 
     @property
     def signed(self) -> tuple[bytes, int, bytes]:
@@ -129,7 +129,7 @@ def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> Outcome:
     for (trainer, _), verdicts in votes.items():
         if trainer not in accepted:
             reasons.setdefault(trainer, Counter()).update(verdicts)
-    # What at most f ballots name may be invented by liars: such a trainer counts as absent.
+    # A proposal that at most f ballots name may be invented by liars: such a trainer counts as absent.
     reasons = {trainer: verdicts for trainer, verdicts in reasons.items() if verdicts.total() > terms.faults}
     unjudged = {trainer for trainer, verdicts in reasons.items() if verdicts[Verdict.UNJUDGED] > terms.faults}
     return Outcome(
@@ -160,7 +160,7 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
 
 
 def _commonest(verdicts: Counter[Verdict]) -> Verdict:
-    """What most of those who do not accept say. Of as many, UNJUDGED: another reason may be one liar's, and be repeated."""
+    """The verdict of most voters that do not accept. In a tie UNJUDGED: any other reason may come from one liar."""
     reasons = [verdict for verdict in verdicts if verdict is not Verdict.ACCEPT]
     return max(reasons, key=lambda v: (verdicts[v], v is Verdict.UNJUDGED, -v), default=Verdict.UNJUDGED)
 
@@ -244,7 +244,7 @@ class RoundBook:
         self.cut_offs.setdefault(signed.signer, cut_off)
 
     def take_over(self, other: RoundBook) -> None:
-        """What another book of this round holds, which had other voters and trainers: as much of it as counts here."""
+        """Takes from another book of this round, which had other voters and trainers, the messages that count here."""
         self.proposals = {trainer: signed for trainer, signed in other.proposals.items() if trainer in self.terms.trainers}
         self.equivocators, self.double_voters = set(other.equivocators), set(other.double_voters)
         self.verdicts, self.delivered = dict(other.verdicts), set(other.delivered)
@@ -266,10 +266,11 @@ class RoundBook:
 
     @property
     def proposals_seconds(self) -> float:
-        """T1. The first of a minority counts too: where everybody is slower than before, it must not be accepted alone.
+        """T1. If all trainers are slower than before, the first one must not be accepted alone: so a minority that is here sets a
+        time, too.
 
-        A minority is also who was usual before: where the last round could accept only a few, only those few are awaited.
-        Who has measured nothing and trains itself is no quicker than its own worker, which may only be starting.
+        A trainer that was awaited in former rounds counts for that minority: if the last round accepted only a few, only those
+        few are awaited now. A peer that trains and has measured nothing waits for its own worker, which may only be starting.
         """
         usual, pace = self.timers.proposals_usual, self.pace
         if pace is not None:
@@ -304,7 +305,7 @@ class RoundBook:
 
     @property
     def awaited(self) -> frozenset[bytes]:
-        """Whose proposals this peer gives until T1."""
+        """The trainers whose proposals this peer waits for until T1."""
         return self.terms.awaited | self.timers.returning & self.terms.trainers
 
     @property
@@ -380,7 +381,7 @@ class RoundBook:
     # Closing
 
     def closing(self) -> Closing | None:
-        """What closes this round now, if it can be closed with what is here. Asked all the time; the tables only grow."""
+        """A closing of this round, if the messages here make one. Asked all the time; the tables only grow."""
         progress = (len(self.signed_ballots), len(self.proposals), len(self.signed_cut_offs))
         if self._closed is None or self._closed[0] != progress:
             self._closed = (progress, self._closing())

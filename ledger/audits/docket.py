@@ -515,7 +515,7 @@ class Docket:
         return person not in self._suspended and not self._members.is_expelled(person)
 
     def _draw(self, closed: ClosedRound, signed: Signed, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]) -> Drawn:
-        """Where nobody revealed a nonce, as in a job's first round, all draw by the model root, which everybody can foresee."""
+        """If no re-executor revealed a nonce, as in a job's first round, all draw by the model root: everybody can foresee it."""
         nonces = nonces or dict.fromkeys(reexecutors, self._job.model_root)
         proposal = codec.decode_message(signed.body, (Proposal,))
         return Drawn(proposal, self._steps(closed.round, signed.signer, reexecutors, nonces))

@@ -1,8 +1,8 @@
 """Which accepted proposals are audited, by whom, and which step: drawn from what the voters had committed to before.
 
-Every re-executor draws for itself: its tickets follow from the nonce that its own ballot reveals, and each is drawn or not
-whatever the others' are. Who chooses or withholds a nonce changes its own draws alone. From one seed of all it could choose among
-many draws; and were the lowest tickets drawn, it could make its own the lowest, in the places of the honest.
+Every re-executor draws for itself: its tickets follow from the nonce that its own ballot reveals, and no other ticket matters. So
+a liar that chooses or withholds a nonce changes its own draws alone. With one seed made of all nonces a liar could choose among
+many draws. If the lowest tickets were drawn, a liar could make its own the lowest, in the places of honest auditors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOT_BYTES = 8  # of a ticket, as many for its step: a remainder of 2^64 favours 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """Of a voter, in its last decided ballot of a job."""
+    """A voter's commitment to its next nonce, from its last decided ballot of a job."""
 
     round: Count
     digest: Digest
@@ -39,17 +39,19 @@ def matching(reveals: Mapping[bytes, bytes], commitments: Mapping[bytes, Commitm
 
 
 def ticket(job: bytes, number: int, nonce: bytes, auditor: bytes, trainer: bytes) -> bytes:
-    """32 bytes, of which come the auditor's lot and its step for this trainer's proposal.
+    """32 bytes: the first are the auditor's lot for this trainer's proposal, the last give its step.
 
-    The auditor is part of it, or whoever copies another's commitment would have the same ticket.
+    The auditor's key is hashed, too. Without it, a liar that copies another voter's commitment would have the same ticket.
     """
     return hashlib.sha256(DOMAIN + job + number.to_bytes(8, "big") + auditor + trainer + nonce).digest()
 
 
 def draw(tickets: Mapping[bytes, bytes], others: int, auditors: int, rate: float, steps: int) -> dict[bytes, int]:
-    """The step of each re-executor that is drawn: whose lot falls under rate × auditors / others, in doubles and in this order.
+    """The steps of the re-executors that are drawn. A re-executor is drawn if its lot is under rate × auditors / others, in
+    doubles and in this order.
 
-    `others` are all the round's re-executors but the trainer, with or without a ticket: who withholds one raises nobody's chance.
+    `others` counts all the round's re-executors but the trainer and those apart from it, with or without a ticket: a re-executor
+    that withholds its ticket raises nobody's chance.
     """
     lots = {key: int.from_bytes(data[:LOT_BYTES], "big") for key, data in sorted(tickets.items())}
     drawn = [key for key, lot in lots.items() if lot < rate * auditors / others * 2.0 ** (8 * LOT_BYTES)]
@@ -59,5 +61,5 @@ def draw(tickets: Mapping[bytes, bytes], others: int, auditors: int, rate: float
 def tickets_for(
     job: bytes, number: int, nonces: Mapping[bytes, bytes], trainer: bytes, auditors: Sequence[bytes]
 ) -> dict[bytes, bytes]:
-    """Of the `auditors` that have a nonce, by auditor."""
+    """The tickets of the `auditors` that have a nonce, by auditor."""
     return {key: ticket(job, number, nonces[key], key, trainer) for key in auditors if key in nonces}

@@ -1,8 +1,15 @@
 """A snapshot that arrives in parts, each checked the moment it comes, so that a wrong one names its sender. Sans-IO.
 
-What hangs on what: the headers of H − 1 to H + 1 are certified; the last names the state root, under which the modules lie; they
-name the tables' roots, under which the rows lie by ranges, and the models' roots, under which the manifests lie; those hold the
-hashes of the models' parts. The blocks are named by the headers' digests, older headers by their children.
+Each part is checked against one that came before it:
+
+| part                       | checked against                                        |
+| headers of H − 1 .. H + 1  | their certificates                                     |
+| their blocks               | the headers' digests                                   |
+| older headers              | the `parent` of the header above                       |
+| modules                    | the state root in the header of H + 1                  |
+| rows, by ranges            | the root of their table, in a module                   |
+| manifests                  | the root of their model, in a module                   |
+| parts of models            | their hashes in the manifest                           |
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], L
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is asked for at once: a part, or something whole that comes in pieces of one sender."""
+    """One thing to ask for: a part, or something whole that comes in pieces from one sender."""
 
     content: Content
     name: bytes = b""
@@ -56,7 +63,7 @@ class Restored:
 
     decisions: tuple[Decided, ...]  # of the height before the state's, its own, and the one that certifies it
     state: State
-    headers: tuple[bytes, ...]  # of the heights before those, descending: whoever restores from this peer needs them too
+    headers: tuple[bytes, ...]  # of the heights before those, descending: a peer that restores from this one needs them, too
     models: tuple[IncomingModel, ...]
 
     @property
@@ -64,7 +71,7 @@ class Restored:
         return self.state.height
 
     def is_overtaken(self, applied: int, repairs: bool) -> bool:
-        """Whether blocks one by one were quicker, up to height `applied`; what repairs a wrong state takes the place of any."""
+        """Whether blocks one by one, up to height `applied`, were quicker. A snapshot that repairs a wrong state never is."""
         return self.height <= applied and not repairs
 
     def install_models(self) -> None:
@@ -100,7 +107,7 @@ class Assembly:
         return self.tip[-1].digest
 
     def size_max(self, key: Key) -> int:
-        """Of what comes in pieces."""
+        """The most bytes of a key that comes in pieces."""
         if key.content is not Content.ROWS:
             return _SIZES_MAX[key.content]
         return self._rows[named_range(key.name)[0]].root.part_bytes_max

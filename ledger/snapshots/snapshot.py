@@ -1,7 +1,7 @@
-"""Snapshots that a peer offers to others: which it keeps, what it proves with them, and how it answers. Sans-IO.
+"""Snapshots that a peer offers to others: those it keeps, their proofs, and its answers. Sans-IO.
 
-A snapshot of height H is the state after H, which the block at H + 1 certifies: the ledger's modules and the models of its jobs.
-It costs nothing until somebody asks: states are values, and the models of past rounds are folders that are only kept longer.
+A snapshot of height H is the state after H: the ledger's modules and the models of its jobs. The block at H + 1 certifies it. A
+snapshot costs nothing until somebody asks: states are values, and the models of past rounds are folders that are kept longer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECENT_STATES: Final = 3  # certified states that can still be offered if none a
 SNAPSHOTS_KEPT: Final = 2  # a transfer that began with one can end while the next is made
 BETWEEN_KEPT: Final = 2  # of other heights, while they are being fetched: one, and one that was fetched just before
 SNAPSHOTS_MAX: Final = 6  # with all that are still being fetched: 32 heights for one at a multiple, whatever others fetch
-LEASE_SECONDS: Final = 30.0  # a snapshot is being fetched if somebody asked for a part of it this lately
+LEASE_SECONDS: Final = 30.0  # a snapshot counts as being fetched for this long after a request for it
 HEIGHT_MIN: Final = 2  # the blocks H − 1 to H + 1 go with it
 
 REQUESTS_MAX: Final = 16  # of one peer, waiting; twice what an honest one has open
@@ -39,7 +39,7 @@ BURST_BYTES: Final = 8 << 20
 OFFER_COST_BYTES: Final = 256 << 10  # an offer is small but hashes the whole state
 OFFER_LINKS_BYTES_MAX: Final = PART_BYTES_MAX
 
-assert SNAPSHOT_HEIGHTS < LAG_HEIGHTS  # what is left to catch up with after a snapshot does not ask for one again
+assert SNAPSHOT_HEIGHTS < LAG_HEIGHTS  # after a snapshot a peer is not so far behind that it asks for another
 assert BURST_BYTES >= PART_BYTES_MAX
 
 
@@ -150,10 +150,10 @@ class Shelf:
         self._recent = {height: kept for height, kept in self._recent.items() if height >= snapshot.height - RECENT_STATES}
 
     def _forget(self, now: float) -> None:
-        """Beside the last ones at multiples stay those that are being fetched, as far as there is room.
+        """The last ones at multiples stay, and beside them those that are being fetched, as far as there is room.
 
-        Multiples before other heights: everybody fetches those, and of the others a stranger has one made at every height. But
-        whoever is invited by a block between two multiples needs another one: the lowest of them stay, too.
+        Multiples come before other heights: all peers fetch those, while a stranger could have one made at every height. But a
+        newcomer whose invitation names a block between two multiples may need another height: the lowest of these stay, too.
         """
         multiples = sorted(height for height in self._held if height % SNAPSHOT_HEIGHTS == 0)
         stay = multiples[-SNAPSHOTS_KEPT:]
@@ -176,7 +176,7 @@ class Shelf:
         """Raises `RemoteProtocolError` for what no correct peer asks."""
         try:
             return self._offer(message, now) if isinstance(message, GetSnapshot) else self._part(message, now)
-        except StorageError:  # whoever needs that model itself finds out soon enough
+        except StorageError:  # the rounds of this peer find out about a damaged model soon enough
             height = message.height if isinstance(message, GetPart) else 0
             for kept in (self._recent, self._held):
                 kept.pop(height, None)
@@ -268,7 +268,7 @@ class Shelf:
         raise RemoteProtocolError("bad-request", f"no block of this digest belongs to the snapshot of {height}")
 
     def _headers(self, first: int) -> bytes | None:
-        """Whoever was restored from a snapshot itself has no more of them than it was given."""
+        """None if there are none. A peer that was restored from a snapshot has no older headers than it was given."""
         headers: list[bytes] = []
         size = 0
         for height in range(first, max(0, first - CERTIFIED_ROOTS_KEPT), -1):
@@ -296,7 +296,7 @@ class _Asker:
 
 
 class Queue:
-    """Whose request is answered next, and when: in turns, each peer within its rate."""
+    """Requests that wait for an answer. Peers take turns, each within its rate."""
 
     def __init__(self) -> None:
         self._askers: dict[bytes, _Asker] = {}

@@ -1,7 +1,8 @@
 """Fetching a snapshot from several peers at once: whom to ask for what, and when to ask somebody else. Sans-IO.
 
-Each peer's offer is proven for itself, so nothing that one of them says hurts another's. The highest proven snapshot is fetched
-from all that offer it. Who sends what the certificates contradict is blamed and not asked again; who is slow is only passed over.
+Each peer's offer is proven for itself, so one peer's lie does not hurt another's offer. The best proven snapshot (`_choose`) is
+fetched from all peers that offer it. A peer that sends something that the certificates contradict is blamed and not asked again;
+a slow peer is only passed over.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from protocol.messages import GetPart, GetSnapshot, Link, NoSnapshot, Part, Snap
 
 SOURCES_MAX: Final = 8  # voters that are asked at once, and others; another takes the place of one that fails
 WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
-OFFER_SECONDS: Final = 1.0  # who has not proven a snapshot by then keeps no other from being asked: many may be silent
+OFFER_SECONDS: Final = 1.0  # a peer that has not proven a snapshot by then makes room for another: many may be silent
 OFFERS_SECONDS: Final = 0.3  # after the first proven offer the others have this long to make a better one
-OFFERS_SECONDS_MAX: Final = 5.0  # twice as long after each snapshot of which too little came: those who hold one may be slow
+OFFERS_SECONDS_MAX: Final = 5.0  # twice as long after each snapshot of which too little came: its holders may be slow
 AGAIN_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
 STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/s
 REST_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused rests, twice as long each time
-HEDGE_SECONDS: Final = 1.0  # who is idle is asked for what another has not sent for this long
-STARVED_SECONDS: Final = 15.0  # not one part for so long: whoever offers this snapshot rests, and another is chosen
+HEDGE_SECONDS: Final = 1.0  # a part that a peer has not sent for this long is asked of an idle peer, too
+STARVED_SECONDS: Final = 15.0  # not one part for so long: all peers that offer this snapshot rest, and another is chosen
 OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
 
 Request = GetSnapshot | GetPart
@@ -40,7 +41,7 @@ Answer = SnapshotOffer | NoSnapshot | Part
 
 @dataclass(slots=True)
 class Step:
-    """What is to be done: send these, drop those."""
+    """Requests to send, and peers to drop."""
 
     sends: list[tuple[bytes, Request]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What is known before: who decides the height after `height`, and a block that the proof must go through."""
+    """Known before: the voters of the height after `height`, and a block that the proof must go through."""
 
     chain_id: bytes
     verifier: Verifier
@@ -61,9 +62,9 @@ class Basis:
 
 
 def basis_of(rules: Rules, verifier: Verifier, state: State | None, last: Decided | None, invited: Anchor | None) -> Basis:
-    """What a peer trusts: the `last` block that it decided, and its applied state, None if that is wrong.
+    """A peer trusts the `last` block that it decided, and its applied state; None stands for a wrong one.
 
-    Below the block that its invitation names it trusts neither: keys that have retired could have led it there.
+    Below the block that its invitation names it trusts neither: retired voters could have led it there.
     """
     if invited is not None and invited.height > (last.height if last else 0):
         return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, invited)
@@ -74,7 +75,7 @@ def basis_of(rules: Rules, verifier: Verifier, state: State | None, last: Decide
 
 
 def in_turn(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes]:
-    """In which order to ask: first who votes, for of them few lie; in a ring that goes on after the one that was asked last."""
+    """The order in which to ask: voters first, since few of them lie; in a ring that goes on after the peer asked last."""
     return sorted(peers, key=lambda peer: (peer not in voters, peer <= last, peer))
 
 
@@ -317,7 +318,7 @@ class Transfer:
         return bool(source.tip) or (source.since is not None and self._now < source.since + OFFER_SECONDS)
 
     def _ask_for_offers(self) -> None:
-        """Who has been left alone the longest comes first. A proof that is on its way goes on, whoever holds the places."""
+        """Asks first the peer that was asked longest ago. A proof that is on its way goes on, even if all places are taken."""
         busy = self._busy
         for peer, source in sorted(self._sources.items(), key=lambda item: item[1].again):
             if source.waits or source.tip or max(source.again, source.rested) > self._now:
@@ -332,10 +333,11 @@ class Transfer:
             self._step.sends.append((peer, GetSnapshot(source.path.height, source.path.anchor_height, wanted)))
 
     def _choose(self) -> None:
-        """One that is proven, once everybody has had the time to offer a better one.
+        """Chooses a proven snapshot, once every peer has had the time to offer a better one.
 
-        First what more than f voters offer: a few liars that hold nothing must not be chosen again and again. Then one at a
-        multiple, since every peer comes to hold it: one of another height would come from a few, or one. Then the highest.
+        First one that more than f voters offer: a few liars that hold nothing must not be chosen again and again. Then one at a
+        multiple: every peer comes to hold it, while only few peers hold another height. Then the one that most voters offer. Then
+        the highest.
         """
         self._leave_starved()
         if self._assembly is not None or self._first_offer is None:
@@ -365,14 +367,14 @@ class Transfer:
             self._rest(source)
         self._assembly.abandon()
         for source in self._sources.values():
-            source.again = self._now  # what it did not have was the snapshot that is left now
+            source.again = self._now  # it had nothing to offer because another snapshot was wanted, the one that is left now
         self._assembly, self._sought = None, self._now
         self._offers_seconds = min(OFFERS_SECONDS_MAX, 2 * self._offers_seconds)
         self._first_offer = self._now if any(source.tip for source in self._sources.values()) else None
 
     @property
     def _holders(self) -> dict[bytes, _Source]:
-        """Who offers what is being fetched."""
+        """The peers that offer the snapshot that is being fetched."""
         assert self._assembly is not None
         offered = self._assembly.id
         return {peer: source for peer, source in self._sources.items() if source.tip and source.tip[-1].digest == offered}
@@ -384,7 +386,9 @@ class Transfer:
 
     @property
     def _leaves(self) -> float:
-        """Until when a part must come. What nobody offers any more may come back with a link, for as long as it was fetched."""
+        """Until when a part must come. If nobody offers the snapshot any more, a link may bring it back: this peer waits for as
+        long as it fetched it.
+        """
         starved = self._last_part + STARVED_SECONDS
         return starved if self._holders else min(starved, self._held + self._last_part - self._chosen)
 
@@ -437,7 +441,7 @@ class Transfer:
         return sorted((item for item in pending if counts[item[0]] == 1), key=lambda item: item[1].asked)
 
     def _hedge(self, source: _Source) -> Key | None:
-        """For a peer that has nothing else to do: what another does not send."""
+        """For an idle peer: a part that another peer does not send."""
         if source.pending:
             return None
         late = (key for key, pending in self._asked_of_one() if pending.asked + HEDGE_SECONDS <= self._now)

@@ -58,7 +58,7 @@ class Membership:
         return any(members.current(key) == self.driver.signer.public for key in members.upcoming)
 
     def _tell_candidates(self) -> None:
-        """The operator of a voter learns whom there is to approve."""
+        """The operator of a voter learns of candidates that it may approve."""
         members, me = self.driver.state.members, self.driver.signer.public
         standing = frozenset(members.standing)
         for candidate in sorted(standing - self._told):
@@ -68,7 +68,7 @@ class Membership:
         self._told = standing
 
     def _tell_retirements(self) -> None:
-        """The operators of voters learn whom others want retired, and everybody who was."""
+        """Operators of voters learn of wishes to retire a member. All operators learn of members that were retired."""
         members, me = self.driver.state.members, self.driver.signer.public
         wanted = frozenset(wish.subject for wish in members.retiring.values())
         for subject in sorted(wanted - self._told_wanted):
@@ -138,7 +138,7 @@ class Membership:
                 raise
 
     async def _approve(self) -> None:
-        """Policy: whom a voter invited and none retired since, up to the number the operator set."""
+        """Policy: approves candidates that a voter invited and none retired since, up to the number that the operator set."""
         state, me = self.driver.state.members, self.driver.signer.public
         invited = {key for key, member in state.members.items() if member.invited_by is not None and member.retired is None}
         given = sum(key in state.voters for key in invited) + sum(me in approvals for approvals in state.standing.values())

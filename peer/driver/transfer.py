@@ -42,7 +42,7 @@ PAUSE_SECONDS: Final = 5.0  # between transfers: what the peers claim may be lie
 HOLD_SECONDS: Final = 20.0  # so long no blocks are applied that a proven snapshot makes needless: both want the processor
 DIAGNOSTICS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
 
-# How the messages begin: whoever reads the network tells them from votes without unpacking a megabyte.
+# The first bytes of these messages. By them the network's reader tells them from votes without unpacking a megabyte.
 _PREFIXES: Final = tuple(bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOTS)
 
 Install = Callable[[Restored, tuple[Link, ...], bool], Awaitable[bool]]  # see `Driver.restore`
@@ -90,7 +90,7 @@ class Snapshots:
     # The driver's side -----------------------------------------------------------------------------------------------
 
     def received(self, peer: bytes, data: bytes) -> None:
-        """Who sends more than can be handled loses the rest, as on a bad link."""
+        """If a peer sends more than can be handled, the rest is lost, as on a bad link."""
         if len(self._inbox) < INBOX_MAX:
             self._inbox.append((peer, data))
             self._wake.set()
@@ -130,7 +130,7 @@ class Snapshots:
         return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
 
     def _after_divergence(self, reason: str) -> tuple[Basis, int]:
-        """Of a state that is wrong nothing is trusted, the voters in it least of all; but the decided blocks are."""
+        """Nothing of a wrong state is trusted, the voters in it least of all. The decided blocks are trusted."""
         if reason != self._diagnosed:
             self._diagnosed = reason
             self._diagnose(reason)

@@ -69,7 +69,7 @@ class Witness:
         text = f"height {decided.height} decided by {len(signers)} signatures"
         self.events.detail("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
         seen = self._first_seen.pop(decided.height, None)
-        # What came without its votes was decided while this peer was away: its block says when.
+        # A decision without votes here was made while this peer was away: its block says when.
         self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
         if seen is not None:
             self._decided_in[decided.height] = self._now() - seen
@@ -180,7 +180,7 @@ class Witness:
                 self.events.add("warning", late.why(running[closed.job].name), job=closed.job, round=closed.round)
 
     def why_late(self, running: Mapping[bytes, Job]) -> str:
-        """Of the running jobs, where this trainer's updates come too late; empty if nowhere."""
+        """Why this trainer's updates come too late, for each running job where they do; empty if for none."""
         return "; ".join(filter(None, (late.why(running[key].name) for key, late in self._late.items() if key in running)))
 
     def started(self, key: bytes, state: State) -> None:
@@ -253,7 +253,7 @@ def why_disputed(replica: Replica) -> str:
 
 
 def why_waiting(node: Node, links: Set[bytes]) -> str:
-    """For whom a peer that could sign waits; empty if for nobody."""
+    """The voters for which a peer that could sign waits; empty if for none."""
     voters = VoterSet(node.state.members.voters)
     here = len((links | {node.me}) & set(voters.keys))
     if node.replica.is_voter and here < voters.quorum:

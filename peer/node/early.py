@@ -1,7 +1,7 @@
 """Messages of rounds that are not open here yet, or in which their signers take no part yet: others may be some blocks ahead.
 
-Every voter has room of its own, so that nobody's flood keeps out what a quorum says; members that do not vote share a part. What
-we signed ourselves and forgot is kept before everything else: a peer that signs it again, in other words, is expelled.
+Every voter has room of its own, so that nobody's flood keeps out a quorum's messages. Members that do not vote share a part. Our
+own forgotten messages are kept before everything else: a peer that signs one again in other words is expelled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OWN_MAX = 1_024  # only whoever has our key can sign them
 PER_VOTER_MAX = 32  # proposal, ballot and cut-off of the next round of each job that may run at once, and some more
 PER_MEMBER_MAX = 4  # of a member that does not vote: its proposals of the next rounds
 OTHERS_MAX = 1_024  # of all that do not vote: room for the proposals of some rounds of TRAINERS_MAX
-HEIGHTS_MAX = 64  # applied meanwhile; what belongs to nothing by then is asked for with GetRound, should it belong later
+HEIGHTS_MAX = 64  # applied meanwhile; if a message is dropped then and counts later, GetRound brings it back
 
 RoundMessage = Proposal | Ballot | CutOff
 RoundKey = tuple[bytes, int]  # job, round
@@ -48,7 +48,7 @@ class Early:
         return sum(map(len, self._kept.values()))
 
     def follow(self, state: State) -> None:
-        """Forgets what never can belong to a round that opens, and what is old."""
+        """Forgets old messages, and those of rounds that cannot open any more."""
         self._height, self._members = state.height, state.members
         self._voters = frozenset({*state.members.round_voters, *filter(state.members.speaks, state.members.upcoming)})
         jobs = state.jobs.jobs
@@ -81,7 +81,7 @@ class Early:
         return tuple(kept.signed for kept in self._kept.get(signer, ()))
 
     def take(self, key: RoundKey) -> list[Kept]:
-        """What came for a round that opens, by each signer in the order in which it came."""
+        """The messages of a round that opens, of each signer in the order in which they came."""
         taken = [kept for of_signer in self._kept.values() for kept in of_signer if kept.key == key]
         self._filter(lambda kept: kept.key != key)
         return taken

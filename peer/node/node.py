@@ -48,19 +48,19 @@ from transport.network import Connected, Copied, Disconnected, Received
 SEEK_LINKS = 8  # asked at a time for what they hold of a round, other ones each time: everybody of a hundred within forty seconds
 SEEK_ANSWER_SECONDS = 1.0  # GetRound of one peer is answered this often
 
-# What waits here is told to a new link page by page, so that votes need not queue behind a whole pool. What a page leaves out is
-# not lost: whoever holds it leads too, and says in its notices that it waits.
+# A new link hears the waiting transactions page by page, so that votes need not queue behind a whole pool. A transaction that no
+# page has is not lost: the voters that hold it lead, too, and name it in their notices.
 POOL_PAGE_MAX = 256  # transactions: a quarter of a block
 POOL_PAGE_BYTES = 1 << 20  # a sixteenth of what may wait for one link; one transaction is a quarter of it at most
 POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that are applied
 
-# When a view has failed its voters tell the next leader what they wait for: it may have dropped what others kept (`Pool`).
-# One that applies is enough for a block, so the largest has to fit; a voter gets at most one page of each other one in each view.
+# When a view has failed, its voters send the next leader the transactions that they wait for: it may have dropped them (`Pool`).
+# One that applies is enough for a block, so the largest must fit. A voter gets at most one page from each other voter in a view.
 AWAITED_MAX = NOTICED_MAX  # transactions: as many as voters name to each other
 AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
 
-# What we want decided is said again with every block, and where none comes: who had not applied what it follows from, as a
-# newcomer's admission, could not keep it.
+# We send our own transactions again with every block, and also if no block comes. A peer that has not applied the block before,
+# for example one with a newcomer's admission, could not keep them.
 OWN_REPEAT_SECONDS = 1.0
 
 RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction, Notice)
@@ -259,7 +259,10 @@ class Node:
             self._tell_leader()
 
     def _tell_leader(self) -> None:
-        """What we shall wait for in this view. A leader without it would fail, which f liars and one such voter suffice for."""
+        """Sends the leader the transactions that we shall wait for in this view.
+
+        A leader without them would fail: f liars and one voter that waits give up its view.
+        """
         leader = self.replica.leader
         if leader in self._links and self.replica.is_voter and self.may_speak and self.ledger.awaits_transactions():
             awaited = self.ledger.pool.select(self.rules, self.state, AWAITED_BYTES, AWAITED_MAX)
@@ -324,7 +327,7 @@ class Node:
                 self._tell(peer, untold)
 
     def _begin_telling(self, peer: bytes) -> None:
-        """First our own: whoever else knows them, we answer for them."""
+        """Begins with our own transactions: we answer for them, even if other peers know them."""
         pool = self.ledger.pool
         self._send((peer,), *(Relay(signed) for signed in pool if signed.signer == self.me))
         self._untold[peer] = _Untold(0, pool.count, self._now)
@@ -424,7 +427,7 @@ class Node:
             self._send(None, Accusation(evidence.first, evidence.second))
 
     def _accusations(self) -> list[Accusation]:
-        """What waits for a block, as many as one can carry."""
+        """The evidence that waits for a block, as many pieces as one can carry."""
         waiting = islice(self.ledger.accusations.values(), EVIDENCE_PER_BLOCK_MAX)
         return [Accusation(evidence.first, evidence.second) for evidence in waiting]
 

@@ -1,8 +1,8 @@
-"""What a peer that does not vote, but is heard in rounds, asks before it signs anything: its disk may have been rolled back.
+"""The question of a peer that does not vote, but is heard in rounds, before it signs anything: its disk may be rolled back.
 
-Voters do the same inside the replica (`consensus.rollback`), for the votes that agreement rests on. A trainer has one thing to
-lose: a second, different proposal of one round, for which it would be expelled. So has whoever left while a round was open that
-was opened for it: a second ballot.
+Voters ask the same inside the replica (`consensus.rollback`), for the votes that agreement rests on. A trainer would be expelled
+for a second, different proposal in one round. A voter that left while a round was open in which it votes would be expelled for a
+second ballot.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Recall:
             self._claims[voter] = claim
 
     def look(self, voters: VoterSet, height: int) -> bool:
-        """`height` is what we apply next. Whoever was ahead has forgotten rounds that are still open here: it counts later."""
+        """`height` is applied next. An answerer from above it has forgotten rounds that are still open here: it counts later."""
         reached = sum(self._claims.get(voter, height + 1) <= height for voter in voters.keys)
         self.is_over = self.is_over or reached >= voters.quorum
         return self.is_over
 
     def ask(self, voters: VoterSet, links: Set[bytes], now: float) -> tuple[bytes, ...]:
-        """Whom to ask now."""
+        """The voters to ask now."""
         missing = tuple(sorted(links & set(voters.keys) - self._claims.keys()))
         if not missing or now < self._next:
             return ()
