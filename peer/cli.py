@@ -20,7 +20,7 @@ from peer.commands.words import words
 from peer.settings.config import Config, abouts, nearest, show
 from protocol.errors import UserError
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 ATTACKS = (
     *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
     *("wrong-steps", "withhold-states", "false-pass", "false-challenge"),

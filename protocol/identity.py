@@ -1,6 +1,6 @@
 """Ed25519 identities and the one way anything is signed.
 
-What is signed is `"folkmoot/1/" + domain + 0x00 + chain id + body`: the domain is the message's tag, so that no signature given
+What is signed is `"folkmoot/2/" + domain + 0x00 + chain id + body`: the domain is the message's tag, so that no signature given
 for one purpose, or on one chain, can be used for another.
 """
 
@@ -22,7 +22,8 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 M = TypeVar("M")
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2  # of what peers say to each other on a link: both ends have the same, or say so and part
+SIGNED_VERSION = 2  # part of all that is signed. It stays: blocks of every later release are verified with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def preimage(domain: str, chain_id: bytes, body: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _prefix(domain: str, chain_id: bytes) -> bytes:
-    return b"folkmoot/%d/" % WIRE_VERSION + domain.encode() + b"\x00" + chain_id
+    return b"folkmoot/%d/" % SIGNED_VERSION + domain.encode() + b"\x00" + chain_id
 
 
 def sign(signer: Signer, chain_id: Digest, message: Any) -> Signed:

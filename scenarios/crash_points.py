@@ -45,6 +45,7 @@ ARMED = 3  # the one of four peers that dies with a proof in hand: it votes, doe
 VOCABULARY = 300  # more than the bytes, so that texts are tokenized into files
 UNREACHED = {
     "identity.next": "`peer rekey` writes it, which a test cuts off at every step",
+    "store-migrate": "only where an older program wrote the database: tests/storage/test_store.py",
     "append-silence": "only on a disk that was put back: `python -m scenarios.rollback`",
     "blob-keep": "only where a liar names somebody's payload as its buffer",
 }

@@ -20,6 +20,7 @@ WRITES = {
     "identity.next": "`peer rekey`: the key to come",
     "genesis": "`peer init` and `join`: the founding block",
     "store-create": "the first start: an empty database",
+    "store-migrate": "the first start of a newer program: the database gets its form",
     "store-count": "how many transactions were committed, in a file beside the database",
     "append-propose": "the journal, in one transaction with all else of the turn: our block for a view",
     "append-prepare": "our vote of the first phase",

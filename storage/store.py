@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from consensus.block import decode_header, encode_header, header_of
 from consensus.evidence import Evidence
@@ -38,7 +38,10 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 Tables = Mapping[str, Table[Any]]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
+FIRST_SCHEMA_VERSION = 6  # from release 0.2.0 on, all are read
+# Version -> what makes a database of it one of the next version. Each stays for ever.
+MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
 _SCHEMA = """
@@ -126,8 +129,14 @@ class Store:
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             self._create(chain_id)
-        elif version != SCHEMA_VERSION:
-            raise StorageError(f"{self.path} has format {version}, this program reads format {SCHEMA_VERSION}")
+        elif version < FIRST_SCHEMA_VERSION:
+            before = f"{self.path} has format {version}, of a program before 0.2.0"
+            raise StorageError(f"{before}: its network goes on only with that program; found another one for this program")
+        elif version > SCHEMA_VERSION:
+            newer = f"{self.path} has format {version}, this program reads formats up to {SCHEMA_VERSION}"
+            raise StorageError(f"{newer}: install the newer program that wrote it")
+        elif version < SCHEMA_VERSION:
+            self._migrate(version)
         self._check_content()
         if self._get("chain") != chain_id:
             raise StorageError(f"{self.path} belongs to another network: use the data directory made for this one")
@@ -143,6 +152,15 @@ class Store:
                 self._database.execute(statement)
             insert(self._database, "INSERT", "meta", "chain", chain_id)
             insert(self._database, "INSERT", "meta", "transactions", 0)
+            self._database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._database.execute("COMMIT")
+
+    def _migrate(self, version: int) -> None:
+        """In one transaction: after a crash the database is of the old version or of this one."""
+        with crash_points("store-migrate"), self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            for old in range(version, SCHEMA_VERSION):
+                MIGRATIONS[old](self._database)
             self._database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             self._database.execute("COMMIT")
 

@@ -32,8 +32,8 @@ from training.host import ModelHost
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 
-FORMAT = 1
-FIRST_FORMAT = 1  # from the first release on, all are read; tests/exports keeps one of each release
+FORMAT = 2
+FIRST_FORMAT = 2  # from release 0.2.0 on, all are read; tests/releases keeps one of each release
 FOUNDERS_NAMED_MAX = 4  # in an error message
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"

@@ -246,3 +246,54 @@ def test_an_enumeration_of_numbers_takes_no_truth_value() -> None:
     assert codec.decode(Verdict, codec.encode(Verdict.STALE)) is Verdict.STALE
     refused("mistyped", Verdict, True)
     refused("mistyped", Verdict, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """As the first release has it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """As a later release has it."""
+
+    number: int
+    colour: Colour = codec.added(Colour.RED)
+    leaf: Leaf | None = codec.added(None)
+
+
+seconds = st.builds(Second, integers, st.sampled_from(Colour), st.none() | leaves)
+
+
+@given(integers)
+def test_the_bytes_of_an_earlier_release_are_those_of_a_later_one(number: int) -> None:
+    data = codec.encode(First(number))
+    assert codec.decode(Second, data) == Second(number) and codec.encode(Second(number)) == data
+
+
+@given(seconds)
+def test_a_record_that_grew_has_one_encoding_for_each_value(value: Second) -> None:
+    data = codec.encode(value)
+    assert codec.decode(Second, data) == value
+    if value != Second(value.number):
+        with pytest.raises(RemoteProtocolError, match="unknown field"):
+            codec.decode(First, data)
+
+
+@pytest.mark.parametrize("fields", [[1, "red"], [1, "red", None], [1, "blue", None]])
+def test_an_added_field_at_its_default_is_left_out_at_the_end(fields: list[object]) -> None:
+    with pytest.raises(RemoteProtocolError, match="has its default, and is left out then"):
+        codec.decode(Second, msgpack.packb(fields))
+    assert codec.decode(Second, msgpack.packb([1, "red", [2, "red"]])) == Second(1, Colour.RED, Leaf(2, Colour.RED))
+
+
+def test_a_field_is_added_behind_all_others() -> None:
+    @dataclass(frozen=True)
+    class Wrong:
+        number: int = codec.added(0)
+        text: str = ""
+
+    with pytest.raises(AssertionError, match="added behind all others"):
+        codec.encode(Wrong())

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import resource
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import ClassVar
 
 import pytest
 
+import storage.store
 from consensus.evidence import Evidence
 from consensus.turn import (
     NEVER_VOTED,
@@ -31,8 +35,10 @@ from protocol import codec
 from protocol.errors import LocalProtocolError, LostVotesError, StorageError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, Certificate, CutOff, GetRound, Prepare
+from storage.crash_points import VARIABLE
 from storage.highwater import HighWater
 from storage.store import Store, StoredRound
+from tests.rooms import ROOT
 from tests.sim.keys import FastSigner
 
 CHAIN, ME = b"c" * 32, FastSigner("me")
@@ -238,7 +244,75 @@ def test_another_chains_database_and_another_format_are_refused(filled: Path) ->
     database.close()
     with pytest.raises(StorageError) as error:
         Store(filled, CHAIN)
-    one_line(error, filled, "format 9")
+    one_line(error, filled, "format 9, this program reads formats up to 6: install the newer program that wrote it")
+    with sqlite3.connect(filled) as database:
+        database.execute("PRAGMA user_version=5")
+    database.close()
+    with pytest.raises(StorageError) as error:
+        Store(filled, CHAIN)
+    one_line(error, filled, "format 5, of a program before 0.2.0")
+
+
+LATER = """
+import sys
+from pathlib import Path
+from storage import store
+from tests.storage.test_store import CHAIN, later
+with later():
+    store.Store(Path(sys.argv[1]), CHAIN).close()
+"""
+
+
+@contextmanager
+def later() -> Iterator[None]:
+    """A program with two more forms of the database: a column of what was measured, then an index of it."""
+    column, index = "ALTER TABLE measured ADD COLUMN unit TEXT", "CREATE INDEX by_unit ON measured (unit)"
+    real = storage.store.SCHEMA_VERSION, storage.store._TABLES
+    others = (table for table in real[1] if "TABLE measured" not in table)
+    storage.store.SCHEMA_VERSION, storage.store._TABLES = real[0] + 2, (*others, index)
+    storage.store.MIGRATIONS.update({real[0]: lambda db: db.execute(column), real[0] + 1: lambda db: db.execute(index)})
+    try:
+        yield
+    finally:
+        storage.store.SCHEMA_VERSION, storage.store._TABLES = real
+        storage.store.MIGRATIONS.clear()
+
+
+def test_a_database_of_an_earlier_form_is_migrated_with_all_that_is_in_it(filled: Path) -> None:
+    with closing(Store(filled, CHAIN)) as before:
+        decided = before.decided_height
+    with later(), closing(Store(filled, CHAIN)) as store:
+        assert store.decided_height == decided
+        assert store._rows("PRAGMA user_version")[0][0] == storage.store.FIRST_SCHEMA_VERSION + 2
+    with pytest.raises(StorageError, match="install the newer program"):
+        Store(filled, CHAIN)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_crash_while_a_database_is_migrated_leaves_the_old_form_or_the_new_one(filled: Path, side: str) -> None:
+    environment = {**os.environ, VARIABLE: f"{side}-store-migrate", "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", LATER, str(filled)], env=environment, timeout=60).returncode == -signal.SIGKILL
+    with closing(sqlite3.connect(filled)) as database:
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+    assert version == storage.store.FIRST_SCHEMA_VERSION + (0 if side == "before" else 2)
+    with later():
+        Store(filled, CHAIN).close()
+
+
+def test_a_migration_that_fails_changes_nothing(filled: Path) -> None:
+    def fails(database: sqlite3.Connection) -> None:
+        database.execute("ALTER TABLE measured ADD COLUMN unit TEXT")
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with later():
+        storage.store.MIGRATIONS[storage.store.FIRST_SCHEMA_VERSION + 1] = fails
+        with pytest.raises(StorageError):
+            Store(filled, CHAIN)
+    Store(filled, CHAIN).close()
+
+
+def test_there_is_a_migration_from_each_earlier_form() -> None:
+    assert sorted(storage.store.MIGRATIONS) == list(range(storage.store.FIRST_SCHEMA_VERSION, storage.store.SCHEMA_VERSION))
 
 
 def test_the_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
