@@ -112,12 +112,14 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
             with torch.device(device):
                 self.elsewhere = GPT(spec)
 
-        def batch(self, job: bytes, round: int, trainer: bytes, step: int, size: int, claim: Any = None) -> npt.NDArray[np.int64]:
-            return super().batch(job, round, variant.trainer, step + variant.shift, size, claim)
+        def batch(
+            self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Any = None
+        ) -> npt.NDArray[np.int64]:
+            return super().batch(job, round, variant.trainer, step + variant.shift, size, declaration)
 
-        def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Any, claim: Any) -> float:
+        def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Any, declaration: Any) -> float:
             if device == "cpu" and not variant.half:
-                return super()._accumulate(offsets, on_step, claim)
+                return super()._accumulate(offsets, on_step, declaration)
             model, total = self.elsewhere, 0.0
             with torch.no_grad():
                 model.parameters.copy_(self._model.parameters)

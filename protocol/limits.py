@@ -33,7 +33,7 @@ DATA_BYTES_MAX: Final = 64 << 30  # all shards of a job; the manifest then stays
 
 FRAME_BYTES_MAX: Final = 64 << 10  # Noise messages are at most 65535 bytes
 NONCE_BYTES: Final = 16  # nobody finds a second nonce for a commitment, nor guesses one: 2^128 tries
-CLAIM_BYTES_MAX: Final = 1_024  # an objective's record in a proposal: some digests and figures; a closed round has TRAINERS_MAX
+DECLARATION_BYTES_MAX: Final = 1_024  # an objective's record in a proposal, of which a block may hold TRAINERS_MAX: some digests
 ROW_KEY_BYTES_MAX: Final = 64  # of a table: two digests
 ROW_BYTES_MAX: Final = 16 << 10  # of a record in a table: sixteen of them are read and written at once
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers

@@ -18,8 +18,8 @@ from protocol.limits import (
     BLOB_BYTES_MAX,
     BLOB_CHUNK_BYTES,
     BLOCK_BYTES_MAX,
-    CLAIM_BYTES_MAX,
     DECISIONS_PER_REPLY_MAX,
+    DECLARATION_BYTES_MAX,
     HEADER_BYTES_MAX,
     HEARD_MAX,
     LINKS_MAX,
@@ -219,7 +219,7 @@ class Proposal:
     trace: Digest | None = None  # of the list of the states after each inner step; where audits are sampled and there are several
     inner: Digest | None = None  # of the inner optimizer's state after the last step, where a job keeps it
     inner_from: Digest | None = None  # the `inner` of my last accepted proposal, from which the first step goes on; None: fresh
-    claim: Annotated[bytes, Length(0, CLAIM_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
+    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
 
 
 @dataclass(frozen=True, slots=True)

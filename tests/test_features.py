@@ -171,14 +171,14 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
                 await worker.ask(tasks.OpenJob(bytes(32), replace(LETTERS, objective="language").encode(), text, None))
             opened = await worker.ask(tasks.OpenJob(bytes(32), LETTERS.encode(), text, None))
             assert opened.parameters == 256
-            folder = tmp_path / "claim"
-            propose = tasks.Propose(bytes(32), 0, b"t" * 32, model, None, None, buffer, claim_out=str(folder))
+            folder = tmp_path / "declared"
+            propose = tasks.Propose(bytes(32), 0, b"t" * 32, model, None, None, buffer, declared_out=str(folder))
             proposed = await worker.ask(propose)
             Path(payload).write_bytes(proposed.payload)
             update = np.fromfile(buffer, "<f4")
             assert update.argmin() == ord(" "), "of its share there is most to learn"
-            claimed = tasks.Claimed(proposed.claim, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()})
-            audit = tasks.Audit(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None, claimed=claimed)
+            declared = tasks.Declared(proposed.declaration, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()})
+            audit = tasks.Audit(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None, declared=declared)
             assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
             theirs = await worker.ask(replace(audit, trainer=b"u" * 32))
             assert label(theirs.verdict, LETTERS.kind.labels) == "miscounted", "another trainer draws other sequences"

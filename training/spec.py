@@ -169,20 +169,22 @@ class JobSpec:
             raise RemoteProtocolError("bad-job", f"{what}, {len(self.settings)} bytes were given")
         return None if kind is None else codec.decode(kind, self.settings)
 
-    def claim(self, encoded: bytes) -> Any:
+    def declaration(self, encoded: bytes) -> Any:
         """The objective's own record in a proposal; None if it has none. Raises `RemoteProtocolError` for one that is unsound."""
-        kind = self.kind.claim
+        kind = self.kind.declaration
         if kind is None and encoded:
-            raise RemoteProtocolError("bad-claim", f"objective {self.objective!r} has none, {len(encoded)} bytes were given")
+            raise RemoteProtocolError(
+                "bad-declaration", f"objective {self.objective!r} has none, {len(encoded)} bytes were given"
+            )
         record = None if kind is None else codec.decode(kind, encoded)
-        problem = None if kind is None else self.kind.claim_problem(self, record)
+        problem = None if kind is None else self.kind.declaration_problem(self, record)
         if problem:
-            raise RemoteProtocolError("bad-claim", problem)
+            raise RemoteProtocolError("bad-declaration", problem)
         return record
 
-    def claimed_blobs(self, encoded: bytes) -> Mapping[bytes, int]:
-        """Digest -> size at most, in bytes, of each blob that a proposal's claim names. Raises as `claim`."""
-        record = self.claim(encoded)
+    def declared_blobs(self, encoded: bytes) -> Mapping[bytes, int]:
+        """Digest -> size at most, in bytes, of each blob that a proposal's declaration names. Raises as `declaration`."""
+        record = self.declaration(encoded)
         return {} if record is None else self.kind.blobs(self, record)
 
     @property

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
-from protocol.limits import CLAIM_BYTES_MAX, TRANSACTION_BYTES_MAX
+from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.reasons import Finding, Verdict
 from training.transformer import PARAMETERS_MAX
 
@@ -55,7 +55,7 @@ class Proposed:
     # Of what it goes on from: the buffer and the inner state of the trainer's last accepted proposal. None: it began anew.
     feedback: Digest | None = None
     inner_from: Digest | None = None
-    claim: Annotated[bytes, Length(0, CLAIM_BYTES_MAX)] = b""  # as `Proposal.claim`; its blobs are in the folder `claim_out`
+    declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # of the proposal; its blobs are in `declared_out`
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
-    """The claim of a proposal that is re-executed, and the files with the blobs that it names."""
+class Declared:
+    """The declaration of a proposal that is re-executed, and the files with the blobs that it names."""
 
-    encoded: Annotated[bytes, Length(0, CLAIM_BYTES_MAX)] = b""
-    files: Annotated[dict[Digest, Path], Length(0, CLAIM_BYTES_MAX // 32)] = field(default_factory=dict)
+    encoded: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""
+    files: Annotated[dict[Digest, Path], Length(0, DECLARATION_BYTES_MAX // 32)] = field(default_factory=dict)
 
 
 # Requests ------------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class Propose(Request[Proposed]):
     buffer_out: Path  # where the new m goes; who takes the file over makes it durable, with all else that is sent
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
     states_out: Path | None = None  # folder that is made anew for the files of `replay.trace`, where the job commits to any
-    claim_out: Path | None = None  # folder that is made anew for the blobs of the claim, where the objective has claims
+    declared_out: Path | None = None  # folder that is made anew for the blobs of the declaration, where the objective has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Reexecute(Request[Reexecuted]):
     model_directory: Path
     previous_inner: Path | None
     states_out: Path
-    claimed: Claimed = Claimed()
+    declared: Declared = Declared()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Audit(Request[Audited]):
     previous_payload: Path | None
     inner: Path | None = None  # where the job keeps it: the inner state that the proposal commits to
     previous_inner: Path | None = None  # as the proposal's `inner_from` says
-    claimed: Claimed = Claimed()
+    declared: Declared = Declared()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Replay(Request[Replayed]):
     states: Annotated[dict[Digest, Path], Length(0, STATES_MAX)]  # the files that `training.replay.trace.needed` names
     inner: Digest | None  # of the proposal, as the next
     inner_from: Digest | None
-    claimed: Claimed = Claimed()
+    declared: Declared = Declared()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.roles.base import Computing, Round, audit_of
 from peer.roles.trainer import CHALLENGE
-from peer.roles.voter import fetch_claimed, fetch_reveal, read_fetched, replay_request
+from peer.roles.voter import fetch_declared, fetch_reveal, read_fetched, replay_request
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
 from protocol.reasons import OWN_FIRST, Finding, label
@@ -401,12 +401,10 @@ class Auditing:
         inner, states = due.proposal.inner_from, folder / "states"
         if inner is not None:
             await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)
-        begun, claimed = (
-            None if inner is None else str(past.blobs.path(inner)),
-            await fetch_claimed(past, due.trainer, due.proposal),
-        )
+        begun = None if inner is None else str(past.blobs.path(inner))
+        declared = await fetch_declared(past, due.trainer, due.proposal)
         model = str(past.model_directory)
-        done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, model, begun, str(states), claimed))
+        done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, model, begun, str(states), declared))
         if done.trace is None:
             raise RemoteProtocolError("bad-trace", "the proposal goes on from something that is no inner state")
         listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)

@@ -141,14 +141,14 @@ class Workshop:
         for book in list(self._rounds.books.values()):
             for signed in list(book.proposals.values()):
                 proposal = codec.decode_message(signed.body, (Proposal,))
-                keep |= {proposal.buffer, proposal.inner, *self._claimed(proposal)}
+                keep |= {proposal.buffer, proposal.inner, *self._declared(proposal)}
         self._blobs.delete_passed({digest for digest in keep if digest is not None})
 
-    def _claimed(self, proposal: Proposal) -> Iterable[bytes]:
-        """The blobs that the claim of a proposal names; none if it is unsound."""
+    def _declared(self, proposal: Proposal) -> Iterable[bytes]:
+        """The blobs that the declaration of a proposal names; none if it is unsound."""
         opened = self._open.get((proposal.job, proposal.round))
         try:
-            return opened.spec.claimed_blobs(proposal.claim) if opened else ()
+            return opened.spec.declared_blobs(proposal.declaration) if opened else ()
         except RemoteProtocolError:
             return ()
 

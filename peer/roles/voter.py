@@ -19,7 +19,7 @@ from training.replay.inner_state import inner_bytes
 from training.replay.trace import Trace, needed, trace_bytes_max
 from training.replicated.codec import Mode, payload_bytes_max
 from training.spec import AuditMode
-from training.tasks import Audit, Audited, Claimed, Propose, Proposed, Replay, Replayed
+from training.tasks import Audit, Audited, Declared, Propose, Proposed, Replay, Replayed
 
 
 class Voter:
@@ -80,7 +80,7 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
         buffer_out=str(buffer_out),
         previous_inner=str(round.blobs.path(inner)) if inner else None,
         states_out=f"{buffer_out}.states" if commits else None,
-        claim_out=f"{buffer_out}.claim" if round.spec.kind.claim else None,
+        declared_out=f"{buffer_out}.declaration" if round.spec.kind.declaration else None,
     )
 
 
@@ -103,7 +103,7 @@ def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
         trace=done.trace,
         inner=done.inner,
         inner_from=done.inner_from,
-        claim=done.claim,
+        declaration=done.declaration,
     )
 
 
@@ -117,15 +117,15 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal)
     if made and proposal.inner:
         blobs.expect_to_pass(proposal.inner, owner)
         blobs.adopt_link(made / proposal.inner.hex(), proposal.inner)
-    claimed = tuple(round.spec.claimed_blobs(proposal.claim))
-    for digest in claimed:
-        assert request.claim_out is not None
+    declared = tuple(round.spec.declared_blobs(proposal.declaration))
+    for digest in declared:
+        assert request.declared_out is not None
         blobs.expect_to_pass(digest, owner)
-        blobs.adopt(Path(request.claim_out) / digest.hex(), digest)
-    if request.claim_out is not None:
-        shutil.rmtree(request.claim_out)
+        blobs.adopt(Path(request.declared_out) / digest.hex(), digest)
+    if request.declared_out is not None:
+        shutil.rmtree(request.declared_out)
     if round.spec.audit is AuditMode.SAMPLED:
-        named = (proposal.buffer, proposal.feedback, proposal.inner_from, *claimed)
+        named = (proposal.buffer, proposal.feedback, proposal.inner_from, *declared)
         blobs.keep_together(*owner, made, [digest for digest in named if digest])
     elif made:
         shutil.rmtree(made)
@@ -186,7 +186,7 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
         await fetch_reveal(round, previous.buffer, size, trainer)
         await round.fetch(previous.payload, payload_bytes_max(round.model.layout, Mode.of(round.spec)), (trainer,))
     return {
-        "claimed": await fetch_claimed(round, trainer, proposal),
+        "declared": await fetch_declared(round, trainer, proposal),
         "job": round.job,
         "round": round.number,
         "trainer": trainer,
@@ -198,13 +198,13 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
     }
 
 
-async def fetch_claimed(round: Round, trainer: bytes, proposal: Proposal) -> Claimed:
-    """The claim, with the blobs that it names. Raises `RemoteProtocolError` for one that is unsound."""
+async def fetch_declared(round: Round, trainer: bytes, proposal: Proposal) -> Declared:
+    """The declaration, with the blobs that it names. Raises `RemoteProtocolError` for one that is unsound."""
     files = dict[bytes, str]()
-    for digest, size_max in round.spec.claimed_blobs(proposal.claim).items():
+    for digest, size_max in round.spec.declared_blobs(proposal.declaration).items():
         await fetch_reveal(round, digest, size_max, trainer)
         files[digest] = str(round.blobs.path(digest))
-    return Claimed(proposal.claim, files)
+    return Declared(proposal.declaration, files)
 
 
 async def _fetched(round: Round, digest: bytes, size: int, trainer: bytes) -> bytes:

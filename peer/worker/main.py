@@ -25,8 +25,8 @@ from protocol.errors import FolkmootError, UserError
 from training import tasks
 from training.data.corpus import open_tokens
 from training.data.tokenizer import load_tokenizer
-from training.engines.engine import ClaimingEngine, Engine, EngineKind
-from training.objectives.objective import Claim, Reason
+from training.engines.engine import DeclaringEngine, Engine, EngineKind
+from training.objectives.objective import Declaration, Reason
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
@@ -100,13 +100,13 @@ class Jobs:
             case tasks.OpenJob():
                 return self._open(request)
             case tasks.Propose():
-                return proposals.propose(request, self._update(request.job), self._claims(request.job))
+                return proposals.propose(request, self._update(request.job), self._declarer(request.job))
             case tasks.Reexecute():
                 return proposals.reexecute(request, self._update(request.job))
             case tasks.Audit():
-                return proposals.audit(request, self._update(request.job), self._claims(request.job))
+                return proposals.audit(request, self._update(request.job), self._declarer(request.job))
             case tasks.Replay():
-                return proposals.replay(request, self._inner_step(request.job), self._claims(request.job))
+                return proposals.replay(request, self._inner_step(request.job), self._declarer(request.job))
             case tasks.Evaluate():
                 return self._evaluate(request)
             case tasks.Generate():
@@ -127,8 +127,10 @@ class Jobs:
         else:
             tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
         engine = self.kind.open(spec, tokens, tokenizer)
-        if spec.kind.claim is not None and not isinstance(engine, ClaimingEngine):
-            raise UserError(f"the engine {self.kind.name!r} makes no claims, which the objective {spec.objective!r} asks for")
+        if spec.kind.declaration is not None and not isinstance(engine, DeclaringEngine):
+            raise UserError(
+                f"the engine {self.kind.name!r} makes no declarations, which the objective {spec.objective!r} asks for"
+            )
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine
         while len(self._engines) > JOBS_MAX:
@@ -152,9 +154,9 @@ class Jobs:
             inner: InnerState | None,
             on_state: OnState,
             *,
-            claim: Claim | None = None,
+            declaration: Declaration | None = None,
         ) -> tuple[Float32Array, float]:
-            delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state, claim)
+            delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state, declaration)
             return delta, metrics.loss
 
         return update
@@ -170,16 +172,16 @@ class Jobs:
             trainer: bytes,
             step: int,
             *,
-            claim: Claim | None = None,
+            declaration: Declaration | None = None,
         ) -> tuple[Float32Array, InnerState]:
-            return engine.inner_step(parameters, inner, job, round, trainer, step, self._beat, claim)
+            return engine.inner_step(parameters, inner, job, round, trainer, step, self._beat, declaration)
 
         return inner_step
 
-    def _claims(self, job: bytes) -> proposals.Claims | None:
+    def _declarer(self, job: bytes) -> proposals.Declarer | None:
         """None: the job's objective has none."""
         engine = self._engine(job)
-        return _Claims(engine, self._beat) if isinstance(engine, ClaimingEngine) else None
+        return _Declarer(engine, self._beat) if isinstance(engine, DeclaringEngine) else None
 
     def _evaluate(self, request: tasks.Evaluate) -> tasks.Evaluated:
         started = time.perf_counter()
@@ -194,17 +196,17 @@ class Jobs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claims:
-    engine: ClaimingEngine
+class _Declarer:
+    engine: DeclaringEngine
     beat: Callable[[], None]
 
-    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Claim:
-        return self.engine.make_claim(parameters, job, round, trainer, folder, self.beat)
+    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Declaration:
+        return self.engine.declare(parameters, job, round, trainer, folder, self.beat)
 
     def refutation(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, claim: Claim, step: int | None
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, step: int | None
     ) -> Reason | None:
-        return self.engine.refutation(parameters, job, round, trainer, claim, step, self.beat)
+        return self.engine.refutation(parameters, job, round, trainer, declaration, step, self.beat)
 
 
 def _parameters(model_directory: str) -> Float32Array:

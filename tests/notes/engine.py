@@ -15,7 +15,7 @@ from features.lazily import named
 from tests.notes.objective import Counted
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, EngineKind
-from training.objectives.objective import Claim, Reason, Step
+from training.objectives.objective import Declaration, Reason, Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
 from training.sequences import Tokens
@@ -50,24 +50,24 @@ class Slate:
         on_step: Beat = lambda: None,
         inner: InnerState | None = None,
         on_state: OnState = lambda parameters, inner: None,
-        claim: Claim | None = None,
+        declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Metrics]:
         now, loss = parameters, 0.0
-        assert claim is not None
-        counts = np.fromfile(claim.files[claim.record.counts], "<i8")
+        assert declaration is not None
+        counts = np.fromfile(declaration.files[declaration.record.counts], "<i8")
         for _ in range(self.spec.local_steps):
             gradient, loss = self.gradient(now, (counts / counts.sum()).astype(np.float32))
             now = now - RATE * gradient
             on_step()
         return parameters - now, Metrics(loss)
 
-    def make_claim(
+    def declare(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat = lambda: None
-    ) -> Claim:
+    ) -> Declaration:
         counts = self._counts(job, round, trainer).astype("<i8")
         digest = hashlib.sha256(counts.tobytes()).digest()
         counts.tofile(folder / digest.hex())
-        return Claim(Counted(digest, int(counts.sum())), {digest: folder / digest.hex()})
+        return Declaration(Counted(digest, int(counts.sum())), {digest: folder / digest.hex()})
 
     def refutation(
         self,
@@ -75,11 +75,11 @@ class Slate:
         job: bytes,
         round: int,
         trainer: bytes,
-        claim: Claim,
+        declaration: Declaration,
         step: int | None,
         on_step: Beat = lambda: None,
     ) -> Reason | None:
-        said = claim.files[claim.record.counts].read_bytes()
+        said = declaration.files[declaration.record.counts].read_bytes()
         return None if said == self._counts(job, round, trainer).astype("<i8").tobytes() else self.spec.kind.reasons[0]
 
     def _counts(self, job: bytes, round: int, trainer: bytes) -> npt.NDArray[np.int64]:
@@ -98,7 +98,7 @@ class Slate:
         trainer: bytes,
         step: int,
         on_step: Beat = lambda: None,
-        claim: Claim | None = None,
+        declaration: Declaration | None = None,
     ) -> tuple[Float32Array, InnerState]:
         raise NotImplementedError("its jobs commit to no states")
 

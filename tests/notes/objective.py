@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.codec import Count, Digest
-from training.objectives.objective import Claim, Float32Array, Job, Objective, Reason, Shape
+from training.objectives.objective import Declaration, Float32Array, Job, Objective, Reason, Shape
 from training.sequences import Tokens
 from training.transformer import BYTES
 
@@ -45,7 +45,7 @@ COUNTED_BYTES = 8 * BYTES
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The claim of a proposal: how often each byte was met."""
+    """The declaration of a proposal: how often each byte was met."""
 
     counts: Digest  # of a blob: int64, little-endian, by byte
     bytes: Count
@@ -60,10 +60,10 @@ class Letters(Objective):
     losses: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance"}
     measures: ClassVar[Mapping[str, str]] = {"slate": "tests.notes.engine:distance_from_all"}
     figure = "distance_from_all"
-    claim = Counted
+    declaration = Counted
     reasons = (Reason("miscounted", "it met other letters than it says"),)
 
-    def claim_problem(self, job: Job, record: Any) -> str | None:
+    def declaration_problem(self, job: Job, record: Any) -> str | None:
         return None if record.bytes else "nothing was counted"
 
     def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
@@ -73,7 +73,7 @@ class Letters(Objective):
         return [("shares", (BYTES,))]
 
     def examples(
-        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, claim: Claim | None = None
+        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
         """The bytes of sequences, of which nothing is predicted."""
         seen, _ = super().examples(job, drawn, data)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from training.data.tokenizer import Tokenizer
-from training.objectives.objective import Claim, Reason
+from training.objectives.objective import Declaration, Reason
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
 from training.sequences import Tokens
@@ -39,11 +39,11 @@ class Engine(Protocol):
         on_step: Beat = ...,
         inner: InnerState | None = None,
         on_state: OnState = ...,
-        claim: Claim | None = None,
+        declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Metrics]:
         """Δ of the trainer in the round, and what it met; `on_state` sees the state after each inner step.
 
-        The steps go by the claim, where the objective has claims.
+        The steps go by the declaration, where the objective has declarations.
         """
 
     def inner_step(
@@ -55,7 +55,7 @@ class Engine(Protocol):
         trainer: bytes,
         step: int,
         on_step: Beat = ...,
-        claim: Claim | None = None,
+        declaration: Declaration | None = None,
     ) -> tuple[Float32Array, InnerState]:
         """The state after one inner step, from the state before it."""
 
@@ -68,13 +68,13 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class ClaimingEngine(Engine, Protocol):
-    """For objectives that have claims."""
+class DeclaringEngine(Engine, Protocol):
+    """For objectives that have declarations."""
 
-    def make_claim(
+    def declare(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat = ...
-    ) -> Claim:
-        """The trainer's claim in the round. Each blob that it names is a file in `folder`, called by its digest in hex."""
+    ) -> Declaration:
+        """The trainer's declaration in the round. Each blob that it names is a file in `folder`, called by its digest in hex."""
 
     def refutation(
         self,
@@ -82,11 +82,11 @@ class ClaimingEngine(Engine, Protocol):
         job: bytes,
         round: int,
         trainer: bytes,
-        claim: Claim,
+        declaration: Declaration,
         step: int | None,
         on_step: Beat = ...,
     ) -> Reason | None:
-        """The objective's own reason that refutes the claim, as far as this step goes by it; None as `step`: all steps."""
+        """The objective's own reason that refutes the declaration, as far as this step goes by it; None as `step`: all steps."""
 
 
 class EngineKind(Protocol):

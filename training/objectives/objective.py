@@ -54,10 +54,10 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Declaration:
     """What a proposal says in the objective's own terms, which the inner steps of its round go by."""
 
-    record: Any  # of the type `Objective.claim`
+    record: Any  # of the type `Objective.declaration`
     files: Mapping[bytes, Path]  # by digest: what `Objective.blobs` names
 
 
@@ -98,7 +98,7 @@ class Objective:
     measures: ClassVar[Mapping[str, str]] = {}
     figure: ClassVar[str] = "held_out_bits_per_byte"  # what it is called among a round's figures
     # Record that a proposal has beside what all proposals have. The engine makes it before the steps, and auditors check it.
-    claim: ClassVar[type | None] = None
+    declaration: ClassVar[type | None] = None
     reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.reasons.OWN_MAX`
 
     @property
@@ -114,8 +114,8 @@ class Objective:
         """Names and shapes, in the order of the flat vector."""
         raise NotImplementedError
 
-    def claim_problem(self, job: Job, record: Any) -> str | None:
-        """What every voter, without an engine, finds wrong in a record of type `claim`."""
+    def declaration_problem(self, job: Job, record: Any) -> str | None:
+        """What every voter, without an engine, finds wrong in a record of type `declaration`."""
         return None
 
     def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
@@ -126,11 +126,13 @@ class Objective:
         """Inner steps of a round, of which a sampled audit replays one."""
         return job.local_steps
 
-    def draw(self, job: Job, step: Step, count: int, data: Tokens, claim: Claim | None = None) -> npt.NDArray[np.int64]:
+    def draw(
+        self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None
+    ) -> npt.NDArray[np.int64]:
         """The numbers of `count` examples of which a step is made; of text, where the sequences begin.
 
-        They follow from these arguments alone: auditors must find the same ones, and no trainer may choose. `claim` is the
-        trainer's, where the objective has claims.
+        They follow from these arguments alone: auditors must find the same ones, and no trainer may choose. `declaration` is the
+        trainer's, where the objective has declarations.
         """
         tokens, context = len(data.train), job.model.context
         drawn = batch_offsets(
@@ -140,7 +142,7 @@ class Objective:
         return drawn
 
     def examples(
-        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, claim: Claim | None = None
+        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, declaration: Declaration | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
         """Arrays that the loss takes after the model. Each array has one row for each number in `drawn`."""
         return sequences(data.train, drawn, job.model.context)

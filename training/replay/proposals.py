@@ -17,7 +17,7 @@ import numpy as np
 from protocol import codec as wire
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.reasons import OWN_FIRST, Finding, Verdict
-from training.objectives.objective import Claim, Reason
+from training.objectives.objective import Declaration, Reason
 from training.replay import trace
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
@@ -41,7 +41,7 @@ class Update(Protocol):
         on_state: OnState,
         /,
         *,
-        claim: Claim | None = None,
+        declaration: Declaration | None = None,
     ) -> tuple[Float32Array, float]:
         """Δ and the mean training loss. `inner` is None for a fresh inner state; `on_state` is told each state."""
 
@@ -57,22 +57,22 @@ class InnerStep(Protocol):
         step: int,
         /,
         *,
-        claim: Claim | None = None,
+        declaration: Declaration | None = None,
     ) -> tuple[Float32Array, InnerState]:
         """The state after the step."""
 
 
-class Claims(Protocol):
-    """What an engine does for objectives that have claims."""
+class Declarer(Protocol):
+    """What an engine does for objectives that have declarations."""
 
-    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Claim: ...
+    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path) -> Declaration: ...
 
     def refutation(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, claim: Claim, step: int | None
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, step: int | None
     ) -> Reason | None: ...
 
 
-def propose(request: Propose, update: Update, claims: Claims | None = None) -> Proposed:
+def propose(request: Propose, update: Update, declarer: Declarer | None = None) -> Proposed:
     """Computes the update, adds what earlier payloads left unsaid, writes m and the states of the job, and encodes it.
 
     What of the trainer's own is not whole any more is not gone on from: beginning anew is always allowed.
@@ -83,15 +83,15 @@ def propose(request: Propose, update: Update, claims: Claims | None = None) -> P
     states = _states_out(request, model, inner_from)
     take = states.take if states else _forget
     place = request.job, request.round, request.trainer
-    claim = _own_claim(request, model, claims)
-    delta, loss = update(model.parameters, *place, inner, take, claim=claim)
+    declaration = _own_declaration(request, model, declarer)
+    delta, loss = update(model.parameters, *place, inner, take, declaration=declaration)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay)
     payload = codec.encode(model.header(request.trainer), m, model.layout)
     buffer = float32_bytes(m)
     Path(request.buffer_out).write_bytes(buffer)
     digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
     committed = states.finish() if states else (None, None)
-    seconds, encoded = time.perf_counter() - started, wire.encode(claim.record) if claim else b""
+    seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
     return Proposed(payload, *digests, loss, seconds, *committed, feedback_from, inner_from, encoded)
 
 
@@ -99,37 +99,37 @@ def reexecute(request: Reexecute, update: Update) -> Reexecuted:
     """Somebody else's update, of which only the states are kept."""
     model = _open(request)
     try:
-        inner, claim = _previous_inner(request, model.spec), _claim(request, model.spec)
+        inner, declaration = _previous_inner(request, model.spec), _declaration(request, model.spec)
     except RemoteProtocolError:
         return Reexecuted(None)
     record = model.records.get(request.trainer)
     begun = record.inner if record and request.previous_inner else None
     states = StateWriter(Path(request.states_out), model.spec, model.parameters, begun)
-    update(model.parameters, request.job, request.round, request.trainer, inner, states.take, claim=claim)
+    update(model.parameters, request.job, request.round, request.trainer, inner, states.take, declaration=declaration)
     return Reexecuted(states.finish()[0])
 
 
-def audit(request: Audit, update: Update, claims: Claims | None = None) -> Audited:
-    """Checks the claim, re-executes the update that goes by it, and judges payload, buffer and inner state by the result."""
+def audit(request: Audit, update: Update, declarer: Declarer | None = None) -> Audited:
+    """Checks the declaration, re-executes the update by it, and judges payload, buffer and inner state by the result."""
     started = time.perf_counter()
-    verdict, error = _judge(request, _open(request), update, claims)
+    verdict, error = _judge(request, _open(request), update, declarer)
     return Audited(verdict, error, time.perf_counter() - started)
 
 
-def _judge(request: Audit, model: ReplicatedModel, update: Update, claims: Claims | None) -> tuple[Verdict, float]:
+def _judge(request: Audit, model: ReplicatedModel, update: Update, declarer: Declarer | None) -> tuple[Verdict, float]:
     spec, trainer, last = model.spec, request.trainer, _Last()
     try:
         m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
-        previous, claim = _previous_inner(request, spec), _claim(request, spec)
+        previous, declaration = _previous_inner(request, spec), _declaration(request, spec)
     except RemoteProtocolError:  # what it commits to, or goes on from, is none
         return Verdict.REPLAY, RELATIVE_ERROR_MAX
-    number = _refutation(request, model, claim, claims, None)
+    number = _refutation(request, model, declaration, declarer, None)
     if number is not None:
         return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX
     payload = Path(request.payload).read_bytes()
     take = last.take if inner else _forget
-    delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take, claim=claim)
+    delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
     decay, tolerance = spec.feedback_decay, spec.replay_tolerance
     verdict = feedback.judge_replay(m, e, delta, payload, model.header(trainer), model.layout, decay, tolerance)
     error = trace.ratio(*feedback.replay_distances(m, e, delta, decay))
@@ -144,7 +144,7 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update, claims: Claim
 def known_update(spec: JobSpec) -> Update:
     """Of an objective whose updates take no training."""
     size, kind = layout_of(spec).size, spec.kind
-    return lambda parameters, job, round, trainer, inner, on_state, claim=None: (
+    return lambda parameters, job, round, trainer, inner, on_state, declaration=None: (
         kind.known_update(job, round, trainer, size),
         0.0,
     )
@@ -153,7 +153,7 @@ def known_update(spec: JobSpec) -> Update:
 # One step of a trace -------------------------------------------------------------------------------------------------
 
 
-def replay(request: Replay, inner_step: InnerStep, claims: Claims | None = None) -> Replayed:
+def replay(request: Replay, inner_step: InnerStep, declarer: Declarer | None = None) -> Replayed:
     """Replays the step, after the cheap checks that tie the trace to model, buffer and payload.
 
     All of that together costs one inner step and a few passes over the vectors, wherever in the round the step is, and whatever
@@ -162,15 +162,15 @@ def replay(request: Replay, inner_step: InnerStep, claims: Claims | None = None)
     started = time.perf_counter()
     model = _open(request)
     try:
-        finding, error = _find(request, model, inner_step, claims)
+        finding, error = _find(request, model, inner_step, declarer)
     except RemoteProtocolError:
         finding, error = Finding.MALFORMED, 0.0
     return Replayed(finding, error, time.perf_counter() - started)
 
 
-def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep, claims: Claims | None) -> tuple[Finding, float]:
+def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep, declarer: Declarer | None) -> tuple[Finding, float]:
     spec, step = model.spec, request.step
-    claim = _claim(request, spec)
+    declaration = _declaration(request, spec)
     listed = Trace.decode(Path(request.trace).read_bytes(), spec)
     states = States(listed, spec, lambda digest: Path(request.states[digest]), model.parameters)
     if not _starts(request, model, listed.states[0]):
@@ -179,11 +179,11 @@ def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep, claims
         return Finding.MALFORMED, 0.0
     if not _ends(request, model, states):
         return Finding.PAYLOAD, 0.0
-    number = _refutation(request, model, claim, claims, step)
+    number = _refutation(request, model, declaration, declarer, step)
     if number is not None:
         return Finding(OWN_FIRST + number), 0.0
     before, committed = states[step], states[step + 1]
-    replayed = inner_step(*before, request.job, request.round, request.trainer, step, claim=claim)
+    replayed = inner_step(*before, request.job, request.round, request.trainer, step, declaration=declaration)
     error = trace.step_error(before, committed, replayed, spec)
     return Finding.MATCH if error <= spec.replay_tolerance else Finding.MISMATCH, error
 
@@ -203,35 +203,35 @@ def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
     return feedback.encodes(m, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
 
 
-# Claims --------------------------------------------------------------------------------------------------------------
+# Declarations ----------------------------------------------------------------------------------------------------------
 
 
-def _own_claim(request: Propose, model: ReplicatedModel, claims: Claims | None) -> Claim | None:
-    if model.spec.kind.claim is None:
+def _own_declaration(request: Propose, model: ReplicatedModel, declarer: Declarer | None) -> Declaration | None:
+    if model.spec.kind.declaration is None:
         return None
-    if claims is None or request.claim_out is None:
-        raise LocalProtocolError("the objective has claims, but nobody makes them, or no folder was named for them")
-    folder = Path(request.claim_out)
+    if declarer is None or request.declared_out is None:
+        raise LocalProtocolError("the objective has declarations, but nobody makes them, or no folder was named for them")
+    folder = Path(request.declared_out)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return claims.make(model.parameters, request.job, request.round, request.trainer, folder)
+    return declarer.make(model.parameters, request.job, request.round, request.trainer, folder)
 
 
-def _claim(request: Reexecute | Audit | Replay, spec: JobSpec) -> Claim | None:
+def _declaration(request: Reexecute | Audit | Replay, spec: JobSpec) -> Declaration | None:
     """The trainer's. Raises `RemoteProtocolError` if it is unsound."""
-    record, files = spec.claim(request.claimed.encoded), request.claimed.files
-    return None if record is None else Claim(record, {digest: Path(file) for digest, file in files.items()})
+    record, files = spec.declaration(request.declared.encoded), request.declared.files
+    return None if record is None else Declaration(record, {digest: Path(file) for digest, file in files.items()})
 
 
 def _refutation(
-    request: Audit | Replay, model: ReplicatedModel, claim: Claim | None, claims: Claims | None, step: int | None
+    request: Audit | Replay, model: ReplicatedModel, declaration: Declaration | None, declarer: Declarer | None, step: int | None
 ) -> int | None:
-    """The number of the objective's own reason by which the claim is refused."""
-    if claim is None:
+    """The number of the objective's own reason by which the declaration is refused."""
+    if declaration is None:
         return None
-    if claims is None:
-        raise LocalProtocolError("the objective has claims, but nobody checks them")
-    reason = claims.refutation(model.parameters, request.job, request.round, request.trainer, claim, step)
+    if declarer is None:
+        raise LocalProtocolError("the objective has declarations, but nobody checks them")
+    reason = declarer.refutation(model.parameters, request.job, request.round, request.trainer, declaration, step)
     return None if reason is None else model.spec.kind.reasons.index(reason)
 
 

@@ -141,7 +141,7 @@ class ReplicatedModel:
             return Verdict.MALFORMED
         try:
             checked = self._decode(trainer, proposal.payload, payload)
-            self.spec.claim(proposal.claim)
+            self.spec.declaration(proposal.declaration)
         except RemoteProtocolError:
             return Verdict.MALFORMED
         if checked.norm_squared > self.norm_squared_max:

@@ -215,7 +215,7 @@ def test_a_replay_costs_one_step(honest: World, monkeypatch: pytest.MonkeyPatch)
     asked: list[int] = []
     batch = Engine.batch
 
-    def counted(engine: Engine, job: bytes, round: int, trainer: bytes, step: int, size: int, claim: object) -> object:
+    def counted(engine: Engine, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: object) -> object:
         asked.append(step)
         return batch(engine, job, round, trainer, step, size)
 

@@ -21,7 +21,7 @@ from training.engines.engine import Beat
 from training.engines.pytorch.adamw import AdamW, Settings, clip
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
-from training.objectives.objective import Claim, Step
+from training.objectives.objective import Declaration, Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.schedule import inner_rate
@@ -97,7 +97,7 @@ class Engine:
         on_step: Beat = lambda: None,
         inner: InnerState | None = None,
         on_state: OnState = lambda parameters, inner: None,
-        claim: Claim | None = None,
+        declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Metrics]:
         """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
 
@@ -105,10 +105,10 @@ class Engine:
         """
         self.load(parameters)
         if self.spec.sends_gradients:
-            return self._clipped_gradient(Step(job, round, trainer, 0), claim, on_step)
+            return self._clipped_gradient(Step(job, round, trainer, 0), declaration, on_step)
         optimizer, metrics = self._inner_optimizer(inner), []
         for step in range(self.spec.local_steps):
-            metrics.append(self._inner_step(optimizer, Step(job, round, trainer, step), claim, on_step))
+            metrics.append(self._inner_step(optimizer, Step(job, round, trainer, step), declaration, on_step))
             on_state(self.read(), _state_of(optimizer))
         return parameters - self.read(), Metrics(_mean([m.loss for m in metrics]), _mean([m.gradient_norm for m in metrics]))
 
@@ -121,24 +121,24 @@ class Engine:
         trainer: bytes,
         step: int,
         on_step: Beat = lambda: None,
-        claim: Claim | None = None,
+        declaration: Declaration | None = None,
     ) -> tuple[Float32Array, InnerState]:
         """The state after inner step `step` alone, from the state before it; the parameters are a view."""
         self.load(parameters)
         optimizer = self._inner_optimizer(inner)
-        self._inner_step(optimizer, Step(job, round, trainer, step), claim, on_step)
+        self._inner_step(optimizer, Step(job, round, trainer, step), declaration, on_step)
         return self.read(), _state_of(optimizer)
 
-    def _clipped_gradient(self, step: Step, claim: Claim | None, on_step: Beat) -> tuple[Float32Array, Metrics]:
+    def _clipped_gradient(self, step: Step, declaration: Declaration | None, on_step: Beat) -> tuple[Float32Array, Metrics]:
         with no_subnormal_numbers():
-            loss = self.gradient(self.batch(*step.place, self.spec.batch, claim), on_step, claim)
+            loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
             norm = clip(self._model.gradients, self.spec.clip)
         gradient: Float32Array = self._model.gradients.numpy()
         return gradient.copy(), Metrics(loss, norm)
 
-    def _inner_step(self, optimizer: AdamW | Muon, step: Step, claim: Claim | None, on_step: Beat) -> Metrics:
+    def _inner_step(self, optimizer: AdamW | Muon, step: Step, declaration: Declaration | None, on_step: Beat) -> Metrics:
         with no_subnormal_numbers():
-            loss = self.gradient(self.batch(*step.place, self.spec.batch, claim), on_step, claim)
+            loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
             return Metrics(loss, optimizer.step(inner_rate(self.spec, step.round)))
 
     def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
@@ -155,27 +155,29 @@ class Engine:
         return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
 
     def batch(
-        self, job: bytes, round: int, trainer: bytes, step: int, size: int, claim: Claim | None = None
+        self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None
     ) -> npt.NDArray[np.int64]:
         """The examples of one inner step. The objective draws them."""
-        return self.spec.kind.draw(self.spec, Step(job, round, trainer, step), size, self.tokens, claim)
+        return self.spec.kind.draw(self.spec, Step(job, round, trainer, step), size, self.tokens, declaration)
 
-    def gradient(self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None, claim: Claim | None = None) -> float:
+    def gradient(
+        self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None, declaration: Declaration | None = None
+    ) -> float:
         """Gathers the mean gradient over what was drawn, and returns its mean loss (of text in nats per token)."""
         while True:
             try:
-                return self._accumulate(drawn, on_step, claim)
+                return self._accumulate(drawn, on_step, declaration)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or self.micro_batch == 1:
                     raise
                 self.micro_batch //= 2
 
-    def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat, claim: Claim | None) -> float:
+    def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat, declaration: Declaration | None) -> float:
         self._model.gradients.zero_()
         total = 0.0
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
-            examples = map(torch.from_numpy, self.spec.kind.examples(self.spec, part, self.tokens, claim))
+            examples = map(torch.from_numpy, self.spec.kind.examples(self.spec, part, self.tokens, declaration))
             loss = self._loss(self._model, *examples) * (len(part) / len(drawn))
             loss.backward()
             total += float(loss.detach())

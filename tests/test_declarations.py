@@ -1,4 +1,4 @@
-"""An objective's own record in proposals: honest claims pass, and a false one is named by the objective's own reason."""
+"""An objective's own record in proposals: honest declarations pass, and a false one is named by the objective's own reason."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def rejections(seat: Seat, job: bytes) -> dict[bytes, dict[str, int]]:
     return dict(seat.driver.state.jobs.jobs[job].rejected)
 
 
-async def test_an_invented_claim_is_rejected_by_the_objective_s_own_reason(feature: None, tmp_path: Path) -> None:
+async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason(feature: None, tmp_path: Path) -> None:
     async with network.network(tmp_path, founders=4, start=False, roles=("clerk",)) as made:
         with trio.fail_after(SECONDS_MAX):
             job = await train(made, LETTERS)
@@ -98,7 +98,7 @@ async def test_an_invented_claim_is_rejected_by_the_objective_s_own_reason(featu
         )
 
 
-async def test_an_invented_claim_is_found_by_sampled_audits(feature: None, tmp_path: Path) -> None:
+async def test_an_invented_declaration_is_found_by_sampled_audits(feature: None, tmp_path: Path) -> None:
     async with network.network(tmp_path, founders=4, start=False, roles=("clerk",)) as made:
         with trio.fail_after(SECONDS_MAX):
             job = await train(made, replace(SAMPLED, rounds=4))
@@ -110,23 +110,23 @@ async def test_an_invented_claim_is_found_by_sampled_audits(feature: None, tmp_p
         assert "(miscounted)" in describe(suspensions[0], state)
 
 
-def test_voters_without_an_engine_refuse_what_is_no_claim(feature: None) -> None:
+def test_voters_without_an_engine_refuse_what_is_no_declaration(feature: None) -> None:
     sound = codec.encode(Counted(bytes(32), 1))
-    assert LETTERS.claim(sound) == Counted(bytes(32), 1)
-    assert LETTERS.claimed_blobs(sound) == {bytes(32): COUNTED_BYTES}
+    assert LETTERS.declaration(sound) == Counted(bytes(32), 1)
+    assert LETTERS.declared_blobs(sound) == {bytes(32): COUNTED_BYTES}
     model = ReplicatedModel.initial(bytes(32), LETTERS)
     item = proposed(model, ME, np.ones(model.layout.size, dtype=np.float32))
 
-    def verdict(claim: bytes) -> Verdict:
-        return model.check(ME, replace(item.proposal, claim=claim), item.payload)
+    def verdict(declaration: bytes) -> Verdict:
+        return model.check(ME, replace(item.proposal, declaration=declaration), item.payload)
 
     nothing_counted = codec.encode(Counted(bytes(32), 0))
     assert verdict(sound) is Verdict.ACCEPT
-    assert {verdict(claim) for claim in (b"", nothing_counted, sound[:-1], sound + b"\x00")} == {Verdict.MALFORMED}
+    assert {verdict(declaration) for declaration in (b"", nothing_counted, sound[:-1], sound + b"\x00")} == {Verdict.MALFORMED}
     scratch = JobSpec(name="t", objective="scratch")
-    assert scratch.claim(b"") is None
+    assert scratch.declaration(b"") is None
     with pytest.raises(RemoteProtocolError, match="objective 'scratch' has none, 1 bytes were given"):
-        scratch.claim(b"x")
+        scratch.declaration(b"x")
 
 
 def test_an_objective_s_reasons_have_labels_of_their_own(feature: None) -> None:
@@ -139,11 +139,11 @@ def test_an_objective_s_reasons_have_labels_of_their_own(feature: None) -> None:
     assert with_label("absent", own) is None
 
 
-async def test_an_engine_that_makes_no_claims_does_not_open_such_a_job(
+async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
     feature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(Slate, "make_claim")
+    monkeypatch.delattr(Slate, "declare")
     text = tmp_path / "text"
     text.write_bytes(TEXT)
-    with pytest.raises(UserError, match="engine 'slate' makes no claims, which the objective 'letters' asks for"):
+    with pytest.raises(UserError, match="engine 'slate' makes no declarations, which the objective 'letters' asks for"):
         Jobs(KIND, lambda: None, 1 << 30).answer(tasks.OpenJob(bytes(32), LETTERS.encode(), str(text), None))
