@@ -147,7 +147,7 @@ class Snapshots:
             self._events.add("warning", f"{reason}; restoring the certified state, no diagnostic could be kept: {error.strerror}")
 
     async def newest_proven(self) -> tuple[State, tuple[Link, ...]] | None:
-        """The last state that a decided block certifies, and the links from the genesis to that block; None: there is none yet."""
+        """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""
         snapshot = self._shelf.newest
         if snapshot is None:
             return None

@@ -72,9 +72,9 @@ class RowVerdict:
 
 
 def verify(path: Path, trusted: str, genesis: Path | None) -> RowVerdict:
-    """Checks a file. `trusted` is the chain id that the caller knows, in hex, and `genesis` a file that has it; both may be missing.
+    """Checks a file. Raises `UserError`, which names what does not fit.
 
-    Raises `UserError`, which names what does not fit.
+    `trusted` is the chain id that the caller knows, in hex; `genesis` is a file that has it. Both may be missing.
     """
     found = _checked(_read(path, PROOF_FILE_BYTES_MAX), str(path))
     chain_id, trust = found.genesis.chain_id.hex(), ""

@@ -36,7 +36,8 @@ def chain() -> Chain:
 
 def made(chain: Chain, key: bytes) -> bytes:
     shelf = chain.shelf()
-    assert (newest := shelf.newest) is not None
+    newest = shelf.newest
+    assert newest is not None
     return row_proof(chain.genesis, newest.state, shelf.path(newest.height), TABLE, key)
 
 
