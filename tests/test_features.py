@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -350,6 +351,12 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["table"], verdict["rows"], verdict["record"]["author"]) == ("notes/lines", 1, me.hex())
     assert verdict["network"] == "lab" and verdict["height"] <= proven_at and (verdict["signatures"], verdict["voters"]) == (1, 1)
+    honest = (tmp_path / "row.proof").read_bytes()
+    for at in range(0, len(honest), 41):
+        (tmp_path / "changed.proof").write_bytes(honest[:at] + bytes([honest[at] ^ 1]) + honest[at + 1 :])
+        assert cli.main(["verify", str(tmp_path / "changed.proof")]) == 2
+    refusals = capsys.readouterr().err.splitlines()
+    assert refusals and all(re.match(r"peer: error: .*changed.proof proves nothing: [a-z-]+: .", line) for line in refusals)
     FEATURES.remove(NOTES)
     assert await trio.to_thread.run_sync(cli.main, checking) == 0
     FEATURES.append(NOTES)
