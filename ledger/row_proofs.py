@@ -66,7 +66,9 @@ class ProvenRow:
     certified: Proven  # the next block, whose header names that state
     voters: VoterSet  # that decided it
     links: int  # changes of the voters since the genesis
-    table: str  # module/field; where the program does not know the module, the field is a number, from 0 on
+    version: int  # of the module that holds the table
+    is_known: bool  # whether the program knows this version. If not, nothing but the file says that the field is a table
+    table: str  # module/field; the field is a number, from 0 on, where the program does not know the module
     root: TableRoot
     key: bytes
     value: bytes | None
@@ -134,6 +136,8 @@ def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) 
         certified=certified,
         voters=voters,
         links=len(content.links) - 1,
+        version=version,
+        is_known=kind is not None,
         table=f"{content.module}/{field}",
         root=root,
         key=content.key,

@@ -194,6 +194,8 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     verify.add_argument("file", metavar="FILE", help="what `peer prove` wrote")
     verify.add_argument("--genesis", metavar="FILE", help="the network's genesis, as a data directory or an export has it")
     verify.add_argument("--chain-id", metavar="ID", help="the network's chain id, as `peer status --json` shows it")
+    about = "take the file's word that a field is a table, where this program does not know the module"
+    verify.add_argument("--unknown-module", action="store_true", help=about)
     JSON.add_to(verify)
     about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
     shards = command("shards", about, _hook("shards"), "`train --data DIR` then trains on them.")

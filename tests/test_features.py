@@ -358,7 +358,9 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
     refusals = capsys.readouterr().err.splitlines()
     assert refusals and all(re.match(r"peer: error: .*changed.proof proves nothing: [a-z-]+: .", line) for line in refusals)
     FEATURES.remove(NOTES)
-    assert await trio.to_thread.run_sync(cli.main, checking) == 0
+    assert await trio.to_thread.run_sync(cli.main, checking) == 2
+    assert await trio.to_thread.run_sync(cli.main, [*checking, "--unknown-module"]) == 0
     FEATURES.append(NOTES)
-    without_the_line = capsys.readouterr().out
-    assert "notes/2" in without_the_line and "this program does not know its type" in without_the_line
+    out, err = capsys.readouterr()
+    assert "this program does not know notes 1 and cannot tell whether its field 2 is a table" in err
+    assert "notes/2, 1 row (that this field is a table, the file alone says" in out and "does not know its type" in out

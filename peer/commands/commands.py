@@ -254,7 +254,7 @@ def verify(options: argparse.Namespace) -> int:
     from peer.export.proving import verify as check
 
     genesis = Path(options.genesis) if options.genesis else None
-    found = check(Path(options.file), options.chain_id or "", genesis)
+    found = check(Path(options.file), options.chain_id or "", genesis, options.unknown_module)
     if options.json:
         print(as_json(found))
     else:

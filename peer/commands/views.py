@@ -25,6 +25,7 @@ from protocol.api import (
 if TYPE_CHECKING:
     from peer.export.proving import RowVerdict
 
+NOT_CHECKED = " (that this field is a table, the file alone says: this program does not know the module)"
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
 
 
@@ -138,7 +139,7 @@ def proven_row(found: RowVerdict) -> Pairs:
             "state": f"after height {found.height}, root {found.state_root}",
             "certified": f"by block {found.certified_by} of {at:%Y-%m-%d %H:%M:%S}, which {found.signatures} of {found.voters} "
             f"voters signed; {counted(found.links, 'change')} of the voters since the genesis",
-            "table": f"{found.table}, {counted(found.rows, 'row')}",
+            "table": f"{found.table}, {counted(found.rows, 'row')}" + ("" if found.is_table else NOT_CHECKED),
             "key": _bytes(found.key),
             "value": _row(found) if found.has_row else "none: this key has no row",
         }

@@ -64,6 +64,7 @@ class RowVerdict:
     voters: int
     links: int  # changes of the voters between the genesis and that block
     table: str
+    is_table: bool  # False: this program does not know the module, so that the file alone says that the field is a table
     rows: int
     key: str
     has_row: bool
@@ -71,12 +72,18 @@ class RowVerdict:
     record: Any  # the value as the fields of its type; None where there is no row, or this program does not know the type
 
 
-def verify(path: Path, trusted: str, genesis: Path | None) -> RowVerdict:
+def verify(path: Path, trusted: str, genesis: Path | None, unknown_module: bool = False) -> RowVerdict:
     """Checks a file. Raises `UserError`, which names what does not fit.
 
-    `trusted` is the chain id that the caller knows, in hex; `genesis` is a file that has it. Both may be missing.
+    `trusted` is the chain id that the caller knows, in hex; `genesis` is a file that has it. Both may be missing. With
+    `unknown_module` the caller takes the file's word that a field is a table, where this program does not know the module.
     """
     found = _checked(_read(path, PROOF_FILE_BYTES_MAX), str(path))
+    module, field = found.table.split("/")
+    if not (found.is_known or unknown_module):
+        lacks = f"this program does not know {module} {found.version}"
+        way_out = "install one that does, or take the file's word with --unknown-module"
+        raise UserError(f"{path}: {lacks} and cannot tell whether its field {field} is a table: {way_out}")
     chain_id, trust = found.genesis.chain_id.hex(), ""
     if genesis is not None:
         _require_same(path, chain_id, _chain_id(genesis), str(genesis))
@@ -99,6 +106,7 @@ def verify(path: Path, trusted: str, genesis: Path | None) -> RowVerdict:
         voters=len(found.voters),
         links=found.links,
         table=found.table,
+        is_table=found.is_known,
         rows=found.root.rows,
         key=found.key.hex(),
         has_row=found.value is not None,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledger.core.genesis import Genesis
 from ledger.core.module import Module
 from ledger.row_proofs import ProvenRow, RowProof, RowProofFile, proven_row, row_proof, sealed
 from ledger.state import core_modules
-from ledger.tables import Proof, TableRoot
+from ledger.tables import Proof, Table, TableRoot
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from tests.ledger.notebook import Note, NotebookModule
@@ -91,7 +93,7 @@ def test_the_state_before_the_first_block_is_certified_by_it() -> None:
 
 def test_whoever_does_not_know_the_module_learns_the_bytes_and_the_place_of_the_field(chain: Chain) -> None:
     found = checked(made(chain, HERE), core_modules(PlainJobs()))
-    assert (found.table, found.record) == ("notebook/1", None)
+    assert (found.table, found.is_known, found.record) == ("notebook/1", False, None)
     assert found.value == codec.encode(chain.state.tables[TABLE].get(HERE))
 
 
@@ -250,17 +252,40 @@ def test_a_lie_is_refused_by_what_does_not_fit(chain: Chain, change: Change, why
         checked(sealed(change(chain, proof)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Decoy:
+    claimed: TableRoot  # a record of three fields, as somebody may say it in a transaction
+    notes: Table[Note]
+
+
+class _DecoyModule(Module[_Decoy]):
+    name = "decoy"
+    contents: ClassVar[Mapping[str, type]] = {}
+    state_type = _Decoy
+
+    def genesis(self, genesis: Genesis) -> _Decoy:
+        value = codec.encode(Note(bytes(32), b"a lie", 1))
+        return _Decoy(TableRoot(records.root({HERE: value}), 1, 40), Table(Note))
+
+
 def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_module() -> None:
-    """The jobs' state has no tables, whatever its bytes look like."""
-    chain = Chain()
+    """Whoever does not know it is told the number of the field, and no name of a table."""
+    chain = Chain(modules=(_DecoyModule(),))
     chain.decide()
-    proof = opened(row_proof(chain.genesis, chain.states[0], chain.shelf().path(0), TABLE, HERE))
-    for name in chain.states[0].modules:
-        state = chain.states[0].encoded(name)
-        for field in range(12):
-            if (name, field) != ("notebook", 1):
-                with pytest.raises(RemoteProtocolError, match="is no table"):
-                    checked(sealed(replace(proof, module=name, state=state, field=field)))
+    honest = opened(row_proof(chain.genesis, chain.states[0], chain.shelf().path(0), "decoy/notes", HERE))
+    lie = sealed(replace(honest, field=0, value=codec.encode(Note(bytes(32), b"a lie", 1))))
+    with pytest.raises(RemoteProtocolError, match="field 0 of the module 'decoy' is no table"):
+        checked(lie, (*core_modules(PlainJobs()), _DecoyModule()))
+    found = checked(lie, core_modules(PlainJobs()))
+    assert (found.table, found.is_known, found.record) == ("decoy/0", False, None)
+
+
+def test_no_field_of_the_core_s_modules_is_a_table(chain: Chain) -> None:
+    proof = opened(made(chain, HERE))
+    for name, field in itertools.product(proof.digests, range(12)):
+        if (name, field) != ("notebook", 1):
+            with pytest.raises(RemoteProtocolError, match="is no table"):
+                checked(sealed(replace(proof, module=name, state=chain.states[39].encoded(name), field=field)))
 
 
 def test_another_genesis_is_another_chain(chain: Chain) -> None:
