@@ -1,4 +1,4 @@
-"""The values of `protocol.api` for programs: one JSON document, whose names are those of the fields."""
+"""Values for programs: one JSON document, whose names are those of the fields. Bytes are in hex."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, float) and not math.isfinite(value):
         return None  # the loss of a model that diverged: JSON has no word for it
     return value

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from features.arguments import whole_number
+from features.arguments import JSON, whole_number
 from peer import features
 from peer.commands.arguments import Parser, settings_of
 from peer.commands.completion import SHELLS, script
@@ -189,6 +189,14 @@ def _add_control_commands(command: Callable[..., argparse.ArgumentParser]) -> No
 def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     audit = command("audit", "replay an export from its genesis and check every certificate and root, offline", _hook("audit"))
     audit.add_argument("directory", metavar="DIR", help="what `peer export` wrote")
+    about = "check a file of `peer prove` and say what it proves, offline, without a data directory"
+    verify = command("verify", about, _hook("verify"), "Without --genesis or --chain-id it trusts the genesis in the file.")
+    verify.add_argument("file", metavar="FILE", help="what `peer prove` wrote")
+    verify.add_argument("--genesis", metavar="FILE", help="the network's genesis, as a data directory or an export has it")
+    verify.add_argument("--chain-id", metavar="ID", help="the network's chain id, as `peer status --json` shows it")
+    about = "take the file's word that a field is a table, where this program does not know the module"
+    verify.add_argument("--unknown-module", action="store_true", help=about)
+    JSON.add_to(verify)
     about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
     shards = command("shards", about, _hook("shards"), "`train --data DIR` then trains on them.")
     shards.add_argument("directory", metavar="DIR", help="*.bin of 16-bit little-endian token ids, and their tokenizer.json")

@@ -98,7 +98,12 @@ def founding_modules() -> tuple[ModuleVersion, ...]:
     """The newest version of every module. A network is founded with these."""
     from ledger.state import newest
 
-    return newest(modules_of(_NoJobs()))
+    return newest(known_modules())
+
+
+def known_modules() -> tuple[Module[Any], ...]:
+    """All modules in all their versions, for whoever looks at states and applies nothing."""
+    return modules_of(_NoJobs())
 
 
 def versions_of(feature: Feature) -> dict[str, tuple[int, ...]]:

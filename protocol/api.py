@@ -238,6 +238,17 @@ class ExportView:
 
 
 @dataclass(frozen=True, slots=True)
+class RowProofView:
+    """A file that shows one row of a table, or that there is none."""
+
+    path: str
+    height: int  # the row is that of the state after it, which the next block certifies
+    has_row: bool
+    bytes: int
+    row_bytes: int  # of them, those that lead from the root of the table to the row
+
+
+@dataclass(frozen=True, slots=True)
 class InvitationView:
     """One that this peer made."""
 
@@ -345,6 +356,12 @@ class ModelCalls(Protocol):
     async def export(self, path: str) -> ExportView: ...
 
 
+class TableCalls(Protocol):
+    async def prove(self, table: str, key: bytes, path: str) -> RowProofView:
+        """Writes a file that shows the row of a key, or that there is none, at the newest height that a block certifies."""
+        ...
+
+
 class NetworkCalls(Protocol):
     async def features(self) -> tuple[ModuleView, ...]:
         """What this program knows and what the network runs, a module each, in their order inside a block."""
@@ -355,5 +372,5 @@ class NetworkCalls(Protocol):
         ...
 
 
-class PeerApi(ThisPeerCalls, MemberCalls, JoiningCalls, JobCalls, AuditCalls, ModelCalls, NetworkCalls, Protocol):
+class PeerApi(ThisPeerCalls, MemberCalls, JoiningCalls, JobCalls, AuditCalls, ModelCalls, TableCalls, NetworkCalls, Protocol):
     """Every call that a peer answers, whatever its features."""

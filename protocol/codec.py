@@ -124,6 +124,25 @@ def _name(kind: Any) -> str:
     return str(getattr(kind, "TAG", None) or getattr(kind, "__name__", kind))
 
 
+def item(data: bytes, index: int) -> bytes:
+    """The encoding of one item of an array of any types; the others are passed over, and nothing is made of them.
+
+    Raises `RemoteProtocolError` if `data` is no such array. Whether it is canonical is not looked at.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    try:
+        if unpacker.read_array_header() > index:
+            for _ in range(index):
+                unpacker.skip()
+            start = unpacker.tell()
+            unpacker.skip()
+            return data[start : unpacker.tell()]
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
+        pass
+    raise RemoteProtocolError("malformed", f"an array that has no item {index}")
+
+
 # Plain values: for programs of one person on one machine, which need no types to agree ------------------------------------
 
 

@@ -35,6 +35,7 @@ from ledger.core.genesis import Founder, Genesis, ModuleVersion
 from ledger.jobs import JobsState
 from ledger.members import Invitation, Member, MembersState, rotation_preimage
 from ledger.network import NetworkState
+from ledger.row_proofs import RowProof, RowProofFile
 from ledger.state import EMPTY_BODY, Body, newest
 from ledger.tables import Table
 from peer import features
@@ -111,6 +112,8 @@ RECORDS: tuple[type, ...] = (
     Record,
     Saved,
     Manifest,
+    RowProofFile,
+    RowProof,
 )
 
 

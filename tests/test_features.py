@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,25 +19,31 @@ from features.feature import Feature
 from features.lazily import named
 from features.roles import Role
 from features.settings import Setting
-from ledger.core.genesis import ROLES_MAX, check_roles
+from ledger.core.genesis import ROLES_MAX, Genesis, check_roles
 from ledger.jobs import Phase, Start
-from ledger.state import Unknown
+from ledger.row_proofs import RowProof, RowProofFile, proven_row, row_proof, sealed
+from ledger.state import State, Unknown, core_modules
+from ledger.tables import Proof, TableRoot
 from peer import cli, features
 from peer.daemon.daemon import running
 from peer.driver.author import Author
-from peer.features import FEATURES, founding_modules, modules_of, rules_of
+from peer.export.proving import prove
+from peer.features import FEATURES, founding_modules, known_modules, modules_of, rules_of
 from peer.settings.config import abouts, load, show
 from peer.worker.supervisor import Worker, WorkerFailed
 from protocol import codec
 from protocol.api import EventView
-from protocol.errors import RemoteProtocolError, UserError
+from protocol.errors import FolkmootError, RemoteProtocolError, UserError
 from protocol.reasons import Verdict, label
+from storage.store import Store
 from tests.fuzz.decoders import decoders
-from tests.ledger.world import PlainJobs, World
+from tests.ledger.snapshots import Chain, Fetch, Server
+from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.notes.feature import NOTES
-from tests.notes.module import NotesState, Write
+from tests.notes.module import Line, NotesState, Write
 from tests.notes.objective import OBJECTIVES, Sizes
 from tests.peer.network import SECONDS_MAX
+from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
 from training import tasks
 from training.data.default_text import default_text
@@ -62,6 +72,7 @@ def seen() -> dict[str, bool]:
     features.install()
     return {
         "modules": "notes" in {module.name for module in modules_of(PlainJobs())},
+        "tables": "notes/lines" in rules_of(founded(), PlainJobs()).first_state().tables,
         "genesis": "notes" in {module.name for module in founding_modules()},
         "documents": any("notes/write" in title for title, _ in sections()),
         "fuzz targets": any(name.startswith("tests.notes") for name in decoders.__wrapped__()),
@@ -75,6 +86,11 @@ def seen() -> dict[str, bool]:
     }
 
 
+def founded() -> Genesis:
+    """A network of all modules that this program has."""
+    return replace(World().genesis, modules=founding_modules())
+
+
 def test_with_the_line_it_shows_everywhere(feature: None) -> None:
     assert [what for what, shows in seen().items() if not shows] == []
 
@@ -85,13 +101,12 @@ def test_without_the_line_it_shows_nowhere() -> None:
 
 def test_another_list_of_modules_is_another_network(feature: None) -> None:
     world = World()
-    founded = replace(world.genesis, modules=founding_modules())
-    assert founded.chain_id != world.genesis.chain_id
-    state = rules_of(founded, PlainJobs()).first_state()
-    assert state.of(NotesState) == NotesState() and state.root != world.state.root
+    assert founded().chain_id != world.genesis.chain_id
+    state = rules_of(genesis := founded(), PlainJobs()).first_state()
+    assert state.of(NotesState).written == {} and state.root != world.state.root
     FEATURES.remove(NOTES)
     with pytest.raises(Unknown, match="this network runs notes 1; this program does not know it"):
-        rules_of(founded, PlainJobs()).first_state()
+        rules_of(genesis, PlainJobs()).first_state()
     FEATURES.append(NOTES)
 
 
@@ -157,6 +172,121 @@ def test_no_feature_takes_the_name_of_another_one_s(feature: None, twin: Feature
         FEATURES.remove(twin)
 
 
+# A table of the feature -----------------------------------------------------------------------------------------------
+
+NOTE_DIGESTS = [bytes([number]) * 32 for number in range(40)]
+SHOWN, MISSING = NOTE_DIGESTS[7], b"m" * 32
+
+
+def noted() -> Chain:
+    """A chain of all modules of this program: one writes notes, and an empty block certifies them."""
+    features.install()
+    core = {module.name for module in core_modules(PlainJobs())}
+    chain = Chain(modules=tuple(module for module in modules_of(PlainJobs()) if module.name not in core))
+    for digest in NOTE_DIGESTS:
+        chain.decide(chain.tx(PEOPLE[0], "notes/write", Write(digest)))
+    chain.grow(chain.state.height + 1)
+    return chain
+
+
+def line_of(state: State) -> Line | None:
+    return state.of(NotesState).lines.get(SHOWN)
+
+
+def in_root(chain: Chain, folder: Path) -> bool:
+    """One row more or less is another state root, and all else of the state is the same."""
+    state = chain.state
+    notes = state.of(NotesState)
+    without = state.with_modules(notes=replace(notes, lines=notes.lines.without(SHOWN)))
+    with_it = without.with_modules(notes=replace(notes, lines=without.of(NotesState).lines.with_row(SHOWN, line_of(state))))
+    return without.root != state.root == with_it.root
+
+
+def in_snapshot(chain: Chain, folder: Path) -> bool:
+    """A newcomer gets the rows from others."""
+    fetched = Fetch(chain, {b"a" * 32: Server(chain.shelf())}).run().transfer.restored
+    return fetched is not None and fetched.state.root == chain.states[fetched.height].root and line_of(fetched.state) is not None
+
+
+def in_store(chain: Chain, folder: Path) -> bool:
+    """What was stored with the state is there after a restart."""
+    path = folder / "ledger.sqlite"
+    store = Store(path, chain.chain)
+    store.append([chain.decided[height] for height in sorted(chain.decided)])
+    # The chain's own tables stay as they are: those that are stored are read from the disk from then on.
+    state = chain.rules.decode_state(chain.rules.encode_state(chain.state)).with_rows_of(chain.state)
+    store.save_state(state.height, state.root, chain.rules.encode_state(state), tables=state.tables)
+    store.close()
+    again = Store(path, chain.chain)
+    try:
+        found = chain.rules.decode_state(again.state() or b"")
+        again.rows.attach(found.tables)
+        return line_of(found) == line_of(chain.state) is not None
+    finally:
+        again.close()
+
+
+def in_proof(chain: Chain, folder: Path) -> bool:
+    """A file shows a row, and that there is none, to whoever knows the genesis."""
+    shown, missing = (proven_row(file_of(chain, key), known_modules(), FastVerifier()) for key in (SHOWN, MISSING))
+    return (shown.table, shown.record, missing.value) == ("notes/lines", line_of(chain.state), None)
+
+
+def in_no_forged_proof(chain: Chain, folder: Path) -> bool:
+    """A row that is not in the table is not shown, whatever else is right."""
+    content = codec.decode(RowProof, codec.decode_message(file_of(chain, SHOWN), (RowProofFile,)).content)
+    try:
+        proven_row(sealed(replace(content, value=codec.encode(Line(bytes(32), 1)))), known_modules(), FastVerifier())
+    except RemoteProtocolError:
+        return True
+    return False
+
+
+def file_of(chain: Chain, key: bytes) -> bytes:
+    height = chain.state.height - 1
+    return row_proof(chain.genesis, chain.states[height], chain.shelf().path(height), "notes/lines", key)
+
+
+Demand = Callable[[Chain, Path], bool]
+DEMANDS: tuple[Demand, ...] = (in_root, in_snapshot, in_store, in_proof, in_no_forged_proof)
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_with_the_line_a_table_of_the_feature_shows_in(feature: None, tmp_path: Path, demand: Demand) -> None:
+    assert demand(noted(), tmp_path)
+
+
+def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
+    state = rules_of(founded(), PlainJobs()).first_state()
+    assert not any(name.startswith("notes/") for name in state.tables)
+    with pytest.raises(UserError, match="this network has no table 'notes/lines': none of its modules holds one"):
+        prove(founded(), state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
+    assert not (tmp_path / "row.proof").exists()
+
+
+# Demand -> what is broken on purpose: where, and by what it is replaced.
+FAULTS: dict[Demand, tuple[str, Any]] = {
+    in_root: ("ledger.tables.table.Table.to_wire", lambda table: TableRoot(bytes(32), 0, 0)),
+    in_snapshot: ("ledger.snapshots.assembly.Assembly._want_rows", lambda assembly, state: None),
+    in_store: ("storage.rows.SqliteRows.write", lambda rows, database, changes: None),
+    in_proof: ("ledger.tables.table.Table.prove", lambda table, key: Proof((), None)),
+    in_no_forged_proof: ("ledger.row_proofs.verify", lambda root, key, value, proof: True),
+}
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_each_demand_on_the_table_notices_a_planted_fault(
+    feature: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demand: Demand
+) -> None:
+    chain = noted()
+    monkeypatch.setattr(*FAULTS[demand])
+    try:
+        is_met = demand(chain, tmp_path)
+    except (FolkmootError, AssertionError, RuntimeError):
+        is_met = False
+    assert not is_met
+
+
 async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: None, tmp_path: Path) -> None:
     features.install()
     text, model, buffer, payload = (str(tmp_path / name) for name in ("text", "model", "buffer", "payload"))
@@ -195,8 +325,10 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             nursery.cancel_scope.cancel()
 
 
-async def test_a_running_peer_has_its_role_its_part_its_blob_and_its_objective(feature: None, tmp_path: Path) -> None:
-    """A real daemon in this process: the part writes, the module names the blob, and a job of the objective trains."""
+async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_its_table(
+    feature: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real daemon in this process: the part writes, the module names the blob, a job trains, a row is proven."""
     directory = tmp_path / "peer"
     said = ["--data-dir", str(directory)]
     assert await trio.to_thread.run_sync(cli.main, ["init", "--network", "lab", "--listen", "127.0.0.1:0", *said]) == 0
@@ -219,3 +351,30 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_and_its_objective(f
             assert list(closed.verdicts.values()) == ["accept"] and closed.stepped
             await author.submit("notes/write", Write(notes.last))
             assert driver.state.of(NotesState).written == {me: 2}
+            while driver.state.certified_roots[driver.state.height - 1] != driver.state.root:
+                await driver.applied.wait()
+            asking = ["prove", "notes/lines", f"0x{notes.last.hex()}", "-o", str(tmp_path / "row.proof"), *said]
+            assert await trio.to_thread.run_sync(cli.main, asking) == 0
+            proven_at = driver.state.height - 1
+    said_there = capsys.readouterr().out
+    assert "the row after height" in said_there and f"peer verify {tmp_path / 'row.proof'}" in said_there
+    (tmp_path / "genesis").write_bytes((directory / "genesis").read_bytes())
+    shutil.rmtree(directory)
+    checking = ["verify", str(tmp_path / "row.proof"), "--genesis", str(tmp_path / "genesis")]
+    assert await trio.to_thread.run_sync(cli.main, [*checking, "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["table"], verdict["rows"], verdict["record"]["author"]) == ("notes/lines", 1, me.hex())
+    assert verdict["network"] == "lab" and verdict["height"] <= proven_at and (verdict["signatures"], verdict["voters"]) == (1, 1)
+    honest = (tmp_path / "row.proof").read_bytes()
+    for at in range(0, len(honest), 41):
+        (tmp_path / "changed.proof").write_bytes(honest[:at] + bytes([honest[at] ^ 1]) + honest[at + 1 :])
+        assert cli.main(["verify", str(tmp_path / "changed.proof")]) == 2
+    refusals = capsys.readouterr().err.splitlines()
+    assert refusals and all(re.match(r"peer: error: .*changed.proof proves nothing: [a-z-]+: .", line) for line in refusals)
+    FEATURES.remove(NOTES)
+    assert await trio.to_thread.run_sync(cli.main, checking) == 2
+    assert await trio.to_thread.run_sync(cli.main, [*checking, "--unknown-module"]) == 0
+    FEATURES.append(NOTES)
+    out, err = capsys.readouterr()
+    assert "this program does not know notes 1 and cannot tell whether its field 2 is a table" in err
+    assert "notes/2, 1 row (that this field is a table, the file alone says" in out and "does not know its type" in out

@@ -14,11 +14,14 @@ from typing import Any
 import msgpack
 import pytest
 
+from ledger.row_proofs import row_proof
 from ledger.tables import Proof, RangeProof, Table, TableRoot
 from ledger.tables.proofs import RANGE_BYTES, Leaf
 from protocol import codec
 from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
+from tests.ledger.snapshots import lived
 from tests.ledger.tables import records
+from tests.sim.keys import FastVerifier
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol" / "tables.md"
 WIDTH = 96  # characters of a vector in one line
@@ -125,6 +128,54 @@ def test_a_second_implementation_takes_the_ranges() -> None:
     assert rows == [] and len(siblings) < 8
     end = records.sha256(b"folkmoot/row\0", *other) if other else bytes(32)
     assert records.climbed("00000000", siblings, end) == root
+
+
+def shown_by(data: bytes) -> tuple[bytes, int, bytes, bytes | None]:
+    """Chain id, height, key and value that the file of one row shows; `AssertionError` if it shows nothing."""
+    tag, packed, digest = msgpack.unpackb(data)
+    assert tag == "row-proof-1" and records.sha256(packed) == digest
+    genesis, links, digests, network, module, state, field, key, value, (siblings, other) = msgpack.unpackb(packed)
+    chain = records.sha256(b"folkmoot/genesis\0", genesis)
+    voters, height, root = sorted(key for key, _ in msgpack.unpackb(genesis)[3]), 0, b""
+    for header, (vote, signatures), following in links:
+        fields, n = msgpack.unpackb(header), len(voters)
+        assert fields[0] > height and fields[4] == voters_hash(voters)
+        assert msgpack.unpackb(vote)[:3] == ["commit", fields[4], fields[0]]
+        assert msgpack.unpackb(vote)[4] == records.sha256(b"folkmoot/block\0", header)
+        assert len(dict(signatures)) * 2 >= n + (n - 1) // 3 + 1 and set(dict(signatures)) <= set(voters)
+        signed = b"folkmoot/1/commit\0" + chain + vote
+        assert all(FastVerifier().verify(signer, signed, signature) for signer, signature in signatures)
+        assert fields[5] == (voters_hash(following) if following else fields[4])
+        voters, height, root = following or voters, fields[0], fields[6]
+    leaves = [records.sha256(b"\0", name.encode(), b"\0", digest) for name, digest in digests]
+    assert merkle_root(leaves) == root
+    assert dict(digests)["network"] == records.sha256(network) and dict(digests)[module] == records.sha256(state)
+    end = records.row(key, value) if value is not None else records.sha256(b"folkmoot/row\0", *other) if other else bytes(32)
+    assert other is None or (value is None and other[0] != records.sha256(key))
+    way = records.bits(key)[: len(siblings)]
+    assert other is None or f"{int.from_bytes(other[0], 'big'):0256b}".startswith(way)
+    assert records.climbed(records.bits(key), siblings, end) == msgpack.unpackb(state)[field][0]
+    return chain, height - 1, key, value
+
+
+def voters_hash(keys: list[bytes]) -> bytes:
+    return records.sha256(b"folkmoot/voters\0", msgpack.packb(keys))
+
+
+def merkle_root(level: list[bytes]) -> bytes:
+    """RFC 6962: the largest power of two that is smaller stands on the left."""
+    if len(level) == 1:
+        return level[0]
+    half = 1 << (len(level) - 1).bit_length() - 1
+    return records.sha256(b"\1", merkle_root(level[:half]), merkle_root(level[half:]))
+
+
+@pytest.mark.parametrize("key", [b"7", b"nobody wrote this"])
+def test_a_second_implementation_takes_the_file_of_one_row(key: bytes) -> None:
+    chain = lived(40)
+    state = chain.states[39]
+    data = row_proof(chain.genesis, state, chain.shelf().path(39), "notebook/notes", key)
+    assert shown_by(data) == (chain.chain, 39, key, state.tables["notebook/notes"].encoded(key))
 
 
 # What else the page says -------------------------------------------------------------------------------------------------

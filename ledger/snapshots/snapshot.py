@@ -167,6 +167,11 @@ class Shelf:
     def _certified(self) -> dict[int, Snapshot]:
         return {height: kept for height, kept in self._recent.items() if height < max(self._recent)} | self._held
 
+    @property
+    def newest(self) -> Snapshot | None:
+        """The last certified state that is here."""
+        return max(self._certified.values(), key=lambda kept: kept.height, default=None)
+
     def _pin(self) -> None:
         self._models.pin(frozenset().union(*(kept.models for kept in (*self._recent.values(), *self._held.values()))))
 
@@ -220,6 +225,11 @@ class Shelf:
                 return tuple(links), False
             links.append(link)
         return tuple(links), True
+
+    def path(self, height: int) -> tuple[Link, ...]:
+        """The proof from the genesis on that voters certified the state after `height`; the last link is the block that does."""
+        last = self._link(height + 1)
+        return (*self._archive.links(0, height), last) if last else ()
 
     def _link(self, height: int) -> Link | None:
         for link in self._archive.links(height - 1, height):

@@ -18,7 +18,7 @@ from ledger.tables.proofs import (
     verify,
 )
 from ledger.tables.rows import MemoryRows
-from ledger.tables.table import Table, table_fields
+from ledger.tables.table import Table, record_type, table_fields
 from ledger.tables.versions import Rows
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "range_depth",
     "range_name",
     "ranges",
+    "record_type",
     "table_fields",
     "verify",
 ]

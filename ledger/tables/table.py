@@ -124,6 +124,11 @@ class Table(Generic[R]):
         """By the hashes of the keys."""
         return ((key, self._decoded(data)) for key, data in tree.walk(*self.tree()))
 
+    def encoded(self, key: bytes) -> bytes | None:
+        """The encoding of the record of a key, under the root of the table; nothing of it is kept decoded."""
+        node, read = self.tree()
+        return tree.find(node, key, read)
+
     def prove(self, key: bytes) -> Proof:
         node, read = self.tree()
         return proofs.prove(node, key, read)
@@ -183,6 +188,11 @@ def _table_fields(state: type) -> tuple[str, ...]:
 
 
 table_fields: Callable[[type], tuple[str, ...]] = functools.cache(_table_fields)
+
+
+def record_type(state: type, field: str) -> Any:
+    """That of the records in one of the tables of a state's type."""
+    return typing.get_args(typing.get_type_hints(state, include_extras=True)[field])[0]
 
 
 def _holds_table(kind: Any) -> bool:

@@ -14,11 +14,12 @@ from peer.api.members import MemberAnswers
 from peer.api.models import ModelAnswers
 from peer.api.network import NetworkAnswers
 from peer.api.running import RunningPeer
+from peer.api.tables import TableAnswers
 from peer.api.this_peer import ThisPeerAnswers
 from peer.features import FEATURES
 from protocol.api import PeerApi
 
-PARTS = (ThisPeerAnswers, MemberAnswers, JoiningAnswers, JobAnswers, AuditAnswers, ModelAnswers, NetworkAnswers)
+PARTS = (ThisPeerAnswers, MemberAnswers, JoiningAnswers, JobAnswers, AuditAnswers, ModelAnswers, TableAnswers, NetworkAnswers)
 
 
 def service(peer: RunningPeer) -> PeerApi:

@@ -1,4 +1,4 @@
-"""What `peer identity`, `rekey`, `init`, `join`, `run` and `audit` do."""
+"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit` and `verify` do."""
 
 from __future__ import annotations
 
@@ -244,6 +244,21 @@ def audit(options: argparse.Namespace) -> int:
         print(f"job {job[:16]}: model root {root} reproduced")
     print(f"certified state root {found.state_root} reproduced")
     print("the export is sound: every certificate verified, every block replayed, nothing missing, changed or added")
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    from features.as_json import as_json
+    from peer.commands import views
+    from peer.commands.drawing import printer
+    from peer.export.proving import verify as check
+
+    genesis = Path(options.genesis) if options.genesis else None
+    found = check(Path(options.file), options.chain_id or "", genesis, options.unknown_module)
+    if options.json:
+        print(as_json(found))
+    else:
+        printer()(views.proven_row(found))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from features.names import SHORT, Names
 from features.tables import Column, Fitted, Pairs, counted
@@ -21,6 +22,10 @@ from protocol.api import (
     SuspensionView,
 )
 
+if TYPE_CHECKING:
+    from peer.export.proving import RowVerdict
+
+NOT_CHECKED = " (that this field is a table, the file alone says: this program does not know the module)"
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
 
 
@@ -123,6 +128,36 @@ def stats(view: StatsView) -> Pairs:
             "state": state(view.status),
         }
     )
+
+
+def proven_row(found: RowVerdict) -> Pairs:
+    at = datetime.fromtimestamp(found.certified_ms / 1000).astimezone()
+    return Pairs(
+        {
+            "network": f"{found.network}, chain id {found.chain_id}",
+            "trust from": found.trust,
+            "state": f"after height {found.height}, root {found.state_root}",
+            "certified": f"by block {found.certified_by} of {at:%Y-%m-%d %H:%M:%S}, which {found.signatures} of {found.voters} "
+            f"voters signed; {counted(found.links, 'change')} of the voters since the genesis",
+            "table": f"{found.table}, {counted(found.rows, 'row')}" + ("" if found.is_table else NOT_CHECKED),
+            "key": _bytes(found.key),
+            "value": _row(found) if found.has_row else "none: this key has no row",
+        }
+    )
+
+
+def _row(found: RowVerdict) -> str:
+    """No character of a stranger's moves the cursor: what cannot be printed is escaped."""
+    if found.record is None:
+        return f"0x{found.value} (this program does not know its type)"
+    record: Any = found.record
+    return ", ".join(f"{name} {value!r}" for name, value in record.items()) if isinstance(record, dict) else repr(record)
+
+
+def _bytes(hex: str) -> str:
+    """As text too, if it is any."""
+    text = bytes.fromhex(hex).decode(errors="replace")
+    return f"0x{hex} ({text!r})" if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else f"0x{hex}"
 
 
 def _standing(view: StandingView) -> str:

@@ -146,6 +146,13 @@ class Snapshots:
         except OSError as error:
             self._events.add("warning", f"{reason}; restoring the certified state, no diagnostic could be kept: {error.strerror}")
 
+    async def newest_proven(self) -> tuple[State, tuple[Link, ...]] | None:
+        """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""
+        snapshot = self._shelf.newest
+        if snapshot is None:
+            return None
+        return snapshot.state, await trio.to_thread.run_sync(self._shelf.path, snapshot.height)
+
     # The one task ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 from hypothesis import strategies as st
 
+from ledger.tables import Table
 from protocol.codec import COLLECTION_MAX, INTEGER_MAX, Between, Length
+from protocol.limits import ROW_KEY_BYTES_MAX
 
 EXTRA_BYTES_MAX = 48  # bytes and text are made this much longer than their shortest: enough for every form of length prefix
 EXTRA_ITEMS_MAX = 3  # the same of collections, which nest
@@ -40,8 +42,15 @@ def _bounded(kind: Any, bound: Length | Between) -> st.SearchStrategy[Any]:
         return st.sampled_from(kind)
     if dataclasses.is_dataclass(kind):
         return _record(kind)
+    if origin is Table:
+        return _table(*arguments)
     assert isinstance(bound, Length)
     return _sized(kind, origin, arguments, bound)
+
+
+def _table(record: Any) -> st.SearchStrategy[Any]:
+    keys = st.binary(min_size=1, max_size=ROW_KEY_BYTES_MAX)
+    return st.dictionaries(keys, strategy_of(record), max_size=EXTRA_ITEMS_MAX).map(Table(record).with_rows)
 
 
 def _sized(kind: Any, origin: Any, arguments: tuple[Any, ...], bound: Length) -> st.SearchStrategy[Any]:

@@ -14,6 +14,7 @@ from consensus.chain_proof import Anchor, link_of
 from consensus.turn import Decided, Fault
 from consensus.voters import VoterSet
 from ledger.blocks.ledger import Ledger
+from ledger.core.module import Module
 from ledger.members import Approve, Leave, Stand
 from ledger.snapshots.snapshot import Shelf
 from ledger.snapshots.transfer import Answer, Basis, Request, Step, Transfer
@@ -96,8 +97,8 @@ class MemoryIncoming:
 class Chain(World):
     """Everything that was ever decided; implements `Archive` for a peer that was there from the start."""
 
-    def __init__(self, voters: int = 4, trainers: int = 3) -> None:
-        super().__init__(voters, trainers, modules=(NotebookModule(),))
+    def __init__(self, voters: int = 4, trainers: int = 3, modules: tuple[Module[Any], ...] = (NotebookModule(),)) -> None:
+        super().__init__(voters, trainers, modules=modules)
         self.models = MemoryModels()
         self.decided: dict[int, Decided] = {}
         self.states = {0: self.state}

@@ -1,4 +1,4 @@
-"""Notes in the state: how many each member has written, and the blob with the last one."""
+"""Notes in the state: how many each member has written, the blob with the last one, and a table of who wrote which when."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Said, View
 from ledger.members import MembersState
+from ledger.tables import Table
 from protocol.codec import Count, Digest, Key, Length
 
 NOTE_BYTES_MAX = 1_000
@@ -22,9 +23,18 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """A row by the digest of the note: its last author."""
+
+    author: Key
+    height: Count
+
+
+@dataclass(frozen=True, slots=True)
 class NotesState:
     written: Annotated[dict[Key, Count], Length(0, 100)] = field(default_factory=dict)
     last: Digest | None = None
+    lines: Table[Line] = field(default_factory=lambda: Table(Line))
 
 
 class NotesModule(Module[NotesState]):
@@ -37,7 +47,9 @@ class NotesModule(Module[NotesState]):
 
     def apply(self, state: NotesState, said: Said, view: View, context: Context) -> Change:
         assert said.author in view.of(MembersState).members
-        return Change(NotesState({**state.written, said.author: state.written.get(said.author, 0) + 1}, said.content.digest))
+        written = {**state.written, said.author: state.written.get(said.author, 0) + 1}
+        lines = state.lines.with_row(said.content.digest, Line(said.author, context.height))
+        return Change(NotesState(written, said.content.digest, lines))
 
     def blobs(self, state: NotesState) -> Mapping[bytes, int]:
         return {} if state.last is None else {state.last: NOTE_BYTES_MAX}

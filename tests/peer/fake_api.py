@@ -17,6 +17,7 @@ from protocol.api import (
     ModuleView,
     PeerView,
     RoundView,
+    RowProofView,
     StandingView,
     StatsView,
     StatusView,
@@ -180,6 +181,9 @@ class FakeApi:
 
     async def export(self, path: str) -> ExportView:
         return ExportView(path, 12, "d" * 64, "f" * 64, 7, 123_456)
+
+    async def prove(self, table: str, key: bytes, path: str) -> RowProofView:
+        return RowProofView(path, 12, key == b"here", 3_000, 690)
 
     async def stop(self) -> None:
         self.stopped = True

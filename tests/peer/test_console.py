@@ -179,6 +179,8 @@ async def said(
         ("revoke abce", ["abce is revoked"]),
         ("retire ben --lower-tolerance", ["1 of the 3 voters needed"]),
         ("export out", ["7 files", "peer audit"]),
+        ("prove notes/lines here -o x.proof", ["x.proof: the row after height 12", "peer verify", "690 show it"]),
+        ("prove notes/lines 0xff", ["notes-lines-ff.proof: there is no row of this key"]),
         ("sample 'Once upon' --tokens 5", ["Once upon 5 0.8 0"]),
         ("help", ["approve", "quit"]),
     ],

@@ -1,0 +1,182 @@
+"""One row of a table, or that a key has none, shown to somebody who knows a genesis and asks nobody.
+
+docs/protocol/tables.md has the file byte by byte. What hangs on what: the genesis names the first voters; links lead from them
+to the voters of the last header, whose certificate they signed; that header names the state root after the height before it;
+under the root lie the digests of all modules; the module's own bytes hold the root of the table, under which the row lies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Final
+
+from consensus.chain_proof import Path, Proven
+from consensus.voters import VoterSet
+from ledger.core.genesis import MODULES_MAX, Genesis
+from ledger.core.module import Module
+from ledger.network import NetworkModule, NetworkState
+from ledger.snapshots.assembly import FETCHED_MODULE_BYTES_MAX
+from ledger.state import State, module_digest, root_over
+from ledger.tables import Proof, TableRoot, record_type, table_fields, verify
+from ledger.tables.proofs import RowKey, RowValue
+from protocol import codec
+from protocol.codec import Count, Digest, Length
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Verifier
+from protocol.limits import MESSAGE_BYTES_MAX, ROW_BYTES_MAX
+from protocol.messages import Link, Name
+
+PROOF_LINKS_MAX: Final = 1 << 16  # a network that changes its voters every hour needs so many after seven years
+# Two modules of the size that a newcomer fetches, of which the network's own is a thousandth, and links of ordinary voter sets.
+# Whoever reads a liar's file spends that much memory, once.
+PROOF_FILE_BYTES_MAX: Final = 2 * FETCHED_MODULE_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class RowProof:
+    genesis: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
+    links: Annotated[tuple[Link, ...], Length(1, PROOF_LINKS_MAX)]  # the last one's header names the state root
+    digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # of all modules
+    network: Annotated[bytes, Length(1, FETCHED_MODULE_BYTES_MAX)]  # the module that says which versions run
+    module: Name
+    state: Annotated[bytes, Length(1, FETCHED_MODULE_BYTES_MAX)]  # the module that holds the table
+    field: Count  # the table's place among the fields of `state`
+    key: RowKey
+    value: RowValue | None  # nil: the key has no row
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class RowProofFile:
+    """A file of format 1. The digest finds accidents; it proves nothing, since anybody can compute it."""
+
+    TAG: ClassVar[str] = "row-proof-1"
+    content: Annotated[bytes, Length(1, PROOF_FILE_BYTES_MAX)]  # a `RowProof`
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenRow:
+    """All that a file proves to somebody who trusts its genesis. `record` is None where `value` is, or its type is unknown."""
+
+    genesis: Genesis
+    height: int  # the row is that of the state after it
+    certified: Proven  # the next block, whose header names that state
+    voters: VoterSet  # that decided it
+    links: int  # changes of the voters since the genesis
+    version: int  # of the module that holds the table
+    is_known: bool  # whether the program knows this version. If not, nothing but the file says that the field is a table
+    table: str  # module/field; the field is a number, from 0 on, where the program does not know the module
+    root: TableRoot
+    key: bytes
+    value: bytes | None
+    record: Any
+
+
+# Making ------------------------------------------------------------------------------------------------------------------
+
+
+def row_proof(genesis: Genesis, state: State, links: tuple[Link, ...], table: str, key: bytes) -> bytes:
+    """The file of one row of a table of `state`, which the last link certifies. Reading the row may raise `StorageError`."""
+    name, _, field = table.partition("/")
+    value = state.modules[name]
+    rows = state.tables[table]
+    content = RowProof(
+        genesis=codec.encode(genesis),
+        links=links,
+        digests={of: module_digest(state.encoded(of)) for of in sorted(state.modules)},
+        network=state.encoded(NetworkModule.name),
+        module=name,
+        state=state.encoded(name),
+        field=[item.name for item in fields(value)].index(field),
+        key=key,
+        value=rows.encoded(key),
+        proof=rows.prove(key),
+    )
+    return sealed(content)
+
+
+def sealed(content: RowProof) -> bytes:
+    data = codec.encode(content)
+    return codec.encode(RowProofFile(data, hashlib.sha256(data).digest()))
+
+
+# Checking ----------------------------------------------------------------------------------------------------------------
+
+
+def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) -> ProvenRow:
+    """Raises `RemoteProtocolError`, which names what does not fit. `modules` are those that this program knows.
+
+    Whether the genesis is the right one is for the caller to say: its hash is the chain id, and everything hangs on it.
+    """
+    file = codec.decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
+    if hashlib.sha256(file.content).digest() != file.digest:
+        raise _bad("the file has other bytes than whoever made it wrote")
+    content = codec.decode(RowProof, file.content, PROOF_FILE_BYTES_MAX)
+    genesis = Genesis.decode(content.genesis)
+    certified, voters = _followed(genesis, content.links, verifier)
+    if root_over(content.digests) != certified.header.state_root:
+        raise _bad(f"the modules are not those under the state root in block {certified.header.height}")
+    network = _module(content, NetworkModule.name, content.network)
+    state = _module(content, content.module, content.state)
+    root = _table_root(state, content.module, content.field)
+    if not verify(root.hash, content.key, content.value, content.proof):
+        raise _bad("the row is not under the root of the table" if content.value is not None else "the key may have a row")
+    version = codec.decode(NetworkState, network, len(network)).version(content.module)
+    kind = next((of.state_type for of in modules if (of.name, of.version) == (content.module, version)), None)
+    field, record = str(content.field), None
+    if kind is not None:
+        field = _field_name(kind, content)
+        record = None if content.value is None else codec.decode(record_type(kind, field), content.value, ROW_BYTES_MAX)
+    return ProvenRow(
+        genesis=genesis,
+        height=certified.header.height - 1,
+        certified=certified,
+        voters=voters,
+        links=len(content.links) - 1,
+        version=version,
+        is_known=kind is not None,
+        table=f"{content.module}/{field}",
+        root=root,
+        key=content.key,
+        value=content.value,
+        record=record,
+    )
+
+
+def _followed(genesis: Genesis, links: tuple[Link, ...], verifier: Verifier) -> tuple[Proven, VoterSet]:
+    """The block of the last link, and its voters."""
+    path = Path(genesis.chain_id, verifier, 0, genesis.voters, None)
+    for link in links[:-1]:
+        path.follow(link)
+    voters = path.voters
+    return path.follow(links[-1]), voters
+
+
+def _module(content: RowProof, name: str, encoded: bytes) -> bytes:
+    if content.digests.get(name) != module_digest(encoded):
+        raise _bad(f"the module {name!r} is not the one under the state root")
+    return encoded
+
+
+def _table_root(state: bytes, module: str, field: int) -> TableRoot:
+    """No other part of a module's state has to be understood."""
+    try:
+        found = codec.item(state, field)
+        root = codec.decode(TableRoot, found, len(found))
+    except RemoteProtocolError:
+        raise _bad(f"field {field} of the module {module!r} is no table") from None
+    return root
+
+
+def _field_name(kind: type, content: RowProof) -> str:
+    name = dict(enumerate(of.name for of in fields(kind))).get(content.field, "")
+    if name not in table_fields(kind):
+        raise _bad(f"field {content.field} of the module {content.module!r} is no table")
+    return name
+
+
+def _bad(detail: str) -> RemoteProtocolError:
+    return RemoteProtocolError("bad-proof", detail)

@@ -1,0 +1,302 @@
+"""A proof of one row convinces whoever knows the genesis, of what is true, and of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger.core.genesis import Genesis
+from ledger.core.module import Module
+from ledger.row_proofs import ProvenRow, RowProof, RowProofFile, proven_row, row_proof, sealed
+from ledger.state import core_modules
+from ledger.tables import Proof, Table, TableRoot
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from tests.ledger.notebook import Note, NotebookModule
+from tests.ledger.snapshots import Chain, lived
+from tests.ledger.tables import records
+from tests.ledger.world import PEOPLE, PlainJobs
+from tests.sim.keys import FastVerifier
+
+HERE, MISSING = b"7", b"nobody wrote this"
+KNOWN: tuple[Module[Any], ...] = (*core_modules(PlainJobs()), NotebookModule())
+TABLE = "notebook/notes"
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    return lived(40)
+
+
+def made(chain: Chain, key: bytes) -> bytes:
+    shelf = chain.shelf()
+    newest = shelf.newest
+    assert newest is not None
+    return row_proof(chain.genesis, newest.state, shelf.path(newest.height), TABLE, key)
+
+
+def checked(data: bytes, modules: tuple[Module[Any], ...] = KNOWN) -> ProvenRow:
+    return proven_row(data, modules, FastVerifier())
+
+
+def opened(data: bytes) -> RowProof:
+    return codec.decode(RowProof, codec.decode_message(data, (RowProofFile,)).content)
+
+
+# What it proves ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_proven_at_the_newest_certified_height_by_the_genesis_alone(chain: Chain) -> None:
+    found = checked(made(chain, HERE))
+    assert found.genesis == chain.genesis and found.genesis.chain_id == chain.chain
+    assert found.height == chain.state.height - 1
+    assert found.certified.digest == chain.decided[chain.state.height].digest
+    assert found.certified.header.state_root == chain.states[found.height].root
+    assert found.links > 0, "voters came and went in this history"
+    assert found.voters.keys == chain.states[found.height].members.voters
+    assert (found.table, found.root) == (TABLE, chain.states[found.height].tables[TABLE].root)
+    assert (found.key, found.record) == (HERE, chain.state.tables[TABLE].get(HERE))
+    assert isinstance(found.record, Note) and found.value == codec.encode(found.record)
+
+
+def test_that_a_key_has_no_row_is_proven_too(chain: Chain) -> None:
+    found = checked(made(chain, MISSING))
+    assert (found.key, found.value, found.record) == (MISSING, None, None)
+
+
+def test_what_the_last_block_wrote_is_not_proven_before_a_block_certifies_it() -> None:
+    chain = Chain()
+    chain.write({b"first": b"a"})
+    chain.decide()
+    chain.write({b"late": b"b"})
+    assert checked(made(chain, b"late")).value is None
+    chain.decide()
+    assert checked(made(chain, b"late")).record.text == b"b"
+
+
+def test_the_state_before_the_first_block_is_certified_by_it() -> None:
+    chain = Chain()
+    shelf = chain.shelf()
+    assert shelf.newest is None
+    chain.decide()
+    found = checked(row_proof(chain.genesis, chain.states[0], chain.shelf().path(0), TABLE, HERE))
+    assert (found.height, found.value, found.root.rows) == (0, None, 0)
+
+
+def test_whoever_does_not_know_the_module_learns_the_bytes_and_the_place_of_the_field(chain: Chain) -> None:
+    found = checked(made(chain, HERE), core_modules(PlainJobs()))
+    assert (found.table, found.is_known, found.record) == ("notebook/1", False, None)
+    assert found.value == codec.encode(chain.state.tables[TABLE].get(HERE))
+
+
+def test_a_version_of_the_module_that_the_network_does_not_run_names_no_fields(chain: Chain) -> None:
+    class Later(NotebookModule):
+        version = 2
+
+    assert checked(made(chain, HERE), (*core_modules(PlainJobs()), Later())).record is None
+
+
+# What it does not prove ----------------------------------------------------------------------------------------------
+
+
+def is_refused(data: bytes) -> bool:
+    try:
+        checked(data)
+    except RemoteProtocolError:
+        return True
+    return False
+
+
+def flipped(data: bytes, at: int, by: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ by]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("key", [HERE, MISSING])
+def test_a_changed_byte_anywhere_in_the_file_is_refused(chain: Chain, key: bytes) -> None:
+    data = made(chain, key)
+    for at in range(len(data)):
+        assert is_refused(flipped(data, at, 1 + at % 255)), at
+
+
+@given(st.data())
+@settings(max_examples=1_500, deadline=None)
+def test_a_liar_who_mends_the_digest_proves_nothing_with_a_changed_byte(chain: Chain, data: st.DataObject) -> None:
+    """A key without a row may turn into another one, which has none either: that is as true."""
+    key = data.draw(st.sampled_from([HERE, MISSING]))
+    honest = codec.decode_message(made(chain, key), (RowProofFile,)).content
+    changed = flipped(honest, data.draw(st.integers(0, len(honest) - 1)), data.draw(st.integers(1, 255)))
+    assert_proves_no_lie(chain, codec.encode(RowProofFile(changed, hashlib.sha256(changed).digest())))
+
+
+def assert_proves_no_lie(chain: Chain, data: bytes) -> None:
+    try:
+        found = checked(data)
+    except RemoteProtocolError:
+        return
+    rows = chain.states[found.height].tables[TABLE]
+    assert found.genesis == chain.genesis and found.table == TABLE and found.root == rows.root
+    assert found.value is None and found.key != MISSING and rows.get(found.key) is None
+
+
+def test_every_single_byte_of_a_row_s_proof_is_bound_also_without_the_digest(chain: Chain) -> None:
+    honest = codec.decode_message(made(chain, HERE), (RowProofFile,)).content
+    draw = random.Random(5)
+    for at in range(len(honest)):
+        changed = flipped(honest, at, draw.randint(1, 255))
+        assert is_refused(codec.encode(RowProofFile(changed, hashlib.sha256(changed).digest()))), at
+
+
+def test_every_cut_is_refused(chain: Chain) -> None:
+    data = made(chain, HERE)
+    for size in range(0, len(data), 7):
+        assert is_refused(data[:size])
+    assert is_refused(data + b"\x00")
+
+
+Change = Callable[[Chain, RowProof], RowProof]
+
+
+def _other_root(chain: Chain, proof: RowProof) -> RowProof:
+    """All of it fits together, but for the header that the voters signed."""
+    lie = chain.fork()
+    lie.write({HERE: b"a lie"})
+    lie.decide()
+    forged = opened(made(lie, HERE))
+    return replace(forged, links=proof.links)
+
+
+def _own_voters(chain: Chain, proof: RowProof) -> RowProof:
+    """A chain of the same genesis that somebody else has signed."""
+    lie = chain.fork()
+    lie.signers = lambda voters: PEOPLE[7 : 7 + voters.quorum]
+    lie.write({HERE: b"a lie"})
+    lie.decide()
+    return opened(made(lie, HERE))
+
+
+def _too_few(chain: Chain, proof: RowProof) -> RowProof:
+    lie = chain.fork()
+    honest = chain.signers
+    lie.signers = lambda voters: list(honest(voters))[: voters.quorum - 1]
+    lie.decide()
+    return opened(made(lie, HERE))
+
+
+def _at(index: int, **changes: Any) -> Change:
+    def change(chain: Chain, proof: RowProof) -> RowProof:
+        links = list(proof.links)
+        links[index] = replace(links[index], **changes)
+        return replace(proof, links=tuple(links))
+
+    return change
+
+
+def _older_network(chain: Chain, proof: RowProof) -> RowProof:
+    return replace(proof, network=codec.encode(replace(chain.states[0].modules["network"], wishes={}, modules=())))
+
+
+def _fake_table(chain: Chain, proof: RowProof) -> RowProof:
+    """The bytes of a state that has one row, which is a lie, and a proof that fits."""
+    value = codec.encode(Note(bytes(32), b"a lie", 1))
+    root = TableRoot(records.root({HERE: value}), 1, 40)
+    return replace(proof, state=codec.encode((1, root)), value=value, proof=Proof((), None))
+
+
+LIES: dict[str, tuple[Change, str]] = {
+    "another root": (_other_root, "the modules are not those under the state root"),
+    "signed by others": (_own_voters, "not-a-voter"),
+    "signed by too few": (_too_few, "no-quorum"),
+    "a link is missing": (lambda _, proof: replace(proof, links=proof.links[1:]), "foreign-voters"),
+    "the last link is missing": (lambda _, proof: replace(proof, links=proof.links[:-1]), "the modules are not those"),
+    "a link twice": (lambda _, proof: replace(proof, links=(proof.links[0], *proof.links)), "bad-proof: height"),
+    "no next voters": (_at(0, next_voters=()), "next voters"),
+    "other next voters": (_at(0, next_voters=tuple(sorted(person.public for person in PEOPLE[5:9]))), "other next voters"),
+    "the certificate of another block": (
+        lambda _, proof: replace(proof, links=(*proof.links[:-1], replace(proof.links[-1], header=proof.links[-2].header))),
+        "bad-proof",
+    ),
+    "a state of its own": (_fake_table, "the module 'notebook' is not the one under the state root"),
+    "other versions": (_older_network, "the module 'network' is not the one under the state root"),
+    "a module more": (lambda _, proof: replace(proof, digests={**proof.digests, "zoo": bytes(32)}), "the modules are not"),
+    "a module less": (
+        lambda _, proof: replace(proof, digests={k: v for k, v in proof.digests.items() if k != "audits"}),
+        "the modules are not",
+    ),
+    "a module that is not there": (lambda _, proof: replace(proof, module="zoo"), "the module 'zoo' is not the one"),
+    "another module": (lambda _, proof: replace(proof, module="jobs"), "the module 'jobs' is not the one"),
+    "a field that is no table": (lambda _, proof: replace(proof, field=0), "field 0 of the module 'notebook' is no table"),
+    "a field that is not there": (lambda _, proof: replace(proof, field=9), "field 9 of the module 'notebook' is no table"),
+    "another key": (lambda _, proof: replace(proof, key=b"8"), "the row is not under the root"),
+    "another value": (lambda _, proof: replace(proof, value=b"\x00"), "the row is not under the root"),
+    "no row": (lambda _, proof: replace(proof, value=None), "the key may have a row"),
+    "a shorter way": (
+        lambda _, proof: replace(proof, proof=Proof(proof.proof.siblings[:-1], None)),
+        "the row is not under the root",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "why"), LIES.values(), ids=LIES)
+def test_a_lie_is_refused_by_what_does_not_fit(chain: Chain, change: Change, why: str) -> None:
+    proof = opened(made(chain, HERE))
+    assert checked(sealed(proof)).record is not None
+    with pytest.raises(RemoteProtocolError, match=why):
+        checked(sealed(change(chain, proof)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoy:
+    claimed: TableRoot  # a record of three fields, as somebody may say it in a transaction
+    notes: Table[Note]
+
+
+class _DecoyModule(Module[_Decoy]):
+    name = "decoy"
+    contents: ClassVar[Mapping[str, type]] = {}
+    state_type = _Decoy
+
+    def genesis(self, genesis: Genesis) -> _Decoy:
+        value = codec.encode(Note(bytes(32), b"a lie", 1))
+        return _Decoy(TableRoot(records.root({HERE: value}), 1, 40), Table(Note))
+
+
+def test_a_field_that_only_looks_like_a_table_is_none_to_whoever_knows_the_module() -> None:
+    """Whoever does not know it is told the number of the field, and no name of a table."""
+    chain = Chain(modules=(_DecoyModule(),))
+    chain.decide()
+    honest = opened(row_proof(chain.genesis, chain.states[0], chain.shelf().path(0), "decoy/notes", HERE))
+    lie = sealed(replace(honest, field=0, value=codec.encode(Note(bytes(32), b"a lie", 1))))
+    with pytest.raises(RemoteProtocolError, match="field 0 of the module 'decoy' is no table"):
+        checked(lie, (*core_modules(PlainJobs()), _DecoyModule()))
+    found = checked(lie, core_modules(PlainJobs()))
+    assert (found.table, found.is_known, found.record) == ("decoy/0", False, None)
+
+
+def test_no_field_of_the_core_s_modules_is_a_table(chain: Chain) -> None:
+    proof = opened(made(chain, HERE))
+    for name, field in itertools.product(proof.digests, range(12)):
+        if (name, field) != ("notebook", 1):
+            with pytest.raises(RemoteProtocolError, match="is no table"):
+                checked(sealed(replace(proof, module=name, state=chain.states[39].encoded(name), field=field)))
+
+
+def test_another_genesis_is_another_chain(chain: Chain) -> None:
+    """A stranger compares the chain id with one that he knows: whatever fits this genesis fits no other."""
+    proof = opened(made(chain, HERE))
+    other = replace(chain.genesis, salt=b"x" * 16)
+    with pytest.raises(RemoteProtocolError, match="bad-signature"):
+        checked(sealed(replace(proof, genesis=codec.encode(other))))
+
+
+def test_a_file_of_another_format_is_named(chain: Chain) -> None:
+    data = made(chain, HERE).replace(b"row-proof-1", b"row-proof-2", 1)
+    with pytest.raises(RemoteProtocolError, match="unknown-message: 'row-proof-2'"):
+        checked(data)
