@@ -1,0 +1,65 @@
+"""The four kinds of questions, and which arrays of integers answer them."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+from curation.limits import OPTIONS_MAX, RANKED_MAX, RANKED_MIN
+from protocol import codec
+
+Answer = tuple[int, ...]
+
+
+class Kind(enum.StrEnum):
+    LABEL = "label"  # [option], or several ascending where a project says `many`
+    RATING = "rating"  # [1..n], n options
+    PAIR = "pair"  # [0 the first item, 1 the second, 2 a tie, 3 both bad]
+    RANKING = "ranking"  # the items' numbers, the best first
+
+
+PAIR_ANSWERS = ("the first", "the second", "a tie", "both bad")
+
+
+def options_problem(kind: Kind, options: tuple[str, ...], many: bool) -> str | None:
+    """Why a project cannot have these options; None if it can."""
+    if kind in (Kind.PAIR, Kind.RANKING):
+        return f"a {kind} has no options of its own" if options or many else None
+    if many and kind is not Kind.LABEL:
+        return f"a {kind} has one answer, not many"
+    if not 2 <= len(options) <= OPTIONS_MAX:
+        return f"a {kind} needs 2 to {OPTIONS_MAX} options, not {len(options)}"
+    if len(set(options)) < len(options):
+        return "two options are the same"
+    return None
+
+
+def items_problem(kind: Kind, items: int) -> str | None:
+    """Why a task with so many items, 0 for a text alone, cannot be asked; None if it can."""
+    if kind is Kind.PAIR and items != 2:
+        return f"a pair has 2 items, not {items}"
+    if kind is Kind.RANKING and not RANKED_MIN <= items <= RANKED_MAX:
+        return f"a ranking has {RANKED_MIN} to {RANKED_MAX} items, not {items}"
+    if kind in (Kind.LABEL, Kind.RATING) and items:
+        return f"a {kind} has a text and no items"
+    return None
+
+
+def answer_problem(kind: Kind, options: int, many: bool, items: int, answer: Answer) -> str | None:
+    """Why this is no answer to such a task; None if it is one."""
+    match kind:
+        case Kind.LABEL:
+            fits = all(0 <= choice < options for choice in answer) and list(answer) == sorted(set(answer))
+            counts = len(answer) <= options if many else len(answer) == 1
+            return None if fits and counts else f"one of 0..{options - 1}" + (", or several ascending" if many else "")
+        case Kind.RATING:
+            return None if len(answer) == 1 and 1 <= answer[0] <= options else f"one of 1..{options}"
+        case Kind.PAIR:
+            return None if len(answer) == 1 and 0 <= answer[0] < len(PAIR_ANSWERS) else f"one of 0..{len(PAIR_ANSWERS) - 1}"
+        case Kind.RANKING:
+            return None if sorted(answer) == list(range(items)) else f"the numbers 0..{items - 1}, each once"
+
+
+def commitment(assignment: bytes, salt: bytes, answer: Answer) -> bytes:
+    """What an annotator signs before anybody sees the answer."""
+    return hashlib.sha256(b"folkmoot/answer\x00" + assignment + salt + codec.encode(list(answer))).digest()

@@ -1,0 +1,103 @@
+"""Transactions of curation. Members found projects and add tasks; serving peers carry what annotators said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from curation.limits import BATCH_MAX, LEASES_MAX, PAGE_BYTES_MAX, PAGE_TASKS_MAX
+from curation.state import Asked, Choices, Phase, Reason
+from curation.statements import Nonce, Pseudonym, Salt
+from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`curation/found`, by any member: a project. Its id is `project_id`."""
+
+    asked: Asked
+
+
+@dataclass(frozen=True, slots=True)
+class AddPage:
+    """`curation/page`, by the project's author: tasks, which follow those that it has."""
+
+    project: Digest
+    digest: Digest
+    bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
+    root: Digest
+    count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """`curation/move`, by the project's author: pause it, go on, or close it for ever."""
+
+    project: Digest
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """`curation/review`, by the project's author: the label of a task that waits for one."""
+
+    task: Digest
+    label: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    annotator: Key
+    name: Pseudonym
+    custodial: bool
+    signature: SignatureBytes  # by the annotator, over `statements.Enrol` with the batch's author as the peer
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWish:
+    """So many more tasks for this annotator."""
+
+    annotator: Key
+    nonce: Nonce
+    expires_ms: Count
+    signature: SignatureBytes  # by the annotator, over `statements.Session` with the batch's author as the peer
+    count: Annotated[int, Between(1, LEASES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    assignment: Digest
+    commitment: Digest
+    signature: SignatureBytes  # by the annotator, over `statements.Annotation`
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    assignment: Digest
+    salt: Salt
+    answer: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """By the peer that took the lease."""
+
+    assignment: Digest
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`curation/batch`, by a serving peer: at most BATCH_MAX statements in all. They act in this order; any that cannot is passed
+    over.
+    """
+
+    enrolments: Annotated[tuple[Enrolment, ...], Length(0, BATCH_MAX)] = ()
+    leases: Annotated[tuple[LeaseWish, ...], Length(0, BATCH_MAX)] = ()
+    commits: Annotated[tuple[Commit, ...], Length(0, BATCH_MAX)] = ()
+    openings: Annotated[tuple[Opening, ...], Length(0, BATCH_MAX)] = ()
+    skips: Annotated[tuple[Skip, ...], Length(0, BATCH_MAX)] = ()
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, (self.enrolments, self.leases, self.commits, self.openings, self.skips)))

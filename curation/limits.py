@@ -1,0 +1,34 @@
+"""Every bound of curation, with its reason. Times are milliseconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROJECTS_OPEN_MAX: Final = 2  # of one member: nobody fills the list of the others
+PROJECTS_MAX: Final = 256  # open in one network: they are listed in the state
+OPTIONS_MAX: Final = 16  # a confusion table of one annotator has 16 × 16 counts, and fits into a row
+OPTION_CHARACTERS_MAX: Final = 64
+GUIDELINES_CHARACTERS_MAX: Final = 8_000
+VOTES_MAX: Final = 7  # of a task: more of them change few labels; then its author reviews
+RANKED_MIN, RANKED_MAX = 3, 9
+PRICE_MAX: Final = 1_000_000  # points of one task
+
+PAGE_TASKS_MAX: Final = 256  # a proof of one task is then eight digests
+PAGE_BYTES_MAX: Final = 1 << 20
+PAGES_MAX: Final = 4_096  # of one project: a million tasks
+TEXT_CHARACTERS_MAX: Final = 20_000  # of a task's text, or of one of its items
+
+ANNOTATORS_MAX: Final = 10_000  # of one network
+NAME_CHARACTERS_MAX: Final = 32
+LEASES_MAX: Final = 8  # of one annotator at a time
+LEASE_MS: Final = 600_000  # nobody thinks longer about a task
+OPENING_MS: Final = 60_000  # from the moment that all votes are committed; then a vote without an opening is forfeited
+SKIPS_MAX: Final = 4  # of one task: then its author reviews it
+REASON_CHARACTERS_MAX: Final = 64
+ASSIGNED_MAX: Final = 24  # annotators of one task, with all who skipped it or let it expire; then its author reviews it
+
+BATCH_MAX: Final = 512  # statements in one transaction
+EXPIRED_PER_BATCH_MAX: Final = 1_024  # that a batch sees; the next one sees more
+CANDIDATES: Final = 16  # tasks that a draw looks at: the annotator may have had some of them
+SALT_BYTES: Final = 16
+SESSION_MS_MAX: Final = 7 * 86_400_000  # a peer may take leases for an annotator that long

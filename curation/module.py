@@ -1,0 +1,381 @@
+"""The ledger module of curation.
+
+Nothing happens by time alone. A batch first looks at what has expired, by the time of the parent block; then its statements act, and
+those that cannot are passed over and counted: another peer may have carried them before, or somebody else has the place.
+
+| a task is | and | then |
+|---|---|---|
+| begun | an annotator gets a lease | one of its places is taken |
+| begun | a lease expires, or the annotator skips it | its place is free; after four skips the task waits for its author |
+| begun | the last vote asked for is committed | the task is opening: each of its annotators has a minute to open |
+| opening | the last vote asked for is opened | the label is found, or one more vote is asked for, or its author reviews |
+| opening | a minute is over | who has not opened forfeits; the places are free, and the task is begun again |
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from curation.answers import Answer, Kind, answer_problem, commitment, items_problem, options_problem
+from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip
+from curation.labels import ENOUGH, class_of, classes_of, learned, likeliest
+from curation.limits import (
+    ANNOTATORS_MAX,
+    BATCH_MAX,
+    EXPIRED_PER_BATCH_MAX,
+    LEASE_MS,
+    LEASES_MAX,
+    OPENING_MS,
+    PAGES_MAX,
+    PROJECTS_MAX,
+    PROJECTS_OPEN_MAX,
+    SESSION_MS_MAX,
+)
+from curation.state import (
+    Annotator,
+    Asked,
+    CurationState,
+    Lease,
+    Phase,
+    Project,
+    Share,
+    Skill,
+    Stage,
+    TaskPage,
+    TaskRow,
+    page_key,
+)
+from curation.statements import Annotation, Enrol, Session
+from curation.tasks import assignment_id, task_id
+from curation.work import Work
+from ledger.core.genesis import Genesis
+from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.members import MembersState
+from protocol import codec
+from protocol.identity import preimage
+from protocol.names import name_problem
+
+ANNOTATOR: Final = "annotator"  # the ledger role of a serving peer
+VERIFIED_MAX: Final = 4_096  # statements that are known to be signed: a batch is applied several times
+
+
+class Passed(Exception):
+    """This statement does not act; the text says why. The rest of the batch does."""
+
+
+def project_id(author: bytes, nonce: int) -> bytes:
+    """Of the project that this transaction founds."""
+    return hashlib.sha256(b"folkmoot/project\x00" + author + nonce.to_bytes(8, "big")).digest()
+
+
+def serving(members: MembersState) -> tuple[bytes, ...]:
+    """Members that serve annotators, ascending."""
+    return tuple(sorted(key for key, member in members.members.items() if ANNOTATOR in member.roles and members.speaks(key)))
+
+
+class CurationModule(Module[CurationState]):
+    name = "curation"
+    state_type = CurationState
+    contents: ClassVar[Mapping[str, type]] = {
+        "curation/found": Found,
+        "curation/page": AddPage,
+        "curation/move": Move,
+        "curation/review": Review,
+        "curation/batch": Batch,
+    }
+
+    def __init__(self) -> None:
+        self._verified: dict[bytes, bool] = {}
+
+    def genesis(self, genesis: Genesis) -> CurationState:
+        return CurationState()
+
+    def apply(self, state: CurationState, said: Said, view: View, context: Context) -> Change:
+        members = view.of(MembersState)
+        work = Work(state, context.certified_roots[max(context.certified_roots)] if context.certified_roots else context.chain_id)
+        match said.content:
+            case Found(asked):
+                _found(work, said, members, asked)
+            case AddPage():
+                _add_page(work, said, members)
+            case Move():
+                _move(work, said, members)
+            case Review():
+                _review(work, said, members, context)
+            case Batch():
+                self._batch(work, said, members, context)
+        return Change(work.finish())
+
+    # Batches ---------------------------------------------------------------------------------------------------------
+
+    def _batch(self, work: Work, said: Said, members: MembersState, context: Context) -> None:
+        batch, peer = said.content, said.author
+        if ANNOTATOR not in members.members[peer].roles:
+            raise Refused(f"only members with the role {ANNOTATOR!r} carry what annotators say")
+        if batch.size > BATCH_MAX:
+            raise Refused(f"{batch.size} statements, at most {BATCH_MAX} go into a batch")
+        _expire(work, context.time_ms)
+        places = ANNOTATORS_MAX // max(1, len(serving(members)))
+
+        def act(statements: tuple[object, ...], do: Callable[..., None]) -> None:
+            for statement in statements:
+                try:
+                    do(work, statement, peer, context)
+                except Passed:
+                    work.count("passed_over")
+
+        act(batch.enrolments, lambda work, statement, peer, context: self._enrol(work, statement, peer, context, places))
+        act(batch.leases, self._lease)
+        act(batch.commits, self._commit)
+        act(batch.openings, _open)
+        act(batch.skips, _skip)
+
+    def _require_signed(self, context: Context, signer: bytes, statement: object, signature: bytes) -> None:
+        tag: str = getattr(statement, "TAG")  # noqa: B009 - of a message
+        signed = preimage(tag, context.chain_id, codec.encode(statement))
+        known = hashlib.sha256(signer + signature + signed).digest()
+        if known not in self._verified:
+            if len(self._verified) >= VERIFIED_MAX:
+                self._verified.clear()
+            self._verified[known] = context.verifier.verify(signer, signed, signature)
+        if not self._verified[known]:
+            raise Passed(f"{tag} is not signed by its annotator")
+
+    def _enrol(self, work: Work, wish: Enrolment, peer: bytes, context: Context, places: int) -> None:
+        share = work.shares.get(peer) or Share(0)
+        if work.annotators.get(wish.annotator) is not None:
+            raise Passed("enrolled already")
+        if name_problem(wish.name):
+            raise Passed("a name that a screen does not show as it is")
+        if share.annotators >= places or work.changed.get("annotators_count", work.state.annotators_count) >= ANNOTATORS_MAX:
+            raise Passed("this peer's places are taken")
+        self._require_signed(context, wish.annotator, Enrol(wish.name, peer, wish.custodial), wish.signature)
+        work.annotators[wish.annotator] = Annotator(wish.name, peer, wish.custodial, context.height)
+        work.shares[peer] = Share(share.annotators + 1)
+        work.count("annotators_count")
+
+    def _lease(self, work: Work, wish: LeaseWish, peer: bytes, context: Context) -> None:
+        person = work.annotators.get(wish.annotator)
+        if person is None:
+            raise Passed("not enrolled")
+        if not context.time_ms <= wish.expires_ms <= context.time_ms + SESSION_MS_MAX:
+            raise Passed("the session is over, or longer than a session may be")
+        self._require_signed(context, wish.annotator, Session(peer, wish.nonce, wish.expires_ms), wish.signature)
+        for _ in range(min(wish.count, LEASES_MAX - len(person.leases))):
+            if not work.lease(wish.annotator, peer, context.time_ms + LEASE_MS):
+                break
+
+    def _commit(self, work: Work, commit: Commit, peer: bytes, context: Context) -> None:
+        row = work.assignments.get(commit.assignment)
+        if row is None:
+            raise Passed("no such assignment")
+        task = task_id(row.project, row.number)
+        now = work.tasks[task]
+        if row.state not in (Lease.LEASED, Lease.EXPIRED):
+            raise Passed(f"the assignment is {row.state.value}")
+        if row.state is Lease.EXPIRED and not (now.stage is Stage.BEGUN and now.taken < now.asked):
+            raise Passed("the lease expired, and somebody has its place")
+        if work.projects[row.project].phase is Phase.CLOSED:
+            raise Passed("the project is closed")
+        self._require_signed(context, row.annotator, Annotation(commit.assignment, commit.commitment), commit.signature)
+        if row.state is Lease.EXPIRED:
+            now = replace(now, taken=now.taken + 1)
+        committed = replace(row, state=Lease.COMMITTED, commitment=commit.commitment, height=context.height)
+        work.assignments[commit.assignment] = replace(committed, is_blind=now.opened == 0)
+        work.tasks[task] = replace(now, committed=now.committed + 1)
+        work.listed(task)
+        work.no_longer_waits(row.annotator, commit.assignment)
+        person = work.annotators[row.annotator]
+        work.annotators[row.annotator] = replace(person, annotations=person.annotations + 1)
+        work.count("annotations")
+        if now.committed + 1 == now.asked:
+            _ask_for_openings(work, task, context.time_ms)
+
+
+def _expire(work: Work, now_ms: int) -> None:
+    for assignment in work.expired("leases", now_ms, EXPIRED_PER_BATCH_MAX):
+        if work.assignments[assignment].state is Lease.LEASED:
+            work.give_back(assignment, Lease.EXPIRED)
+    for assignment in work.expired("openings", now_ms, EXPIRED_PER_BATCH_MAX):
+        row = work.assignments[assignment]
+        if row.state is Lease.COMMITTED and row.until_ms <= now_ms:
+            task = task_id(row.project, row.number)
+            now = work.tasks[task]
+            work.tasks[task] = replace(now, stage=Stage.BEGUN, committed=now.committed - 1)
+            work.give_back(assignment, Lease.FORFEITED)
+
+
+def _ask_for_openings(work: Work, task: bytes, now_ms: int) -> None:
+    row = work.tasks[task]
+    assert row.committed == row.asked == row.taken
+    work.tasks[task] = replace(row, stage=Stage.OPENING)
+    for annotator in row.annotators:
+        assignment = assignment_id(task, annotator)
+        waiting = work.assignments[assignment]
+        if waiting.state is Lease.COMMITTED:
+            work.assignments[assignment] = replace(waiting, until_ms=now_ms + OPENING_MS)
+            work.wait("openings", assignment, now_ms + OPENING_MS)
+
+
+def _open(work: Work, opening: Opening, peer: bytes, context: Context) -> None:
+    row = work.assignments.get(opening.assignment)
+    if row is None or row.state is not Lease.COMMITTED:
+        raise Passed("nothing is committed that this could open")
+    task = task_id(row.project, row.number)
+    now, asked = work.tasks[task], work.projects[row.project].asked
+    if now.stage is not Stage.OPENING:
+        raise Passed("votes are missing that were asked for")
+    answer = tuple(opening.answer)
+    if commitment(opening.assignment, opening.salt, answer) != row.commitment:
+        raise Passed("the annotator committed to another answer")
+    if answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
+        raise Passed("no answer to such a task")
+    work.assignments[opening.assignment] = replace(row, state=Lease.OPENED, answer=answer)
+    work.tasks[task] = now = replace(now, opened=now.opened + 1)
+    if now.opened == now.asked:
+        _decide(work, task, asked, context.height)
+
+
+def _decide(work: Work, task: bytes, asked: Asked, height: int) -> None:
+    """All votes asked for are opened: the task has a label, or needs another vote, or its author."""
+    row = work.tasks[task]
+    answers = {key: work.assignments[assignment_id(task, key)].answer for key in row.annotators}
+    label = _label(work, row, asked, [(key, tuple(answer)) for key, answer in answers.items() if answer is not None])
+    if label is not None:
+        _settle(work, task, asked, label, height)
+    elif row.asked < asked.votes:
+        work.tasks[task] = replace(row, asked=row.asked + 1, stage=Stage.BEGUN)
+        work.listed(task)
+    else:
+        work.review(task)
+
+
+def _label(work: Work, row: TaskRow, asked: Asked, votes: list[tuple[bytes, Answer]]) -> Answer | None:
+    """None: not sure enough."""
+    if asked.votes == 1:
+        return votes[0][1]
+    classes = classes_of(asked.kind, len(asked.options))
+    if classes == 0 or asked.many:
+        return _agreed(votes)
+    told = [(_counts(work, row.project, key), class_of(asked.kind, answer)) for key, answer in votes]
+    best, chance = likeliest(classes, told)
+    return (best + (asked.kind is Kind.RATING),) if chance >= ENOUGH else None
+
+
+def _agreed(votes: list[tuple[bytes, Answer]]) -> Answer | None:
+    """The answer of more than two thirds."""
+    answers = [answer for _, answer in votes]
+    commonest = max(sorted(set(answers)), key=answers.count)
+    return commonest if 3 * answers.count(commonest) > 2 * len(answers) else None
+
+
+def _counts(work: Work, project: bytes, annotator: bytes) -> tuple[int, ...]:
+    skill = work.skills.get(project + annotator)
+    return tuple(skill.counts) if skill else ()
+
+
+def _settle(work: Work, task: bytes, asked: Asked, label: Answer, height: int) -> None:
+    row = work.tasks[task]
+    work.tasks[task] = replace(row, stage=Stage.SETTLED, label=label, height=height)
+    project = work.projects[row.project]
+    work.projects[row.project] = replace(project, settled=project.settled + 1)
+    work.count("settled")
+    classes = 0 if asked.many else classes_of(asked.kind, len(asked.options))
+    for annotator in row.annotators:
+        assignment = assignment_id(task, annotator)
+        vote = work.assignments[assignment]
+        if vote.answer is None:
+            continue
+        answer = tuple(vote.answer)
+        work.assignments[assignment] = replace(vote, state=Lease.SETTLED)
+        person = work.annotators[annotator]
+        work.annotators[annotator] = replace(person, accepted=person.accepted + (answer == label))
+        if classes:
+            counts = _counts(work, row.project, annotator)
+            after = learned(counts, classes, class_of(asked.kind, label), class_of(asked.kind, answer))
+            work.skills[row.project + annotator] = Skill(after)
+
+
+def _skip(work: Work, skip: Skip, peer: bytes, context: Context) -> None:
+    row = work.assignments.get(skip.assignment)
+    if row is None or row.state is not Lease.LEASED:
+        raise Passed("nobody has that lease")
+    if row.peer != peer:
+        raise Passed("another peer took that lease")
+    task = task_id(row.project, row.number)
+    now = work.tasks[task]
+    work.tasks[task] = replace(now, skipped=now.skipped + 1)
+    work.give_back(skip.assignment, Lease.SKIPPED)
+
+
+# Projects -----------------------------------------------------------------------------------------------------------------
+
+
+def _found(work: Work, said: Said, members: MembersState, asked: Asked) -> None:
+    problem = asked_problem(asked)
+    if problem:
+        raise Refused(problem)
+    mine = [key for key in work.open if members.current(work.projects[key].author) == said.author]
+    if len(mine) >= PROJECTS_OPEN_MAX:
+        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one first")
+    if len(work.open) >= PROJECTS_MAX:
+        raise Refused(f"{PROJECTS_MAX} projects are open in this network")
+    key = project_id(said.author, said.transaction.nonce)
+    work.projects[key] = Project(said.author, asked, Phase.OPEN)
+    work.changed["open"] = (*work.open, key)
+
+
+def asked_problem(asked: Asked) -> str | None:
+    """Why nobody can be asked this; None if it is sound."""
+    name = name_problem(asked.name)
+    if name:
+        return f"the project's name {name}"
+    return options_problem(asked.kind, tuple(asked.options), asked.many) or items_problem(asked.kind, asked.items)
+
+
+def _own(work: Work, said: Said, members: MembersState, key: bytes) -> Project:
+    project = work.projects.get(key)
+    if project is None:
+        raise Refused("there is no such project")
+    if members.current(project.author) != said.author:
+        raise Refused("another member's project")
+    return project
+
+
+def _add_page(work: Work, said: Said, members: MembersState) -> None:
+    page = said.content
+    project = _own(work, said, members, page.project)
+    if project.phase is Phase.CLOSED:
+        raise Refused("the project is closed")
+    if project.pages >= PAGES_MAX:
+        raise Refused(f"a project has at most {PAGES_MAX} pages")
+    work.pages[page_key(page.project, project.pages)] = TaskPage(page.digest, page.bytes, page.root, project.tasks, page.count)
+    work.projects[page.project] = replace(project, pages=project.pages + 1, tasks=project.tasks + page.count)
+
+
+def _move(work: Work, said: Said, members: MembersState) -> None:
+    move = said.content
+    project = _own(work, said, members, move.project)
+    if project.phase is Phase.CLOSED:
+        raise Refused("the project is closed for ever")
+    if project.phase is move.phase:
+        raise Refused(f"the project is {project.phase.value} already")
+    work.projects[move.project] = replace(project, phase=move.phase)
+    if move.phase is Phase.CLOSED:
+        work.changed["open"] = tuple(key for key in work.open if key != move.project)
+
+
+def _review(work: Work, said: Said, members: MembersState, context: Context) -> None:
+    task = work.tasks.get(said.content.task)
+    if task is None or task.stage is not Stage.REVIEW:
+        raise Refused("no such task waits for its author")
+    project = _own(work, said, members, task.project)
+    asked, label = project.asked, tuple(said.content.label)
+    problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, label)
+    if problem:
+        raise Refused(f"{list(label)} is no answer: {problem}")
+    work.projects[task.project] = replace(project, review=project.review - 1)
+    _settle(work, said.content.task, asked, label, context.height)

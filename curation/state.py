@@ -1,0 +1,210 @@
+"""What is decided of curation. Rows of tables cost a block only what it changes; what has no row yet is as its project says.
+
+| table         | key                            | row                                                              |
+|---------------|--------------------------------|------------------------------------------------------------------|
+| `projects`    | project                        | what is asked, and how far it is                                 |
+| `pages`       | project ‖ page (u32)           | digest of the blob with the tasks, and their Merkle root         |
+| `tasks`       | task                           | a task that was begun: who has it, how many votes, the label     |
+| `places`      | project ‖ list ‖ place (u32)   | an element of a list of task numbers, see `lists`                |
+| `annotators`  | annotator's key                | name, serving peer, leases, counts                               |
+| `assignments` | assignment                     | one annotator's lease of one task, and its vote                  |
+| `skills`      | project ‖ annotator's key      | how often labels and this annotator's votes came together        |
+| `shares`      | serving peer's key             | how many annotators it has enrolled                              |
+| `due`         | queue ‖ place (u64)            | what is looked at when its time has come, see `module`           |
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from curation.answers import Answer, Kind
+from curation.limits import (
+    ANNOTATORS_MAX,
+    ASSIGNED_MAX,
+    GUIDELINES_CHARACTERS_MAX,
+    LEASES_MAX,
+    OPTION_CHARACTERS_MAX,
+    OPTIONS_MAX,
+    PAGE_BYTES_MAX,
+    PAGE_TASKS_MAX,
+    PAGES_MAX,
+    PRICE_MAX,
+    PROJECTS_MAX,
+    RANKED_MAX,
+    REASON_CHARACTERS_MAX,
+    VOTES_MAX,
+)
+from curation.statements import Pseudonym
+from ledger.tables import Table
+from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.messages import Name
+
+Options = Annotated[tuple[Annotated[str, Length(1, OPTION_CHARACTERS_MAX)], ...], Length(0, OPTIONS_MAX)]
+Guidelines = Annotated[str, Length(0, GUIDELINES_CHARACTERS_MAX)]
+Votes = Annotated[int, Between(1, VOTES_MAX)]
+Price = Annotated[int, Between(0, PRICE_MAX)]
+Choices = Annotated[tuple[Annotated[int, Between(0, 255)], ...], Length(0, OPTIONS_MAX)]
+Reason = Annotated[str, Length(1, REASON_CHARACTERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a project asks of everybody, as its author wrote it."""
+
+    name: Name
+    kind: Kind
+    options: Options
+    many: bool
+    items: Annotated[int, Between(0, RANKED_MAX)]  # of each task: 2 of a pair, 3 to 9 of a ranking, else none
+    guidelines: Guidelines
+    votes: Votes  # of a task at most; more than one: at least two
+    price: Price  # points for each settled task
+    suggests_first: bool  # a suggestion is shown with the task, not after the answer
+
+
+class Phase(enum.StrEnum):
+    OPEN = "open"
+    PAUSED = "paused"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    author: Key
+    asked: Asked
+    phase: Phase
+    pages: Annotated[int, Between(0, PAGES_MAX)] = 0
+    tasks: Count = 0
+    drawn: Count = 0  # tasks that were begun once
+    begun: Count = 0  # begun tasks that have a free place: the length of their list
+    settled: Count = 0
+    review: Count = 0  # tasks that wait for their author
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    digest: Digest  # of the blob
+    bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
+    root: Digest  # over the tasks
+    first: Count  # number of its first task
+    count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
+
+
+class Stage(enum.StrEnum):
+    BEGUN = "begun"  # votes are missing
+    OPENING = "opening"  # all votes asked for are committed
+    SETTLED = "settled"
+    REVIEW = "review"  # its author decides
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    project: Digest
+    number: Count
+    stage: Stage
+    asked: Votes  # votes asked for so far
+    taken: Annotated[int, Between(0, ASSIGNED_MAX)]  # leases and votes that have a place
+    committed: Annotated[int, Between(0, VOTES_MAX)]
+    opened: Annotated[int, Between(0, VOTES_MAX)]
+    skipped: Annotated[int, Between(0, ASSIGNED_MAX)]
+    place: Count | None  # in the list of begun tasks with a free place
+    annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]  # all that ever had it, as they came
+    label: Choices | None = None
+    height: Count = 0  # of the block that settled it
+
+
+class Lease(enum.StrEnum):
+    LEASED = "leased"
+    EXPIRED = "expired"  # it counts until somebody has its place
+    SKIPPED = "skipped"
+    COMMITTED = "committed"
+    OPENED = "opened"
+    FORFEITED = "forfeited"  # committed, and not opened in time
+    SETTLED = "settled"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    project: Digest
+    number: Count  # of the task
+    annotator: Key
+    peer: Key  # that took the lease
+    until_ms: Count  # of the lease, and then of the opening
+    state: Lease
+    commitment: Digest | None = None
+    answer: Choices | None = None
+    height: Count = 0  # of the block that committed it
+    is_blind: bool = False  # committed before anybody's answer to the task could be seen
+
+
+@dataclass(frozen=True, slots=True)
+class Annotator:
+    name: Pseudonym
+    peer: Key  # that enrolled it
+    custodial: bool
+    height: Count
+    leases: Annotated[tuple[Digest, ...], Length(0, LEASES_MAX)] = ()  # assignments that wait for an answer
+    annotations: Count = 0  # committed
+    accepted: Count = 0  # opened, and as the label says
+    points: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """counts[label × classes + vote], over settled tasks; where an answer is of many options: of each option, off and on."""
+
+    counts: Annotated[tuple[Count, ...], Length(0, OPTIONS_MAX * OPTIONS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    annotators: Annotated[int, Between(0, ANNOTATORS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    assignment: Digest
+    at_ms: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Of `due`: places from first on, up to before last. Times ascend, since every entry waits equally long."""
+
+    first: Count = 0
+    last: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CurationState:
+    open: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects, as they came
+    annotators_count: Annotated[int, Between(0, ANNOTATORS_MAX)] = 0
+    annotations: Count = 0  # committed
+    settled: Count = 0
+    passed_over: Count = 0  # statements that did not apply
+    leases: Queue = Queue()
+    openings: Queue = Queue()
+    projects: Table[Project] = field(default_factory=lambda: Table(Project))
+    pages: Table[TaskPage] = field(default_factory=lambda: Table(TaskPage))
+    tasks: Table[TaskRow] = field(default_factory=lambda: Table(TaskRow))
+    places: Table[Place] = field(default_factory=lambda: Table(Place))
+    annotators: Table[Annotator] = field(default_factory=lambda: Table(Annotator))
+    assignments: Table[Assignment] = field(default_factory=lambda: Table(Assignment))
+    skills: Table[Skill] = field(default_factory=lambda: Table(Skill))
+    shares: Table[Share] = field(default_factory=lambda: Table(Share))
+    due: Table[Due] = field(default_factory=lambda: Table(Due))
+
+
+def page_key(project: bytes, page: int) -> bytes:
+    return project + page.to_bytes(4, "big")
+
+
+def as_answer(choices: Choices) -> Answer:
+    return tuple(choices)

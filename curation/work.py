@@ -1,0 +1,241 @@
+"""A block's changes to the tables of curation, gathered in dictionaries: each table takes them once, when the transaction is done."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from curation.limits import ASSIGNED_MAX, CANDIDATES, SKIPS_MAX
+from curation.lists import BEGUN, FRESH, place_key
+from curation.state import (
+    Annotator,
+    Assignment,
+    CurationState,
+    Due,
+    Lease,
+    Phase,
+    Place,
+    Project,
+    Queue,
+    Share,
+    Skill,
+    Stage,
+    TaskPage,
+    TaskRow,
+)
+from curation.tasks import assignment_id, task_id
+from ledger.tables import Table
+
+R = TypeVar("R")
+TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "skills", "shares", "due")
+
+
+class Rows(Generic[R]):
+    """A table and what has changed in it since."""
+
+    def __init__(self, table: Table[R]) -> None:
+        self._table = table
+        self.changes: dict[bytes, R | None] = {}
+
+    def get(self, key: bytes) -> R | None:
+        return self.changes[key] if key in self.changes else self._table.get(key)
+
+    def __getitem__(self, key: bytes) -> R:
+        found = self.get(key)
+        assert found is not None
+        return found
+
+    def __setitem__(self, key: bytes, row: R) -> None:
+        self.changes[key] = row
+
+    def drop(self, key: bytes) -> None:
+        self.changes[key] = None
+
+
+@dataclass
+class Work:
+    """The state while a transaction is applied. `finish` gives the state after it."""
+
+    state: CurationState
+    root: bytes  # a recent state root, which draws depend on
+    changed: dict[str, Any] = field(default_factory=dict)  # fields of the state that are no tables
+
+    def __post_init__(self) -> None:
+        state = self.state
+        self.projects: Rows[Project] = Rows(state.projects)
+        self.pages: Rows[TaskPage] = Rows(state.pages)
+        self.tasks: Rows[TaskRow] = Rows(state.tasks)
+        self.places: Rows[Place] = Rows(state.places)
+        self.annotators: Rows[Annotator] = Rows(state.annotators)
+        self.assignments: Rows[Assignment] = Rows(state.assignments)
+        self.skills: Rows[Skill] = Rows(state.skills)
+        self.shares: Rows[Share] = Rows(state.shares)
+        self.due: Rows[Due] = Rows(state.due)
+
+    def finish(self) -> CurationState:
+        tables = {}
+        for name in TABLES:
+            rows: Rows[Any] = getattr(self, name)
+            if rows.changes:
+                tables[name] = getattr(self.state, name).with_rows(rows.changes)
+        return replace(self.state, **tables, **self.changed)
+
+    def count(self, name: str, more: int = 1) -> None:
+        self.changed[name] = self.changed.get(name, getattr(self.state, name)) + more
+
+    @property
+    def open(self) -> tuple[bytes, ...]:
+        found: tuple[bytes, ...] = self.changed.get("open", self.state.open)
+        return found
+
+    # Queues ----------------------------------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> Queue:
+        found: Queue = self.changed.get(name, getattr(self.state, name))
+        return found
+
+    def wait(self, name: str, assignment: bytes, at_ms: int) -> None:
+        queue = self.queue(name)
+        self.due[_due_key(name, queue.last)] = Due(assignment, at_ms)
+        self.changed[name] = replace(queue, last=queue.last + 1)
+
+    def expired(self, name: str, now_ms: int, most: int) -> Iterator[bytes]:
+        """Takes the assignments whose time has come out of the queue, at most so many."""
+        for _ in range(most):
+            queue = self.queue(name)
+            if queue.first == queue.last:
+                return
+            key = _due_key(name, queue.first)
+            entry = self.due[key]
+            if entry.at_ms > now_ms:
+                return
+            self.due.drop(key)
+            self.changed[name] = replace(queue, first=queue.first + 1)
+            yield entry.assignment
+
+    # Lists of tasks --------------------------------------------------------------------------------------------------
+
+    def _number_at(self, project: bytes, which: bytes, place: int) -> int:
+        row = self.places.get(place_key(project, which, place))
+        if row is None:
+            assert which == FRESH, "the list of begun tasks has a row for each place"
+            return place
+        return row.number
+
+    def _put_begun(self, project: bytes, number: int, place: int) -> None:
+        self.places[place_key(project, BEGUN, place)] = Place(number)
+        task = task_id(project, number)
+        self.tasks[task] = replace(self.tasks[task], place=place)
+
+    def listed(self, task: bytes) -> None:
+        """The task is in the list of begun tasks exactly if it can be drawn; it is put there, or taken out."""
+        row = self.tasks[task]
+        is_full = len(row.annotators) >= ASSIGNED_MAX
+        if row.stage is Stage.BEGUN and row.taken < row.asked and (is_full or row.skipped >= SKIPS_MAX):
+            self.review(task)
+            row = self.tasks[task]
+        wanted = row.stage is Stage.BEGUN and row.taken < row.asked
+        if wanted and row.place is None:
+            project = self.projects[row.project]
+            self._put_begun(row.project, row.number, project.begun)
+            self.projects[row.project] = replace(project, begun=project.begun + 1)
+        elif not wanted and row.place is not None:
+            self._unlist(task)
+
+    def _unlist(self, task: bytes) -> None:
+        row = self.tasks[task]
+        project = self.projects[row.project]
+        assert row.place is not None
+        last = project.begun - 1
+        moved = self._number_at(row.project, BEGUN, last)
+        self.places.drop(place_key(row.project, BEGUN, last))
+        if row.place != last:
+            self._put_begun(row.project, moved, row.place)
+        self.tasks[task] = replace(self.tasks[task], place=None)
+        self.projects[row.project] = replace(project, begun=last)
+
+    def review(self, task: bytes) -> None:
+        row = self.tasks[task]
+        self.tasks[task] = replace(row, stage=Stage.REVIEW)
+        project = self.projects[row.project]
+        self.projects[row.project] = replace(project, review=project.review + 1)
+
+    # Draws -----------------------------------------------------------------------------------------------------------
+
+    def draw(self, annotator: bytes) -> tuple[bytes, bytes] | None:
+        """(project, task) for this annotator, which is none of those that it had; None if there is none."""
+        projects = [key for key in self.open if self.projects[key].phase is Phase.OPEN]
+        projects.sort(key=lambda key: _hash(self.root, annotator, key))
+        for draw in (self._draw_begun, self._draw_fresh):
+            for project in projects:
+                task = draw(project, annotator)
+                if task is not None:
+                    return project, task
+        return None
+
+    def _draw_begun(self, project: bytes, annotator: bytes) -> bytes | None:
+        count = self.projects[project].begun
+        start = int.from_bytes(_hash(self.root, annotator, project)[:8], "big") % count if count else 0
+        places = ((start + number) % count for number in range(min(count, CANDIDATES)))
+        tasks = (task_id(project, self._number_at(project, BEGUN, place)) for place in places)
+        free = [task for task in tasks if self.assignments.get(assignment_id(task, annotator)) is None]
+        return min(free, key=lambda task: _hash(self.root, task, annotator), default=None)
+
+    def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:
+        row = self.projects[project]
+        if row.drawn == row.tasks:
+            return None
+        drawn = int.from_bytes(_hash(self.root, project, annotator, row.drawn.to_bytes(8, "big"))[:8], "big")
+        place = row.drawn + drawn % (row.tasks - row.drawn)
+        number, first = self._number_at(project, FRESH, place), self._number_at(project, FRESH, row.drawn)
+        if place != row.drawn:
+            self.places[place_key(project, FRESH, place)] = Place(first)
+        self.places.drop(place_key(project, FRESH, row.drawn))
+        self.projects[project] = replace(row, drawn=row.drawn + 1)
+        task = task_id(project, number)
+        asked = 1 if row.asked.votes == 1 else 2
+        self.tasks[task] = TaskRow(project, number, Stage.BEGUN, asked, 0, 0, 0, 0, None, ())
+        return task
+
+    # Places in a task ------------------------------------------------------------------------------------------------
+
+    def lease(self, annotator: bytes, peer: bytes, until_ms: int) -> bool:
+        """Whether there was a task."""
+        drawn = self.draw(annotator)
+        if drawn is None:
+            return False
+        project, task = drawn
+        row, assignment = self.tasks[task], assignment_id(task, annotator)
+        self.tasks[task] = replace(row, taken=row.taken + 1, annotators=(*row.annotators, annotator))
+        self.listed(task)
+        self.assignments[assignment] = Assignment(project, row.number, annotator, peer, until_ms, Lease.LEASED)
+        self.wait("leases", assignment, until_ms)
+        person = self.annotators[annotator]
+        self.annotators[annotator] = replace(person, leases=(*person.leases, assignment))
+        return True
+
+    def give_back(self, assignment: bytes, state: Lease) -> None:
+        """The assignment's place in its task is free again."""
+        row = self.assignments[assignment]
+        task = task_id(row.project, row.number)
+        assert row.state in (Lease.LEASED, Lease.COMMITTED)
+        self.assignments[assignment] = replace(row, state=state)
+        now = self.tasks[task]
+        self.tasks[task] = replace(now, taken=now.taken - 1)
+        self.listed(task)
+        self.no_longer_waits(row.annotator, assignment)
+
+    def no_longer_waits(self, annotator: bytes, assignment: bytes) -> None:
+        person = self.annotators[annotator]
+        leases = tuple(key for key in person.leases if key != assignment)
+        self.annotators[annotator] = replace(person, leases=leases)
+
+
+def _due_key(queue: str, place: int) -> bytes:
+    return queue.encode() + place.to_bytes(8, "big")
+
+
+def _hash(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"folkmoot/draw\x00" + b"".join(parts)).digest()

@@ -1,0 +1,135 @@
+"""A ledger with curation, without a network: annotators, serving peers, and batches that are decided because the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from curation.answers import Answer, Kind, commitment
+from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Opening
+from curation.module import CurationModule, project_id
+from curation.state import Annotator, Asked, Assignment, CurationState, Project, TaskRow
+from curation.statements import Annotation, Enrol, Session
+from curation.tasks import Entry, Page, Task, root_of, task_id
+from ledger.core.module import Refused
+from ledger.members import Register
+from ledger.state import decode_body
+from protocol import codec
+from protocol.identity import preimage
+from tests.ledger.world import PEOPLE, World
+from tests.sim.keys import FastSigner
+
+AUTHOR, PEER, OTHER = PEOPLE[0], PEOPLE[1], PEOPLE[2]  # founders; the last two serve
+NONCE, FAR_MS = bytes(16), 86_400_000
+ONE = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, "", 1, 0, False)
+SEVERAL = replace(ONE, votes=7)
+
+
+def salt(annotator: bytes) -> bytes:
+    return annotator[:16]
+
+
+class Room(World):
+    def __init__(self) -> None:
+        super().__init__(modules=(CurationModule(),))
+        self.now = self.state.time_ms
+        self.decide(*(self.tx(peer, "member/register", Register(("annotator",))) for peer in (PEER, OTHER)))
+
+    @property
+    def curation(self) -> CurationState:
+        return self.state.of(CurationState)
+
+    def later(self, ms: int) -> None:
+        """The next block acts so much later."""
+        self.now += ms
+
+    def decide_body(self, body: bytes) -> Any:
+        before = self.state
+        transition = self.rules.transition(before, before.height + 1, self.now, before.root, decode_body(body))
+        self.ledger.advance(transition.finish({}), before.root)
+        return self.state
+
+    def say(self, who: FastSigner, kind: str, content: Any) -> CurationState:
+        self.decide(self.tx(who, kind, content))
+        return self.curation
+
+    def batch(self, peer: FastSigner = PEER, **statements: Any) -> CurationState:
+        return self.say(peer, "curation/batch", Batch(**{name: tuple(items) for name, items in statements.items()}))
+
+    # Projects
+
+    def project(self, asked: Asked = ONE, tasks: int = 3, author: FastSigner = AUTHOR) -> bytes:
+        signed = self.tx(author, "curation/found", Found(asked))
+        self.decide(signed)
+        key = project_id(author.public, self.nonce(author))
+        if tasks:
+            self.page(key, tasks, author)
+        return key
+
+    def page(self, project: bytes, tasks: int, author: FastSigner = AUTHOR) -> None:
+        entries = tuple(Entry(bytes([number % 256]) * 16, Task(f"text {number}")) for number in range(tasks))
+        page = Page(entries)
+        self.say(author, "curation/page", AddPage(project, bytes(32), 100, root_of(page), tasks))
+
+    def row(self, project: bytes) -> Project:
+        found = self.curation.projects.get(project)
+        assert found is not None
+        return found
+
+    def task(self, assignment: bytes) -> TaskRow:
+        row = self.assignment(assignment)
+        found = self.curation.tasks.get(task_id(row.project, row.number))
+        assert found is not None
+        return found
+
+    # Annotators
+
+    def signed(self, who: FastSigner, statement: Any) -> bytes:
+        return who.sign(preimage(statement.TAG, self.chain, codec.encode(statement)))
+
+    def enrolment(self, who: FastSigner, peer: FastSigner = PEER, name: str = "ann") -> Enrolment:
+        return Enrolment(who.public, name, False, self.signed(who, Enrol(name, peer.public, False)))
+
+    def wish(self, who: FastSigner, count: int = 1, peer: FastSigner = PEER, expires_ms: int = FAR_MS) -> LeaseWish:
+        signature = self.signed(who, Session(peer.public, NONCE, expires_ms))
+        return LeaseWish(who.public, NONCE, expires_ms, signature, count)
+
+    def commit(self, who: FastSigner, assignment: bytes, answer: Answer) -> Commit:
+        digest = commitment(assignment, salt(who.public), answer)
+        return Commit(assignment, digest, self.signed(who, Annotation(assignment, digest)))
+
+    def opening(self, who: FastSigner, assignment: bytes, answer: Answer) -> Opening:
+        return Opening(assignment, salt(who.public), answer)
+
+    def person(self, who: FastSigner) -> Annotator:
+        found = self.curation.annotators.get(who.public)
+        assert found is not None
+        return found
+
+    def assignment(self, key: bytes) -> Assignment:
+        found = self.curation.assignments.get(key)
+        assert found is not None
+        return found
+
+    def leased(self, *people: FastSigner, count: int = 1) -> list[tuple[bytes, ...]]:
+        """The leases that they have then, each enrolled if it was not."""
+        new = [who for who in people if self.curation.annotators.get(who.public) is None]
+        self.batch(enrolments=[self.enrolment(who) for who in new], leases=[self.wish(who, count) for who in people])
+        return [self.person(who).leases for who in people]
+
+    def answered(self, answers: Sequence[tuple[FastSigner, bytes, Answer]]) -> None:
+        """Committed in one batch, opened in the next."""
+        self.batch(commits=[self.commit(*answer) for answer in answers])
+        self.batch(openings=[self.opening(*answer) for answer in answers])
+
+    def refused(self, who: FastSigner, kind: str, content: Any) -> str:
+        try:
+            self.rules.apply_transaction(self.state, self.tx(who, kind, content))
+        except Refused as error:
+            return str(error)
+        return ""
+
+
+def annotators(count: int) -> list[FastSigner]:
+    return [FastSigner(f"annotator {number}") for number in range(count)]

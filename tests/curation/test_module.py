@@ -1,0 +1,323 @@
+"""What curation decides: who gets which task, when an answer counts, and what becomes of all else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from curation import limits
+from curation.answers import Answer, Kind
+from curation.contents import AddPage, Batch, Found, Move, Review, Skip
+from curation.limits import LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
+from curation.lists import BEGUN, place_key
+from curation.state import Asked, Lease, Phase, Stage
+from curation.tasks import assignment_id, task_id
+from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators
+from tests.sim.keys import FastSigner
+
+ANN, BOB, CAT, DAN = annotators(4)
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def test_one_vote_is_a_label(room: Room) -> None:
+    project = room.project(ONE, tasks=1)
+    ((lease,),) = room.leased(ANN)
+    assert room.assignment(lease).state is Lease.LEASED and room.row(project).drawn == 1
+    room.answered([(ANN, lease, (1,))])
+    task = room.task(lease)
+    assert (task.stage, task.label, room.assignment(lease).state) == (Stage.SETTLED, (1,), Lease.SETTLED)
+    assert (room.row(project).settled, room.curation.settled, room.curation.annotations) == (1, 1, 1)
+    assert (room.person(ANN).accepted, room.person(ANN).leases) == (1, ())
+
+
+def test_one_vote_may_be_committed_and_opened_in_one_batch(room: Room) -> None:
+    room.project(ONE, tasks=1)
+    ((lease,),) = room.leased(ANN)
+    room.batch(commits=[room.commit(ANN, lease, (0,))], openings=[room.opening(ANN, lease, (0,))])
+    assert room.task(lease).label == (0,)
+
+
+def test_an_opening_counts_once_all_votes_asked_for_are_committed(room: Room) -> None:
+    room.project(SEVERAL, tasks=1)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    room.batch(commits=[room.commit(ANN, ann, (1,))], openings=[room.opening(ANN, ann, (1,))])
+    assert room.assignment(ann).state is Lease.COMMITTED and room.curation.passed_over == 1
+    room.batch(commits=[room.commit(BOB, bob, (1,))])
+    assert room.task(ann).stage is Stage.OPENING
+    room.batch(openings=[room.opening(ANN, ann, (1,)), room.opening(BOB, bob, (1,))])
+    assert room.task(ann).label == (1,), "two who agree are enough"
+
+
+def test_where_two_differ_a_third_is_asked(room: Room) -> None:
+    room.project(SEVERAL, tasks=1)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    room.answered([(ANN, ann, (1,)), (BOB, bob, (0,))])
+    assert (room.task(ann).stage, room.task(ann).asked) == (Stage.BEGUN, 3)
+    ((cat,),) = room.leased(CAT)
+    assert room.assignment(cat).number == room.assignment(ann).number
+    room.answered([(CAT, cat, (1,))])
+    assert not room.assignment(cat).is_blind and room.assignment(ann).is_blind
+    assert room.task(ann).asked == 4, "2 : 1 of strangers is 3 : 1, which is not nine tenths"
+
+
+def test_the_author_reviews_what_seven_votes_do_not_settle(room: Room) -> None:
+    project = room.project(replace(SEVERAL, votes=3), tasks=1)
+    votes = [(ANN, 1), (BOB, 0), (CAT, 1)]
+    for who, answer in votes[:2]:
+        room.leased(who)
+    leases = [room.person(who).leases[0] for who, _ in votes[:2]]
+    room.answered([(who, lease, (answer,)) for (who, answer), lease in zip(votes[:2], leases, strict=True)])
+    ((cat,),) = room.leased(CAT)
+    room.answered([(CAT, cat, (1,))])
+    task = room.task(cat)
+    assert task.stage is Stage.REVIEW and room.row(project).review == 1
+    key = task_id(project, task.number)
+    assert "another member's project" in room.refused(PEER, "curation/review", Review(key, (1,)))
+    assert "[5] is no answer: one of 0..1" in room.refused(AUTHOR, "curation/review", Review(key, (5,)))
+    room.say(AUTHOR, "curation/review", Review(key, (1,)))
+    assert room.task(cat).label == (1,) and room.row(project).review == 0 and room.person(BOB).accepted == 0
+
+
+def test_a_proven_annotator_weighs_more(room: Room) -> None:
+    """Ann was right twelve times: against a stranger, her word is enough."""
+    project = room.project(SEVERAL, tasks=14)
+    for _ in range(12):
+        leases = room.leased(ANN, BOB)
+        while not leases[0] or not leases[1]:
+            leases = room.leased(ANN, BOB)
+        room.answered([(ANN, leases[0][0], (1,)), (BOB, leases[1][0], (1,))])
+    skill = room.curation.skills.get(project + ANN.public)
+    assert skill is not None and skill.counts[3] > 8
+    (ann,), (cat,) = room.leased(ANN, CAT)
+    assert room.assignment(ann).number == room.assignment(cat).number
+    room.answered([(ANN, ann, (1,)), (CAT, cat, (0,))])
+    assert room.task(ann).label is None, "but only nine tenths are enough"
+
+
+def test_nobody_gets_a_task_twice_and_begun_ones_come_first(room: Room) -> None:
+    room.project(SEVERAL, tasks=40)
+    first, second = room.leased(ANN, BOB, count=LEASES_MAX)
+    assert len(set(first)) == len(first) == LEASES_MAX
+    assert {room.assignment(key).number for key in first} == {room.assignment(key).number for key in second}
+    ((more),) = room.leased(ANN, count=8)
+    assert more == first, "no more than eight at a time"
+
+
+def test_what_is_drawn_depends_on_root_task_and_annotator(room: Room) -> None:
+    room.project(ONE, tasks=200)
+    people = annotators(20)
+    numbers = [room.assignment(lease).number for (lease,) in room.leased(*people)]
+    assert len(set(numbers)) == 20 and numbers != sorted(numbers) and max(numbers) > 100
+
+
+def test_an_expired_lease_counts_until_somebody_has_its_place(room: Room) -> None:
+    project = room.project(ONE, tasks=1)
+    ((ann,),) = room.leased(ANN)
+    room.later(LEASE_MS - 1)
+    assert room.leased(BOB) == [()], "there is no place yet"
+    room.later(1)
+    room.batch()
+    room.batch()
+    assert room.assignment(ann).state is Lease.EXPIRED and room.row(project).begun == 1 and room.person(ANN).leases == ()
+    room.batch(commits=[room.commit(ANN, ann, (0,))])
+    assert room.assignment(ann).state is Lease.COMMITTED and room.row(project).begun == 0
+
+
+def test_a_lease_is_gone_when_somebody_has_its_place(room: Room) -> None:
+    room.project(ONE, tasks=1)
+    ((ann,),) = room.leased(ANN)
+    room.later(LEASE_MS)
+    room.batch()
+    ((bob,),) = room.leased(BOB)
+    room.batch(commits=[room.commit(ANN, ann, (0,))])
+    assert room.assignment(ann).state is Lease.EXPIRED and room.curation.passed_over == 1
+    room.answered([(BOB, bob, (1,))])
+    assert room.task(bob).label == (1,)
+
+
+def test_who_does_not_open_forfeits_and_another_is_asked(room: Room) -> None:
+    project = room.project(SEVERAL, tasks=1)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    room.batch(commits=[room.commit(ANN, ann, (1,)), room.commit(BOB, bob, (0,))])
+    room.batch(openings=[room.opening(ANN, ann, (1,))])
+    room.later(OPENING_MS)
+    room.batch()
+    room.batch()
+    assert room.assignment(bob).state is Lease.FORFEITED and room.assignment(ann).state is Lease.OPENED
+    assert room.row(project).begun == 1 and room.task(ann).stage is Stage.BEGUN
+    room.batch(openings=[room.opening(BOB, bob, (0,))])
+    assert room.assignment(bob).answer is None, "too late"
+    ((cat,),) = room.leased(CAT)
+    room.answered([(CAT, cat, (1,))])
+    assert room.task(ann).label == (1,) and room.person(BOB).accepted == 0
+
+
+def test_four_skips_send_a_task_to_its_author(room: Room) -> None:
+    project = room.project(ONE, tasks=1)
+    for number, who in enumerate(annotators(SKIPS_MAX), 1):
+        ((lease,),) = room.leased(who)
+        room.batch(OTHER, skips=[Skip(lease, "unclear")])
+        assert room.assignment(lease).state is Lease.LEASED, "another peer took the lease"
+        room.batch(skips=[Skip(lease, "unclear")])
+        assert room.assignment(lease).state is Lease.SKIPPED
+        assert (room.task(lease).stage is Stage.REVIEW) == (number == SKIPS_MAX)
+    assert room.row(project).review == 1 and room.row(project).begun == 0
+
+
+@pytest.mark.parametrize(
+    "how", ["signature", "annotator", "commitment", "misfit", "twice", "unknown", "stranger", "over", "name"]
+)
+def test_what_cannot_act_is_passed_over_and_changes_nothing(room: Room, how: str) -> None:
+    room.project(ONE, tasks=2)
+    ((ann,),) = room.leased(ANN)
+    commit = room.commit(ANN, ann, (0,))
+    statements: dict[str, list[object]] = {
+        "signature": {"commits": [replace(commit, commitment=bytes(32))]},
+        "annotator": {"commits": [room.commit(BOB, ann, (0,))]},
+        "commitment": {"commits": [commit], "openings": [room.opening(ANN, ann, (1,))]},
+        "misfit": {"commits": [room.commit(ANN, ann, (7,))], "openings": [room.opening(ANN, ann, (7,))]},
+        "twice": {"commits": [commit, room.commit(ANN, ann, (1,))]},
+        "unknown": {"commits": [replace(commit, assignment=bytes(32))]},
+        "stranger": {"leases": [room.wish(BOB)]},
+        "over": {"leases": [room.wish(ANN, expires_ms=0)]},
+        "name": {"enrolments": [room.enrolment(BOB, name="b\u202eob")]},
+    }[how]  # type: ignore[assignment]
+    before = room.curation
+    after = room.batch(**statements)  # type: ignore[arg-type]
+    assert after.passed_over == before.passed_over + 1
+    if how not in ("commitment", "misfit", "twice"):
+        assert replace(after, passed_over=before.passed_over) == before or after.tables == before.tables
+    assert after.settled == 0 and after.annotators_count == 1
+    assert room.task(ann).opened == 0
+
+
+def test_a_batch_of_a_peer_that_does_not_serve_is_refused(room: Room) -> None:
+    assert "only members with the role 'annotator'" in room.refused(AUTHOR, "curation/batch", Batch())
+    too_many = Batch(leases=(room.wish(ANN),) * 300, enrolments=(room.enrolment(ANN),) * 300)
+    assert "600 statements, at most 512" in room.refused(PEER, "curation/batch", too_many)
+
+
+def test_a_session_is_of_one_peer(room: Room) -> None:
+    room.project(ONE)
+    room.leased(ANN)
+    before = room.curation
+    after = room.batch(OTHER, leases=[room.wish(ANN, peer=PEER)])
+    assert after.passed_over == before.passed_over + 1 and len(room.person(ANN).leases) == 1
+
+
+def test_a_peer_enrols_no_more_than_its_share(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curation.module.ANNOTATORS_MAX", 6)
+    people = annotators(8)
+    room.batch(enrolments=[room.enrolment(who) for who in people])
+    assert room.curation.annotators_count == 3, "two peers serve"
+    room.batch(OTHER, enrolments=[room.enrolment(who, peer=OTHER) for who in people])
+    assert room.curation.annotators_count == 6
+
+
+def test_projects_are_of_members_who_have_two_at_most(room: Room) -> None:
+    first = room.project()
+    room.project()
+    assert "2 projects of this member are open" in room.refused(AUTHOR, "curation/found", Found(ONE))
+    room.say(AUTHOR, "curation/move", Move(first, Phase.CLOSED))
+    assert room.refused(AUTHOR, "curation/found", Found(ONE)) == ""
+    assert "closed for ever" in room.refused(AUTHOR, "curation/move", Move(first, Phase.OPEN))
+    assert "the project is closed" in room.refused(AUTHOR, "curation/page", AddPage(first, bytes(32), 1, bytes(32), 1))
+    assert "another member's" in room.refused(PEER, "curation/move", Move(first, Phase.OPEN))
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (replace(ONE, options=("a",)), "a label needs 2 to 16 options, not 1"),
+        (replace(ONE, options=("a", "a")), "two options are the same"),
+        (replace(ONE, items=2), "a label has a text and no items"),
+        (Asked("p", Kind.PAIR, (), False, 0, "", 3, 0, False), "a pair has 2 items, not 0"),
+        (Asked("p", Kind.PAIR, ("a",), False, 2, "", 3, 0, False), "a pair has no options of its own"),
+        (Asked("p", Kind.RANKING, (), False, 2, "", 3, 0, False), "a ranking has 3 to 9 items, not 2"),
+        (Asked("p", Kind.RATING, ("1", "2"), True, 0, "", 3, 0, False), "a rating has one answer, not many"),
+    ],
+)
+def test_a_project_that_asks_nonsense_is_refused(room: Room, asked: Asked, why: str) -> None:
+    assert why in room.refused(AUTHOR, "curation/found", Found(asked))
+
+
+def test_a_paused_project_gives_out_no_tasks_and_a_closed_one_takes_no_answers(room: Room) -> None:
+    project = room.project(ONE, tasks=3)
+    ((ann,),) = room.leased(ANN)
+    room.say(AUTHOR, "curation/move", Move(project, Phase.PAUSED))
+    assert room.leased(BOB) == [()]
+    room.answered([(ANN, ann, (1,))])
+    assert room.task(ann).label == (1,), "an answer to a paused project counts"
+    room.say(AUTHOR, "curation/move", Move(project, Phase.OPEN))
+    ((bob,),) = room.leased(BOB)
+    room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+    room.batch(commits=[room.commit(BOB, bob, (0,))])
+    assert room.assignment(bob).state is Lease.LEASED
+
+
+# Invariants, whatever is said -----------------------------------------------------------------------------------------
+
+CROWD = annotators(6)
+steps = st.lists(
+    st.tuples(st.sampled_from(["lease", "commit", "open", "skip", "wait"]), st.sampled_from(range(6)), st.sampled_from([0, 1])),
+    min_size=5,
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.integers(1, 7))
+def test_every_count_is_that_of_the_rows(history: list[tuple[str, int, int]], votes: int) -> None:
+    room = Room()
+    project = room.project(replace(ONE, votes=votes), tasks=4)
+    answers: dict[bytes, tuple[FastSigner, Answer]] = {}
+    room.leased(*CROWD)
+    for what, number, answer in history:
+        who = CROWD[number]
+        mine = room.person(who).leases
+        match what:
+            case "lease":
+                room.leased(who)
+            case "commit" if mine:
+                answers[mine[0]] = who, (answer,)
+                room.batch(commits=[room.commit(who, mine[0], (answer,))])
+            case "open":
+                room.batch(openings=[room.opening(who, key, said) for key, (who, said) in answers.items()])
+            case "skip" if mine:
+                room.batch(skips=[Skip(mine[0], "unclear")])
+            case "wait":
+                room.later(OPENING_MS if answer else LEASE_MS)
+                room.batch()
+        check(room, project)
+
+
+def check(room: Room, project: bytes) -> None:
+    state, row = room.curation, room.row(project)
+    tasks = dict(state.tasks.items())
+    assignments = dict(state.assignments.items())
+    assert row.drawn == len(tasks) <= row.tasks
+    assert row.settled == state.settled == sum(task.stage is Stage.SETTLED for task in tasks.values())
+    assert row.review == sum(task.stage is Stage.REVIEW for task in tasks.values())
+    free = {task.number for task in tasks.values() if task.stage is Stage.BEGUN and task.taken < task.asked}
+    places = [state.places.get(place_key(project, BEGUN, place)) for place in range(row.begun)]
+    assert {place.number for place in places if place} == free and len(free) == row.begun
+    for key, task in tasks.items():
+        of = [assignments[assignment_id(key, annotator)] for annotator in task.annotators]
+        states = Counter(vote.state for vote in of)
+        done = states[Lease.COMMITTED] + states[Lease.OPENED] + states[Lease.SETTLED]
+        assert task.committed == done and task.opened == states[Lease.OPENED] + states[Lease.SETTLED]
+        if task.stage is not Stage.REVIEW:
+            assert task.taken == done + states[Lease.LEASED] <= task.asked <= limits.VOTES_MAX
+        assert (task.label is None) == (task.stage is not Stage.SETTLED)
+    for who in CROWD:
+        person = room.person(who)
+        mine = {key for key, vote in assignments.items() if vote.annotator == who.public and vote.state is Lease.LEASED}
+        assert set(person.leases) == mine and len(mine) <= LEASES_MAX
