@@ -8,7 +8,7 @@ import pytest
 
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.identity import Identity
+from protocol.identity import WIRE_VERSION, Identity
 from protocol.limits import BLOB_BYTES_MAX, BLOB_CHUNK_BYTES, MESSAGE_BYTES_MAX
 from protocol.messages import BlobChunk
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, digest, exchange_bytes, joined_sessions, make_session
@@ -150,17 +150,17 @@ def test_a_chain_cannot_be_disguised_by_rewriting_the_preamble() -> None:
 
 
 def test_a_version_cannot_be_downgraded_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two peers of version 2, each told that the other one speaks version 1 and ready to believe it."""
+    """Two peers of the next version, each told that the other one speaks this version and ready to believe it."""
     old_preamble = make_session(ALICE, True).data_to_send()[:PREAMBLE_BYTES]
-    monkeypatch.setattr(session_module, "WIRE_VERSION", 2)
+    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION + 1)
     assert refusal(make_session(BOB, False), old_preamble) == "wrong-version"
     newer = make_session(ALICE, True)
     first = newer.data_to_send()
-    monkeypatch.setattr(session_module, "WIRE_VERSION", 1)
+    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION)
     older = make_session(BOB, False)
     older.receive(rewritten(first, old_preamble))
     answer = older.data_to_send()
-    monkeypatch.setattr(session_module, "WIRE_VERSION", 2)
+    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION + 1)
     assert refusal(newer, rewritten(answer, first[:PREAMBLE_BYTES])) == "handshake"
 
 
