@@ -294,3 +294,19 @@ class Fetch:
     @property
     def blamed(self) -> dict[bytes, str]:
         return {fault.peer: fault.error.reason for fault in self.faults}
+
+
+def assert_restored(fetch: Fetch, chain: Chain) -> None:
+    """The very bytes that every other peer has, and models with the roots that the state names."""
+    restored = fetch.transfer.restored
+    assert restored is not None
+    expected = chain.states[restored.height]
+    assert restored.state.root == expected.root
+    assert chain.rules.encode_state(restored.state) == chain.rules.encode_state(expected)
+    assert [decided.height for decided in restored.decisions] == [restored.height + i for i in (-1, 0, 1)]
+    assert list(restored.decisions) == [chain.decided[decided.height] for decided in restored.decisions]
+    for name, table in expected.tables.items():
+        assert list(restored.state.tables[name].items()) == list(table.items())
+    restored.install_models()
+    for key, job in restored.state.jobs.jobs.items():
+        assert fetch.models.root(key, job.round) == job.model_root

@@ -25,8 +25,7 @@ from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
 from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
 from storage.store import Store
-from tests.ledger.snapshots import Chain, Fetch, Server, lived
-from tests.ledger.test_transfer import assert_restored
+from tests.ledger.snapshots import Chain, Fetch, Server, assert_restored, lived
 from tests.ledger.world import BY_KEY
 from tests.sim.keys import FastVerifier
 

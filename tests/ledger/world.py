@@ -12,7 +12,7 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
 from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
-from ledger.members import Admit, Invitation, Rotate, rotation_preimage, token_preimage
+from ledger.members import Admit, Invitation, Rotate, Stand, rotation_preimage, token_preimage
 from ledger.state import Body, Rules, State, core_modules, decode_body, newest
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -195,3 +195,16 @@ class World:
 
     def cut_off(self, key: bytes, voter: bytes) -> Signed:
         return sign(BY_KEY[voter], self.chain, CutOff(key, self.job(key).round, ()))
+
+
+NEW, OTHER = PEOPLE[5], PEOPLE[6]
+
+
+def admitted(world: World, person: FastSigner, token: str = "token") -> None:
+    world.decide(world.admission(person, token=FastSigner(token)))
+
+
+def stood(world: World, person: FastSigner = NEW) -> None:
+    admitted(world, person, f"token of {person.public.hex()}")
+    height = world.state.height - 1
+    world.decide(world.tx(person, "member/stand", Stand(height, world.state.certified_roots[height])))

@@ -32,7 +32,7 @@ from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.reasons import Finding
 from storage.blobs import Blobs
-from tests.ledger.test_audits import Court, withheld
+from tests.ledger.court import Court, withheld
 from tests.ledger.world import PEOPLE
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll, service_of
 from training import tasks

@@ -16,7 +16,7 @@ from peer.api.this_peer import unaudited
 from peer.demo.report import Disk
 from protocol.api import JobView
 from protocol.identity import peer_id
-from tests.ledger.test_audits import A, B, C, Court, D
+from tests.ledger.court import A, B, C, Court, D
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
 from tests.peer.processes import Daemon, daemons, peer, poll
 
