@@ -29,7 +29,7 @@ from protocol.messages import (
     Vote,
 )
 from tests.consensus.counter import Counter
-from tests.sim.journal import MemoryJournal
+from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
 
 CHAIN_ID = bytes(range(32))

@@ -17,8 +17,8 @@ from peer.node.rounds import Effects
 from protocol import codec
 from protocol.identity import Signed, Signer, open_signed
 from protocol.messages import AGREEMENT, ROUNDS, Relay
+from tests.consensus.journal import MemoryJournal
 from tests.ledger.world import PEOPLE, PlainJobs, World
-from tests.sim.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
 from transport.network import Connected, Disconnected, Received
 
