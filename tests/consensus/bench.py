@@ -28,6 +28,7 @@ from protocol.messages import (
     TimeoutCertificate,
     Vote,
 )
+from tests.consensus.certificates import certificate_of
 from tests.consensus.counter import Counter
 from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
@@ -123,8 +124,8 @@ class Bench:
         return TimedOut(self.sign(voter, timeout), high)
 
     def certificate(self, kind: type[Prepare] | type[Commit], block: bytes, view: int, signers: tuple[int, ...]) -> Certificate:
-        votes = [self.sign(i, kind(self.voters.hash, self._height(block), view, block_digest(block))) for i in signers]
-        return Certificate(votes[0].body, {vote.signer: vote.signature for vote in sorted(votes, key=lambda v: v.signer)})
+        statement = kind(self.voters.hash, self._height(block), view, block_digest(block))
+        return certificate_of(CHAIN_ID, statement, (self.signers[i] for i in signers))
 
     def timeout_certificate(
         self, view: int, signers: tuple[int, ...], high: Certificate | None = None, of: tuple[int, bytes] | None = None

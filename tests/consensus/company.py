@@ -31,6 +31,7 @@ from protocol.messages import (
     ViewEnded,
     Vote,
 )
+from tests.consensus.certificates import certificate_of
 from tests.consensus.counter import Log
 from tests.sim.keys import FastSigner, FastVerifier
 
@@ -191,9 +192,7 @@ class Company:
         """A certificate that lacks one signature. (No honest voter signs this; it stands for more liars than there may be.)"""
         block = self.build(codec.encode([item]), self.leader(view))
         statement = kind(self.voters.hash, self.height, view, block_digest(block))
-        signed = [sign(signer, CHAIN_ID, statement) for signer in self.signers[: self.voters.quorum - 1]]
-        by = {entry.signer: entry.signature for entry in sorted(signed, key=lambda entry: entry.signer)}
-        certificate = Certificate(codec.encode(statement), by)
+        certificate = certificate_of(CHAIN_ID, statement, self.signers[: self.voters.quorum - 1])
         return Prepared(certificate) if kind is Prepare else Decision(block, certificate)
 
     def decide(self, decision: Decision) -> tuple[bytes, Message]:

@@ -29,10 +29,10 @@ from ledger.snapshots.transfer import (
 from ledger.state import root_over
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError
-from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
 from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, NoSnapshot, Part, SnapshotOffer
 from storage.store import Store
+from tests.consensus.certificates import certificate_of
 from tests.ledger.notebook import notes
 from tests.ledger.snapshots import Chain, Fetch, Server, assert_restored, honestly, lived
 from tests.ledger.world import BY_KEY, PEOPLE
@@ -768,8 +768,7 @@ def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_heigh
         vote = codec.decode_message(last.certificate.vote, (Commit,))
         voters = vote.voters if set_named == "current" else chain.decided[1].decode().voters
         forged = Commit(voters, vote.height, 0, header_digest(last.header))
-        votes = [sign(BY_KEY[key], chain.chain, forged) for key in retired]
-        certificate = Certificate(votes[0].body, {signed.signer: signed.signature for signed in votes})
+        certificate = certificate_of(chain.chain, forged, (BY_KEY[key] for key in retired))
         return replace(answer, links=(*answer.links[:-1], replace(last, certificate=certificate)))
 
     servers = serving(chain, A)
