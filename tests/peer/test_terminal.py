@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peer.processes import children, daemons, ended, peer
+from tests.peer.processes import children, command, daemons, ended
 from tests.peer.screen import SECONDS_MAX, terminal
 
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
@@ -24,7 +24,7 @@ SHORT = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=6
 def directory(tmp_path: Path) -> Path:
     """Of a network with one peer, anna."""
     made = tmp_path / "peer"
-    assert peer("init", "--network", "lab", "--name", "anna", "--data-dir", str(made))[0] == 0
+    assert command("init", "--network", "lab", "--name", "anna", "--data-dir", str(made))[0] == 0
     return made
 
 
