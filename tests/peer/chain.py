@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,14 +36,20 @@ SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
 TIMERS = RoundTimers(1.0, 1.0)
 
 
+def identities(count: int) -> list[Identity]:
+    return sorted((Identity(bytes([n + 1]) * 32) for n in range(count)), key=lambda identity: identity.public)
+
+
+def genesis_of(founders: Sequence[Identity], roles: tuple[str, ...] = (), network: str = "test") -> Genesis:
+    return Genesis(network, 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, MODULES)
+
+
 class Chain:
     """Four voters, all of them trainers; every block is decided by all of them."""
 
     def __init__(self, folder: Path) -> None:
-        people = [Identity(bytes([i + 1]) * 32) for i in range(4)]
-        self.people = sorted(people, key=lambda person: person.public)
-        founders = {person.public: Founder("founder", (TRAINER,)) for person in self.people}
-        self.genesis = Genesis("chain", 1_000, bytes(16), founders, MODULES)
+        self.people = identities(4)
+        self.genesis = genesis_of(self.people, (TRAINER,), "chain")
         self.id = self.genesis.chain_id
         folder.mkdir(exist_ok=True)
         self.store, self.blobs = Store(folder / "ledger.db", self.id), Blobs(folder / "blobs", folder / "buffers")

@@ -12,7 +12,7 @@ import trio
 
 from consensus.chain_proof import Anchor
 from ledger.audits.state import Due
-from ledger.core.genesis import Founder, Genesis
+from ledger.core.genesis import Genesis
 from ledger.jobs import Phase, Start, job_id
 from peer.api.running import RunningPeer
 from peer.api.service import service
@@ -29,21 +29,11 @@ from protocol.errors import StorageError
 from protocol.identity import Identity
 from storage.blobs import Blobs
 from storage.store import Store
-from tests.ledger.world import MODULES
+from tests.peer.chain import SCRATCH, genesis_of, identities
 from training.host import ModelHost
-from training.spec import JobSpec
 from transport.memory import Mesh
 
 SECONDS_MAX = 30.0  # for anything that takes well under one when it works
-SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
-
-
-def identities(count: int) -> list[Identity]:
-    return sorted((Identity(bytes([n + 1]) * 32) for n in range(count)), key=lambda identity: identity.public)
-
-
-def genesis_of(founders: Sequence[Identity], roles: tuple[str, ...] = ()) -> Genesis:
-    return Genesis("test", 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, MODULES)
 
 
 async def poll(condition: Callable[[], bool]) -> None:
