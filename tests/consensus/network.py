@@ -1,4 +1,4 @@
-"""A small network of replicas in virtual time, whose messages take a few milliseconds and arrive."""
+"""Consensus, a network: replicas in virtual time, whose messages take a few milliseconds and arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ledger, decided by the test, with one job of sampled audits in which everybody votes and trains."""
+"""Ledger without consensus: a world with one job of sampled audits, in which everybody votes and trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole networks of nodes without I/O: messages are bytes in one queue, disks are lists, time is a number that a test moves."""
+"""Nodes on virtual time, moved by a test: messages are bytes in one queue, disks are lists, time is a number."""
 
 from __future__ import annotations
 

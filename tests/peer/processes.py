@@ -1,4 +1,4 @@
-"""Real peers for tests: each a process of its own on loopback, ended by its process id whatever happens."""
+"""Daemons in processes: real peers on loopback, each ended by its process id whatever happens."""
 
 from __future__ import annotations
 
