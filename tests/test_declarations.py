@@ -24,9 +24,8 @@ from protocol.reasons import Finding, Verdict, label, with_label
 from tests.notes.engine import KIND, Slate
 from tests.notes.feature import NOTES
 from tests.notes.objective import COUNTED_BYTES, OBJECTIVES, Counted
-from tests.peer import network
-from tests.peer.network import SECONDS_MAX, Network, Seat
-from tests.peer.test_auditing import has_finished, settled
+from tests.peer import chain, network
+from tests.peer.network import SECONDS_MAX, Network, Seat, has_finished, settled
 from tests.training.replicated.support import proposed
 from training import tasks
 from training.data import corpus
@@ -45,7 +44,7 @@ ME = bytes(32)
 def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     FEATURES.append(NOTES)
     features.install()
-    monkeypatch.setattr(network, "MODULES", founding_modules())
+    monkeypatch.setattr(chain, "MODULES", founding_modules())
     yield
     FEATURES.remove(NOTES)
     for objective in OBJECTIVES:
