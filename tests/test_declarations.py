@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import trio
 
-from ledger.audits.state import Result
+from ledger.audits.state import Entry, Result
 from ledger.jobs import Start, job_id
+from ledger.state import State
 from peer import features
 from peer.driver.auditing import describe
 from peer.features import FEATURES, founding_modules
@@ -25,7 +26,7 @@ from tests.notes.engine import KIND, Slate
 from tests.notes.feature import NOTES
 from tests.notes.objective import COUNTED_BYTES, OBJECTIVES, Counted
 from tests.peer import chain, network
-from tests.peer.network import SECONDS_MAX, Network, Seat, has_finished, settled
+from tests.peer.network import SECONDS_MAX, Network, Seat, has_finished
 from tests.training.replicated.support import proposed
 from training import tasks
 from training.data import corpus
@@ -97,16 +98,19 @@ async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason
         )
 
 
+def suspensions(state: State) -> list[Entry]:
+    return [entry for entry in state.audits.log if entry.result is Result.SUSPENDED]
+
+
 async def test_an_invented_declaration_is_found_by_sampled_audits(feature: None, tmp_path: Path) -> None:
     async with network.network(tmp_path, founders=4, start=False, roles=("clerk",)) as made:
         with trio.fail_after(SECONDS_MAX):
             job = await train(made, replace(SAMPLED, rounds=4))
-            for seat in made.seats:
-                await seat.until(settled(job))
+            await made.seats[0].until(lambda driver: bool(suspensions(driver.state)))
         state, liar = made.seats[0].driver.state, made.seats[3].public
-        suspensions = [entry for entry in state.audits.log if entry.result is Result.SUSPENDED]
-        assert suspensions and {entry.trainer for entry in suspensions} == {liar}
-        assert "(miscounted)" in describe(suspensions[0], state)
+        (suspension,) = suspensions(state)
+        assert suspension.trainer == liar and job in state.jobs.jobs
+        assert "(miscounted)" in describe(suspension, state)
 
 
 def test_voters_without_an_engine_refuse_what_is_no_declaration(feature: None) -> None:
