@@ -49,7 +49,7 @@ demo: setup
 
 test: setup
 	@echo "the tests take about 5 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Real nodes in virtual time: what a decision costs in a network that one machine cannot hold.
+"""Nodes on virtual time, whose costs are measured: what a decision costs in a network that one machine cannot hold.
 
 Every peer is a `peer.node.node.Node` with the real ledger and codec; only signatures are replaced by a fast keyed hash. Time is
 charged as measured: the processor time that each turn took here, and what each signature made or verified, each frame sealed or

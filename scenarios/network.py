@@ -1,4 +1,4 @@
-"""A network of real peers that scenarios hurt: each its own process on loopback, to be killed, stopped, started again and read.
+"""Daemons in processes, which scenarios hurt: each is one on loopback, to be killed, stopped, started again and read.
 
 It is the network of `peer demo`, with handles. Whatever happens, everything that was started here has ended when `running` ends.
 """

@@ -1,4 +1,15 @@
-"""What holds for all tests."""
+"""What holds for all tests.
+
+What tests set up stands in layers; each of these modules says which it belongs to, and uses those before it.
+
+  Ledger without consensus   tests/ledger/world.py decides what a test says; tests/ledger/snapshots.py adds blocks,
+                             certificates and snapshots; tests/peer/chain.py adds real keys and a disk
+  Consensus                  tests/consensus/bench.py and company.py have one replica, network.py several; what is agreed on is
+                             tests/consensus/counter.py, and journal.py keeps it
+  Nodes on virtual time      tests/peer/nodes.py is moved by a test, tests/sim by a plan of faults
+  Daemons in one process     tests/peer/network.py
+  Daemons in processes       tests/peer/processes.py; scenarios/network.py for scenarios
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from consensus.quorum import faults_tolerated
 from peer.api.new_job import parse_overrides
 from peer.cli import build_parser
 from protocol.errors import RemoteProtocolError, UserError
-from tests.ledger.test_draws import EFFECTIVE, escape
+from tests.ledger.chances import EFFECTIVE, escape
 from training import grid
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import trio
 
-from ledger.audits.state import Result
+from ledger.audits.state import Entry, Result
 from ledger.jobs import Start, job_id
+from ledger.state import State
 from peer import features
 from peer.driver.auditing import describe
 from peer.features import FEATURES, founding_modules
@@ -24,9 +25,8 @@ from protocol.reasons import Finding, Verdict, label, with_label
 from tests.notes.engine import KIND, Slate
 from tests.notes.feature import NOTES
 from tests.notes.objective import COUNTED_BYTES, OBJECTIVES, Counted
-from tests.peer import network
-from tests.peer.network import SECONDS_MAX, Network, Seat
-from tests.peer.test_auditing import has_finished, settled
+from tests.peer import chain, network
+from tests.peer.network import SECONDS_MAX, Network, Seat, has_finished
 from tests.training.replicated.support import proposed
 from training import tasks
 from training.data import corpus
@@ -45,7 +45,7 @@ ME = bytes(32)
 def feature(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     FEATURES.append(NOTES)
     features.install()
-    monkeypatch.setattr(network, "MODULES", founding_modules())
+    monkeypatch.setattr(chain, "MODULES", founding_modules())
     yield
     FEATURES.remove(NOTES)
     for objective in OBJECTIVES:
@@ -98,16 +98,19 @@ async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason
         )
 
 
+def suspensions(state: State) -> list[Entry]:
+    return [entry for entry in state.audits.log if entry.result is Result.SUSPENDED]
+
+
 async def test_an_invented_declaration_is_found_by_sampled_audits(feature: None, tmp_path: Path) -> None:
     async with network.network(tmp_path, founders=4, start=False, roles=("clerk",)) as made:
         with trio.fail_after(SECONDS_MAX):
             job = await train(made, replace(SAMPLED, rounds=4))
-            for seat in made.seats:
-                await seat.until(settled(job))
+            await made.seats[0].until(lambda driver: bool(suspensions(driver.state)))
         state, liar = made.seats[0].driver.state, made.seats[3].public
-        suspensions = [entry for entry in state.audits.log if entry.result is Result.SUSPENDED]
-        assert suspensions and {entry.trainer for entry in suspensions} == {liar}
-        assert "(miscounted)" in describe(suspensions[0], state)
+        (suspension,) = suspensions(state)
+        assert suspension.trainer == liar and job in state.jobs.jobs
+        assert "(miscounted)" in describe(suspension, state)
 
 
 def test_voters_without_an_engine_refuse_what_is_no_declaration(feature: None) -> None:

@@ -1,19 +1,24 @@
-"""One replica under test among hand-driven voters: messages are made here and given to it one by one."""
+"""Consensus, one replica: it stands among voters that the test drives; messages are made here and given to it one by one."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from consensus.block import block_digest, decode_block, encode_header, header_of
-from consensus.events import Applied, Connected, Event, Message, Received
+from consensus.events import Applied, Connected, Event, Message, Received, WorkChanged
 from consensus.replica import Replica
 from consensus.turn import Decided, Restart, Send, Turn, persist
 from consensus.voters import VoterSet
+from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
 from protocol.messages import (
     NO_VIEW,
     Certificate,
     Commit,
+    GetBlock,
     Heard,
     Prepare,
     Propose,
@@ -23,8 +28,9 @@ from protocol.messages import (
     TimeoutCertificate,
     Vote,
 )
+from tests.consensus.certificates import certificate_of
 from tests.consensus.counter import Counter
-from tests.sim.journal import MemoryJournal
+from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
 
 CHAIN_ID = bytes(range(32))
@@ -39,11 +45,12 @@ class Bench:
     place: int = 0
     now: float = START
     journal: MemoryJournal = field(default_factory=MemoryJournal)
+    application: ClassVar[type[Counter]] = Counter
 
     def __post_init__(self) -> None:
         self.signers = sorted((FastSigner(f"voter {i}") for i in range(self.n)), key=lambda signer: signer.public)
         self.voters = VoterSet.of(signer.public for signer in self.signers)
-        self.counter = Counter(self.voters)
+        self.counter = self.application(self.voters)
         self.turn = Turn()
         self.replica = self._replica(Restart())
         self.tell_that_nothing_was_heard()
@@ -117,8 +124,8 @@ class Bench:
         return TimedOut(self.sign(voter, timeout), high)
 
     def certificate(self, kind: type[Prepare] | type[Commit], block: bytes, view: int, signers: tuple[int, ...]) -> Certificate:
-        votes = [self.sign(i, kind(self.voters.hash, self._height(block), view, block_digest(block))) for i in signers]
-        return Certificate(votes[0].body, {vote.signer: vote.signature for vote in sorted(votes, key=lambda v: v.signer)})
+        statement = kind(self.voters.hash, self._height(block), view, block_digest(block))
+        return certificate_of(CHAIN_ID, statement, (self.signers[i] for i in signers))
 
     def timeout_certificate(
         self, view: int, signers: tuple[int, ...], high: Certificate | None = None, of: tuple[int, bytes] | None = None
@@ -145,3 +152,50 @@ class Bench:
 def _tag(kind: type) -> bytes:
     tag: str = getattr(kind, "TAG")  # noqa: B009 - every statement has one
     return bytes([0xA0 + len(tag)]) + tag.encode()
+
+
+# Proposals in a short form that does not hold the whole body ----------------------------------------------------------
+
+BODY = b"\x91\x07"
+
+
+@dataclass
+class Digests(Counter):
+    """Its short form is the digest of the body, which must be known."""
+
+    known: dict[bytes, bytes] = field(default_factory=dict)
+
+    def condense(self, body: bytes) -> bytes:
+        return hashlib.sha256(body).digest()
+
+    def expand(self, short: bytes) -> bytes | None:
+        if len(short) != 32:
+            raise RemoteProtocolError("mistyped", "no digest")
+        return self.known.get(short)
+
+
+class ShortBench(Bench):
+    counter: Digests
+    application = Digests
+
+    def learn(self, body: bytes = BODY) -> None:
+        self.counter.known[hashlib.sha256(body).digest()] = body
+        self.step(WorkChanged())
+
+    def short(self, block: bytes) -> Proposed:
+        message = self.propose(block)
+        return dataclasses.replace(message, short=self.counter.condense(message.short))
+
+    def asked(self) -> list[tuple[bytes, ...] | None]:
+        sends = [send for send in self.turn.sends if isinstance(send, Send)]
+        return [send.to for send in sends if isinstance(send.message, GetBlock)]
+
+
+def short_follower() -> ShortBench:
+    """It leads neither of the first two views."""
+    return ShortBench(place=next(i for i in range(4) if i not in (Bench().leader(0), Bench().leader(1))))
+
+
+def short_others(bench: Bench) -> list[int]:
+    """Those that follow as the replica under test does."""
+    return [i for i in range(bench.n) if i not in (bench.place, bench.leader())]

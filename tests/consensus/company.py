@@ -1,24 +1,20 @@
-"""The other voters of one replica under test: honest ones that keep the rules of the agreement, and f liars that sign anything.
+"""Consensus, one replica: the voters around it, honest ones that keep the rules of the agreement, and f that sign anything.
 
 They agree among themselves, with the replica's help or without it, and remember whatever anybody signed.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
 from consensus.block import block_digest, decode_block, encode_header, header_of
-from consensus.events import Applied, Message, Received
-from consensus.evidence import Evidence
+from consensus.events import Message, Received
 from consensus.quorum import faults_tolerated
 from consensus.replica import Replica
-from consensus.turn import Decided, Record, Restart, StoredBlock, StoredCertificate, Voted
+from consensus.turn import StoredBlock
 from consensus.voters import VoterSet
 from protocol import codec
-from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
 from protocol.messages import (
     NO_VIEW,
@@ -35,115 +31,11 @@ from protocol.messages import (
     ViewEnded,
     Vote,
 )
+from tests.consensus.certificates import certificate_of
+from tests.consensus.counter import Log
 from tests.sim.keys import FastSigner, FastVerifier
 
 CHAIN_ID = bytes(range(32))
-ITEMS_PER_BLOCK = 3
-Numbers = tuple[int, ...]
-Digests = tuple[codec.Digest, ...]
-
-
-def digest_of(item: int) -> bytes:
-    return hashlib.sha256(codec.encode(item)).digest()
-
-
-class Log:
-    """An application whose bodies are lists of numbers. The short form names each by its digest."""
-
-    def __init__(self, voters: VoterSet) -> None:
-        self.voters = voters
-        self.known: dict[bytes, int] = {}  # numbers this peer has heard of
-        self.done: set[int] = set()
-        self.height = 0
-        self.root = hashlib.sha256(b"genesis").digest()
-
-    def hear(self, item: int) -> None:
-        self.known[digest_of(item)] = item
-
-    def propose(self, height: int, now_ms: int) -> bytes | None:
-        waiting = sorted(set(self.known.values()) - self.done)[:ITEMS_PER_BLOCK]
-        return codec.encode(waiting) if waiting else None
-
-    def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
-        assert height == self.height + 1
-        try:
-            items = codec.decode(Numbers, body)
-        except RemoteProtocolError as error:
-            return str(error)
-        return "decided before" if self.done & set(items) else None
-
-    def has_work(self) -> bool:
-        return bool(set(self.known.values()) - self.done)
-
-    def condense(self, body: bytes) -> bytes:
-        return codec.encode(tuple(map(digest_of, codec.decode(Numbers, body))))
-
-    def expand(self, short: bytes) -> bytes | None:
-        items = [self.known.get(digest) for digest in codec.decode(Digests, short)]
-        return None if None in items else codec.encode(items)
-
-    def is_member(self, peer: bytes) -> bool:
-        return True
-
-    def knows_until(self) -> int | None:
-        return None
-
-    def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
-        return ()
-
-    def apply(self, decided: Decided) -> Applied:
-        assert decided.height == self.height + 1
-        items = codec.decode(Numbers, decided.decode().body)
-        self.height, self.root = decided.height, hashlib.sha256(self.root + decided.digest).digest()
-        self.done |= set(items)
-        for item in items:
-            self.hear(item)
-        return self.applied()
-
-    def applied(self) -> Applied:
-        return Applied(self.height, self.root, (self.voters,) * 3)
-
-
-@dataclass
-class Memory:
-    """A journal that survives its replica and can be copied, as a disk can."""
-
-    decided: dict[int, Decided] = field(default_factory=dict)
-    votes: tuple[Voted, ...] = ()
-    blocks: dict[bytes, StoredBlock] = field(default_factory=dict)
-    prepared: Certificate | None = None
-    evidence: tuple[Evidence, ...] = ()
-
-    def copy(self) -> Memory:
-        return Memory(dict(self.decided), self.votes, dict(self.blocks), self.prepared, self.evidence)
-
-    def append(self, records: Sequence[Record]) -> None:
-        for record in records:
-            match record:
-                case Voted():
-                    self.votes += (record,)
-                case StoredBlock():
-                    self.blocks[record.digest] = record
-                case StoredCertificate():
-                    self.prepared = record.certificate
-                case Evidence():
-                    self.evidence += (record,)
-                case Decided():
-                    assert record.height == len(self.decided) + 1, "decided heights are contiguous"
-                    self.decided[record.height] = record
-                    self.votes = tuple(voted for voted in self.votes if voted.slot[1] > record.height)
-                    self.blocks, self.prepared = {}, None
-
-    def load(self) -> Restart:
-        last = tuple(self.decided[height] for height in sorted(self.decided)[-2:])
-        return Restart(last, self.votes, tuple(self.blocks.values()), self.prepared)
-
-    def decision(self, height: int) -> Decided | None:
-        return self.decided.get(height)
-
-    def block(self, digest: bytes) -> bytes | None:
-        stored = self.blocks.get(digest)
-        return stored.block if stored else None
 
 
 @dataclass
@@ -300,9 +192,7 @@ class Company:
         """A certificate that lacks one signature. (No honest voter signs this; it stands for more liars than there may be.)"""
         block = self.build(codec.encode([item]), self.leader(view))
         statement = kind(self.voters.hash, self.height, view, block_digest(block))
-        signed = [sign(signer, CHAIN_ID, statement) for signer in self.signers[: self.voters.quorum - 1]]
-        by = {entry.signer: entry.signature for entry in sorted(signed, key=lambda entry: entry.signer)}
-        certificate = Certificate(codec.encode(statement), by)
+        certificate = certificate_of(CHAIN_ID, statement, self.signers[: self.voters.quorum - 1])
         return Prepared(certificate) if kind is Prepare else Decision(block, certificate)
 
     def decide(self, decision: Decision) -> tuple[bytes, Message]:

@@ -1,4 +1,4 @@
-"""A small application to agree on: a log of numbers, each decided once, and voters that come and go."""
+"""Consensus: a small application to agree on, a log of numbers, each decided once, and voters that come and go."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from consensus.events import Applied
 from consensus.turn import Decided
 from consensus.voters import VoterSet
 from protocol import codec
+from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 
 ITEMS_PER_BLOCK = 3
+Numbers = tuple[int, ...]
+Names = tuple[codec.Digest, ...]
 GENESIS_ROOT = hashlib.sha256(b"genesis").digest()
 
 
@@ -38,7 +41,10 @@ class Counter:
 
     def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
         assert height == self.height + 1
-        items = codec.unpack(body, len(body))
+        try:
+            items = codec.decode(Numbers, body)
+        except RemoteProtocolError as error:
+            return str(error)
         if len(items) > ITEMS_PER_BLOCK:
             return "too many items"
         return "decided before" if self.done & set(items) else None
@@ -67,7 +73,7 @@ class Counter:
 
     def apply(self, decided: Decided) -> Applied:
         assert decided.height == self.height + 1
-        items = codec.unpack(decided.decode().body, 1 << 20)
+        items = codec.decode(Numbers, decided.decode().body)
         self.height = decided.height
         self.root = hashlib.sha256(self.root + decided.digest).digest()
         self.done |= set(items)
@@ -82,3 +88,34 @@ class Counter:
 
     def applied(self) -> Applied:
         return Applied(self.height, self.root, self.voters)
+
+
+@dataclass
+class Log(Counter):
+    """Its short form names each number by its digest; whoever has not heard of one cannot tell the body."""
+
+    known: dict[bytes, int] = field(default_factory=dict)
+
+    def hear(self, item: int) -> None:
+        self.known[digest_of(item)] = item
+        self.add(item)
+
+    def condense(self, body: bytes) -> bytes:
+        return codec.encode(tuple(map(digest_of, codec.decode(Numbers, body))))
+
+    def expand(self, short: bytes) -> bytes | None:
+        items = [self.known.get(digest) for digest in codec.decode(Names, short)]
+        return None if None in items else codec.encode(items)
+
+    def is_member(self, peer: bytes) -> bool:
+        return True
+
+    def apply(self, decided: Decided) -> Applied:
+        applied = super().apply(decided)
+        for item in codec.decode(Numbers, decided.decode().body):
+            self.hear(item)
+        return applied
+
+
+def digest_of(item: int) -> bytes:
+    return hashlib.sha256(codec.encode(item)).digest()

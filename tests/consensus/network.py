@@ -1,4 +1,4 @@
-"""A small network of replicas in virtual time, whose messages take a few milliseconds and arrive."""
+"""Consensus, a network: replicas in virtual time, whose messages take a few milliseconds and arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consensus.replica import Replica
 from consensus.turn import Decided, Turn, merge, persist
 from consensus.voters import VoterSet
 from tests.consensus.counter import Counter
-from tests.sim.journal import MemoryJournal
+from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
 
 START = 1_000.0  # virtual seconds since the epoch

@@ -10,54 +10,9 @@ import pytest
 from consensus.block import block_digest, decode_block
 from consensus.catchup import PATIENCE_SECONDS, RETRY_SECONDS
 from consensus.events import Tick, WorkChanged
-from consensus.turn import Send, SendBlock
-from protocol.errors import RemoteProtocolError
+from consensus.turn import SendBlock
 from protocol.messages import BlockBytes, GetBlock, Prepare, Proposed
-from tests.consensus.bench import Bench
-from tests.consensus.counter import Counter
-
-BODY = b"\x91\x07"
-
-
-class Digests(Counter):
-    """Its short form is the digest of the body, which must be known."""
-
-    known: dict[bytes, bytes]
-
-    def condense(self, body: bytes) -> bytes:
-        return hashlib.sha256(body).digest()
-
-    def expand(self, short: bytes) -> bytes | None:
-        if len(short) != 32:
-            raise RemoteProtocolError("mistyped", "no digest")
-        return self.known.get(short)
-
-
-class ShortBench(Bench):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.counter.__class__ = Digests
-        self.counter.known = {}  # type: ignore[attr-defined]
-
-    def learn(self, body: bytes = BODY) -> None:
-        self.counter.known[hashlib.sha256(body).digest()] = body  # type: ignore[attr-defined]
-        self.step(WorkChanged())
-
-    def short(self, block: bytes) -> Proposed:
-        message = self.propose(block)
-        return dataclasses.replace(message, short=self.counter.condense(message.short))
-
-    def asked(self) -> list[tuple[bytes, ...] | None]:
-        sends = [send for send in self.turn.sends if isinstance(send, Send)]
-        return [send.to for send in sends if isinstance(send.message, GetBlock)]
-
-
-def follower() -> ShortBench:
-    return ShortBench(place=next(i for i in range(4) if i not in (Bench().leader(0), Bench().leader(1))))
-
-
-def others(bench: Bench) -> list[int]:
-    return [i for i in range(bench.n) if i not in (bench.place, bench.leader())]
+from tests.consensus.bench import BODY, Bench, ShortBench, short_follower, short_others
 
 
 def test_a_leader_sends_the_short_form_and_stores_the_whole_block() -> None:
@@ -71,7 +26,7 @@ def test_a_leader_sends_the_short_form_and_stores_the_whole_block() -> None:
 
 
 def test_a_block_whose_parts_are_here_is_prepared_and_stored_at_once() -> None:
-    bench = follower()
+    bench = short_follower()
     bench.learn()
     block = bench.block(bench.leader(), BODY)
     bench.give(bench.leader(), bench.short(block))
@@ -79,7 +34,7 @@ def test_a_block_whose_parts_are_here_is_prepared_and_stored_at_once() -> None:
 
 
 def test_a_block_that_lacks_a_part_is_prepared_when_the_part_comes() -> None:
-    bench = follower()
+    bench = short_follower()
     bench.give(bench.leader(), bench.short(bench.block(bench.leader(), BODY)))
     assert not bench.sent_votes(Prepare) and not bench.faults
     bench.learn()
@@ -87,9 +42,9 @@ def test_a_block_that_lacks_a_part_is_prepared_when_the_part_comes() -> None:
 
 
 def test_what_does_not_come_is_fetched_from_the_leader_and_then_from_those_that_prepared() -> None:
-    bench = follower()
+    bench = short_follower()
     block = bench.block(bench.leader(), BODY)
-    helper = others(bench)[0]
+    helper = short_others(bench)[0]
     bench.give(bench.leader(), bench.short(block))
     bench.give(helper, bench.prepare(helper, block))
     bench.step(Tick(), wait=PATIENCE_SECONDS / 2)
@@ -103,30 +58,30 @@ def test_what_does_not_come_is_fetched_from_the_leader_and_then_from_those_that_
 
 
 def test_bytes_that_are_not_the_missing_block_change_nothing() -> None:
-    bench = follower()
+    bench = short_follower()
     bench.give(bench.leader(), bench.short(bench.block(bench.leader(), BODY)))
-    bench.give(others(bench)[0], BlockBytes(1, bench.block(bench.leader(), b"\x91\x08")))
+    bench.give(short_others(bench)[0], BlockBytes(1, bench.block(bench.leader(), b"\x91\x08")))
     assert not bench.sent_votes(Prepare) and not bench.faults
-    bench.give(others(bench)[0], BlockBytes(1, b"no block"))
+    bench.give(short_others(bench)[0], BlockBytes(1, b"no block"))
     assert bench.faults == ["mistyped"]
 
 
 def test_who_prepared_a_block_sends_its_bytes() -> None:
-    bench = follower()
+    bench = short_follower()
     bench.learn()
     block = bench.block(bench.leader(), BODY)
     bench.give(bench.leader(), bench.short(block))
-    turn = bench.give(others(bench)[0], GetBlock(1, block_digest(block)))
-    assert turn.sends == (SendBlock(bench.signers[others(bench)[0]].public, 1, block_digest(block)),)
+    turn = bench.give(short_others(bench)[0], GetBlock(1, block_digest(block)))
+    assert turn.sends == (SendBlock(bench.signers[short_others(bench)[0]].public, 1, block_digest(block)),)
 
 
 @pytest.mark.parametrize(("short", "reason"), [(b"x", "mistyped"), (hashlib.sha256(b"other").digest(), "wrong-block")])
 def test_a_wrong_short_form_costs_who_sent_it_not_the_leader_and_the_right_one_still_counts(short: bytes, reason: str) -> None:
-    bench = follower()
+    bench = short_follower()
     bench.learn()
     bench.learn(b"other")
     bench.counter.known[hashlib.sha256(b"other").digest()] = b"other"  # type: ignore[attr-defined]
-    right, liar = bench.short(bench.block(bench.leader(), BODY)), others(bench)[0]
+    right, liar = bench.short(bench.block(bench.leader(), BODY)), short_others(bench)[0]
     turn = bench.give(liar, dataclasses.replace(right, short=short))
     assert [(fault.peer, fault.error.reason) for fault in turn.faults] == [(bench.signers[liar].public, reason)]
     bench.give(bench.leader(), right)
@@ -134,7 +89,7 @@ def test_a_wrong_short_form_costs_who_sent_it_not_the_leader_and_the_right_one_s
 
 
 def test_a_header_that_the_leader_did_not_sign_is_refused() -> None:
-    bench = follower()
+    bench = short_follower()
     message = bench.propose(bench.block(bench.leader(), BODY))
     other = bench.propose(bench.block(bench.leader(), b"\x91\x08"))
     bench.give(bench.leader(), dataclasses.replace(message, header=other.header))
@@ -142,21 +97,21 @@ def test_a_header_that_the_leader_did_not_sign_is_refused() -> None:
 
 
 def test_a_proposal_is_repeated_in_our_own_words_and_only_when_its_block_is_here() -> None:
-    bench = follower()
+    bench = short_follower()
     block = bench.block(bench.leader(), BODY)
     right = bench.short(block)
     bench.give(bench.leader(), dataclasses.replace(right, short=b"x"))
-    bench.connect(others(bench)[0])
+    bench.connect(short_others(bench)[0])
     assert not bench.sent(Proposed)
     bench.give(bench.leader(), BlockBytes(1, block))
-    bench.connect(others(bench)[1])
+    bench.connect(short_others(bench)[1])
     assert bench.sent(Proposed) == [right]
 
 
 def test_a_voter_without_the_block_commits_on_its_certificate() -> None:
-    bench = follower()
+    bench = short_follower()
     block = bench.block(bench.leader(), BODY)
     bench.give(bench.leader(), bench.short(block))
-    for voter in (bench.leader(), *others(bench)):
+    for voter in (bench.leader(), *short_others(bench)):
         bench.give(voter, bench.prepare(voter, block))
     assert [voted.slot[0] for voted in bench.journal.load().votes] == ["commit"]

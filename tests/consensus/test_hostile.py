@@ -10,10 +10,7 @@ from consensus.turn import Send
 from consensus.voters import verify_timeout_certificate
 from protocol.identity import Signed
 from protocol.messages import NO_VIEW, Prepare, Prepared, Propose, Status, Timeout, TimeoutCertificate, ViewEnded
-from tests.consensus.bench import CHAIN_ID, Bench
-from tests.consensus.test_compact import BODY
-from tests.consensus.test_compact import follower as short_follower
-from tests.consensus.test_compact import others as short_others
+from tests.consensus.bench import BODY, CHAIN_ID, Bench, short_follower, short_others
 from tests.sim.keys import FastVerifier
 
 JUNK = b"j" * (1 << 20)

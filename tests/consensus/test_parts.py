@@ -27,7 +27,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.messages import Ballot, Certificate, Commit, CutOff, Prepare, Proposal, Status
 from tests.consensus.bench import CHAIN_ID, Bench
-from tests.sim.journal import MemoryJournal
+from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastVerifier
 
 KEYS = tuple(bytes([i]) * 32 for i in range(1, 11))

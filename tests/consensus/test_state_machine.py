@@ -38,7 +38,9 @@ from protocol.messages import (
     Timeout,
     Vote,
 )
-from tests.consensus.company import CHAIN_ID, Company, Log, Memory
+from tests.consensus.company import CHAIN_ID, Company
+from tests.consensus.counter import Log
+from tests.consensus.journal import MemoryJournal
 from tests.fuzz.mutations import mutate
 from tests.fuzz.strategies import strategy_of
 from tests.sim.keys import FastVerifier
@@ -57,7 +59,7 @@ class OneReplica(RuleBasedStateMachine):
     def start(self, n: int, place: int, answered: bool) -> None:
         self.company = Company(n, place % n)
         self.now = 1_000.0
-        self.disk, self.old_disk = Memory(), Memory()
+        self.disk, self.old_disk = MemoryJournal(), MemoryJournal()
         self.log = Log(self.company.voters)
         self.slots: dict[tuple[str, int, int], bytes] = {}  # what was ever sent, over all restarts
         self.order: list[Statement] = []

@@ -46,7 +46,10 @@ def _is_own(value: Any, module: ModuleType) -> bool:
 
 
 def _decode_calls(module: ModuleType) -> Iterator[ast.Call]:
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
+    source = inspect.getsource(module)
+    if "codec.decode" not in source and "_decoded" not in source:
+        return
+    for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="codec"), attr="decode"), args=[_, *_]):
                 yield node

@@ -1,4 +1,4 @@
-"""A chain of real blocks and certificates with models of a few bytes, peers that serve its snapshots, and one that fetches."""
+"""Ledger without consensus: real blocks and certificates, models of a few bytes, peers that serve snapshots, and one to fetch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from consensus.block import Block, block_digest, encode_block, encode_header, header_of
+from consensus.block import encode_header, header_of
 from consensus.chain_proof import Anchor, link_of
 from consensus.turn import Decided, Fault
 from consensus.voters import VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.core.module import Module
+from ledger.jobs import Job
 from ledger.members import Approve, Leave, Stand
 from ledger.snapshots.snapshot import Shelf
 from ledger.snapshots.transfer import Answer, Basis, Request, Step, Transfer
-from ledger.state import State, decode_body
+from ledger.state import State
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.identity import sign
-from protocol.messages import Certificate, Commit, GetPart, GetSnapshot, Link
+from protocol.messages import GetPart, GetSnapshot, Link
+from tests.ledger.blocks import decided_after
 from tests.ledger.notebook import NotebookModule, Write, notes
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastSigner, FastVerifier
@@ -115,44 +116,16 @@ class Chain(World):
         other.signers = self.signers
         return other
 
-    def decide_body(self, body: bytes) -> State:
-        before = self.state
-        height, time_ms = before.height + 1, before.time_ms + 1
-        transition = self.rules.transition(before, height, time_ms, before.root, decode_body(body))
-        jobs = transition.state.jobs.jobs
-        stepped = [*transition.started, *(closed.job for closed in transition.closed)]
-        state = transition.finish({job: self.models.make(job, jobs[job].round) for job in stepped})
-        self._store(before, state, body)
-        self.ledger.advance(state, before.root)
-        self.follow()
-        return state
+    def new_root(self, job: Job, key: bytes) -> bytes:
+        return self.models.make(key, job.round)
 
-    def _store(self, before: State, state: State, body: bytes) -> None:
-        voters, following = VoterSet(before.members.voters), VoterSet(before.members.upcoming)
-        parent = self.decided.get(before.height)
-        block = encode_block(
-            Block(
-                state.height,
-                parent.digest if parent else self.chain,
-                state.time_ms,
-                voters.keys[0],
-                voters.hash,
-                following.hash,
-                before.root,
-                parent.certificate if parent else None,
-                {},
-                body,
-            )
-        )
-        votes = [
-            sign(signer, self.chain, Commit(voters.hash, state.height, 0, block_digest(block))) for signer in self.signers(voters)
-        ]
-        certificate = Certificate(votes[0].body, dict(sorted((vote.signer, vote.signature) for vote in votes)))
-        decided = self.decided[state.height] = Decided(state.height, block_digest(block), block, certificate)
-        self.states[state.height] = state
-        link = link_of(decided, following)
+    def keep(self, before: State, after: State, body: bytes) -> None:
+        signers = self.signers(VoterSet(before.members.voters))
+        decided = decided_after(before, self.decided.get(before.height), self.chain, body, signers)
+        self.decided[after.height], self.states[after.height] = decided, after
+        link = link_of(decided, VoterSet(before.members.upcoming))
         if link is not None:
-            self.proof[state.height] = link
+            self.proof[after.height] = link
 
     # Archive
 
@@ -295,3 +268,19 @@ class Fetch:
     @property
     def blamed(self) -> dict[bytes, str]:
         return {fault.peer: fault.error.reason for fault in self.faults}
+
+
+def assert_restored(fetch: Fetch, chain: Chain) -> None:
+    """The very bytes that every other peer has, and models with the roots that the state names."""
+    restored = fetch.transfer.restored
+    assert restored is not None
+    expected = chain.states[restored.height]
+    assert restored.state.root == expected.root
+    assert chain.rules.encode_state(restored.state) == chain.rules.encode_state(expected)
+    assert [decided.height for decided in restored.decisions] == [restored.height + i for i in (-1, 0, 1)]
+    assert list(restored.decisions) == [chain.decided[decided.height] for decided in restored.decisions]
+    for name, table in expected.tables.items():
+        assert list(restored.state.tables[name].items()) == list(table.items())
+    restored.install_models()
+    for key, job in restored.state.jobs.jobs.items():
+        assert fetch.models.root(key, job.round) == job.model_root

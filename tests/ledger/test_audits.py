@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -16,8 +15,6 @@ from ledger.audits.state import (
     FALSE_CHALLENGES_MAX,
     LOG_MAX,
     AuditsState,
-    Due,
-    JobAudits,
     Result,
     Standing,
     StepFinding,
@@ -32,86 +29,14 @@ from protocol import codec
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
 from rounds.ballots import Closing
+from tests.ledger.court import LONG, MATCH, MISMATCH, UNCONFIRMED, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
 from tests.sim.keys import FastSigner
-
-MATCH, MISMATCH, WITHHELD, UNCONFIRMED = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD, Finding.UNCONFIRMED
-LONG = SAMPLED + b":200"
-
-
-class Court(World):
-    """A running job with sampled audits; everybody votes and trains."""
-
-    def __init__(self, n: int = 4, spec: bytes = LONG, **terms: object) -> None:
-        super().__init__(n, n, replace(AUDITS, **terms))  # type: ignore[arg-type]
-        self.key = self.start(PEOPLE[0], spec)
-        self.people = {person.public: person for person in PEOPLE}
-
-    @property
-    def audits(self) -> JobAudits:
-        return self.state.audits.jobs[self.key]
-
-    @property
-    def log(self) -> list[tuple[Result, bytes, bytes]]:
-        return [(entry.result, entry.trainer, entry.auditor) for entry in self.state.audits.log]
-
-    def standing(self, key: bytes) -> Standing:
-        return self.state.audits.standings.get(key, Standing())
-
-    def suspended(self, key: bytes) -> bool:
-        return key in self.audits.suspended
-
-    def round(self, count: int = 1, trainers: Iterable[bytes] | None = None) -> None:
-        """Closes rounds in which everybody, or `trainers`, proposed and was accepted."""
-        for _ in range(count):
-            who = self.job(self.key).trainers if trainers is None else trainers
-            self.decide(closings=(self.closing(self.key, dict.fromkeys(who, Verdict.ACCEPT)),))
-
-    def until_drawn(self, trainer: bytes) -> None:
-        """Closes rounds until somebody has to audit this trainer: of many re-executors none may draw it."""
-        while not self.due(trainer):
-            self.round()
-
-    def due(self, trainer: bytes | None = None, disputes: bool = False) -> list[tuple[FastSigner, Due]]:
-        """What everybody has to do."""
-        everybody = [(person, due) for key, person in self.people.items() for due in due_for(key, self.state)]
-        return [
-            (person, due)
-            for person, due in everybody
-            if due.is_dispute is disputes and (trainer is None or due.trainer == trainer)
-        ]
-
-    def said(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> Signed:
-        kind = "audit/verdict" if due.is_dispute else "audit/report"
-        return self.tx(person, kind, StepFinding(due.job, *due.place, finding, 7))
-
-    def say(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> None:
-        self.decide(self.said(person, due, finding))
-
-    def challenge(self, trainer: bytes, finding: Finding = MISMATCH) -> Due:
-        """One auditor of this trainer says that a step of it is wrong."""
-        auditor, due = min(self.due(trainer), key=lambda item: (item[1].round, item[0].public))
-        self.say(auditor, due, finding)
-        return due
-
-    def judge(self, finding: Finding, count: int | None = None, trainer: bytes | None = None) -> None:
-        """So many of those whose verdict is awaited say the same."""
-        for person, due in self.due(trainer, disputes=True)[:count]:
-            self.say(person, due, finding)
-
-    def convict(self, trainer: bytes) -> None:
-        self.challenge(trainer)
-        while self.due(trainer, disputes=True) and not self.suspended(trainer):
-            self.judge(MISMATCH, 1, trainer)
-        assert self.suspended(trainer)
 
 
 @pytest.fixture
 def court() -> Court:
     return Court()
-
-
-A, B, C, D = (person.public for person in PEOPLE[:4])
 
 
 def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,16 +507,6 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
 def test_what_others_cannot_see_is_not_held_against_who_says_so(court: Court, claim: Finding) -> None:
     refute(court, D, claim)
     assert court.standing(D).refuted == 0
-
-
-def withheld(court: Court, auditor: FastSigner, trainer: bytes, claim: Finding = WITHHELD) -> None:
-    """Says that this trainer withholds a step, as soon as it is drawn for one, which the others replay."""
-    while not any(person is auditor for person, _ in court.due(trainer)):
-        court.round()
-    due = next(due for person, due in court.due(trainer) if person is auditor)
-    court.say(auditor, due, claim)
-    while court.audits.disputes and not court.suspended(trainer):
-        court.judge(MATCH, 1)
 
 
 def apart(court: Court, trainer: bytes) -> set[bytes]:

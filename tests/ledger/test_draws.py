@@ -12,13 +12,11 @@ import pytest
 
 from consensus.quorum import faults_tolerated, quorum
 from ledger.audits.draws import Commitment, commitment_to, draw, matching, ticket, tickets_for
+from tests.ledger.chances import AUDITORS, CHEATED, EFFECTIVE, escape, escape_led
 
 JOB = bytes(32)
 KEYS = [bytes([i]) * 32 for i in range(10)]
 STEPS = 30
-CHEATED = 0.4  # share of a liar's steps that are not honest
-AUDITORS = 2
-EFFECTIVE = 8  # of ten rounds: the first is foreseeable, and reporting and judging the last takes another
 
 
 def tickets(number: int, trainer: bytes, auditors: list[bytes], seed: int = 0) -> dict[bytes, bytes]:
@@ -90,25 +88,6 @@ def test_tickets_differ_by_job_round_auditor_trainer_and_nonce() -> None:
 
 
 # How probable it is that a liar is found out -----------------------------------------------------------------------------
-
-
-def found_by_one(n: int, rate: float = 1.0) -> float:
-    """Probability that a given honest re-executor finds a lie in one round."""
-    return CHEATED * min(1.0, rate * AUDITORS / (n - 1))
-
-
-def escape(n: int, rate: float = 1.0, missing: int = 0) -> float:
-    """Probability that one round's audits of a liar's proposal find nothing.
-
-    Of f liars, who as auditors say that all is well, and of `missing` honest ones nothing is to be feared.
-    """
-    return (1 - found_by_one(n, rate)) ** (n - faults_tolerated(n) - missing)
-
-
-def escape_led(n: int) -> float:
-    """The same where a liar closes the round, sees all reveals, and leaves out the n − q ballots that would find most."""
-    honest, found = n - faults_tolerated(n), found_by_one(n)
-    return sum(math.comb(honest, k) * found**k * (1 - found) ** (honest - k) for k in range(n - quorum(n) + 1))
 
 
 class Round:

@@ -15,26 +15,15 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
 from protocol.limits import TRANSACTION_LIFETIME_HEIGHTS
 from protocol.messages import Transaction
-from tests.ledger.world import PEOPLE, World
+from tests.ledger.world import NEW, OTHER, PEOPLE, World, admitted, stood
 from tests.sim.keys import FastSigner
 
-NEW, OTHER = PEOPLE[5], PEOPLE[6]
 ADMITTED = "member/admit"
 
 
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def admitted(world: World, person: FastSigner, token: str = "token") -> None:
-    world.decide(world.admission(person, token=FastSigner(token)))
-
-
-def stood(world: World, person: FastSigner = NEW) -> None:
-    admitted(world, person, f"token of {person.public.hex()}")
-    height = world.state.height - 1
-    world.decide(world.tx(person, "member/stand", Stand(height, world.state.certified_roots[height])))
 
 
 def approved(world: World, *voters: int, candidate: FastSigner = NEW) -> None:

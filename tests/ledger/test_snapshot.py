@@ -21,12 +21,11 @@ from ledger.snapshots.snapshot import (
     Shelf,
 )
 from protocol.errors import RemoteProtocolError
-from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
-from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+from protocol.messages import Commit, Content, GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
 from storage.store import Store
-from tests.ledger.snapshots import Chain, Fetch, Server, lived
-from tests.ledger.test_transfer import assert_restored
+from tests.consensus.certificates import certificate_of
+from tests.ledger.snapshots import Chain, Fetch, Server, assert_restored, lived
 from tests.ledger.world import BY_KEY
 from tests.sim.keys import FastVerifier
 
@@ -260,8 +259,8 @@ def test_a_header_that_contradicts_its_certificate_about_the_voters_is_refused(c
     """The set that signed, and the set that the header says decided, are one and the same, or nothing is proven."""
     voters = VoterSet(chain.states[0].members.voters)
     header = encode_header(replace(header_of(chain.decided[1].decode()), voters=bytes(32)))
-    votes = [sign(BY_KEY[key], chain.chain, Commit(voters.hash, 1, 0, header_digest(header))) for key in voters.keys]
-    certificate = Certificate(votes[0].body, {vote.signer: vote.signature for vote in votes})
+    commit = Commit(voters.hash, 1, 0, header_digest(header))
+    certificate = certificate_of(chain.chain, commit, (BY_KEY[key] for key in voters.keys))
     path = Proof(chain.chain, FastVerifier(), 0, voters, None)
     with pytest.raises(RemoteProtocolError, match="foreign-voters"):
         path.follow(Link(header, certificate, voters.keys))

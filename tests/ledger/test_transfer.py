@@ -29,12 +29,12 @@ from ledger.snapshots.transfer import (
 from ledger.state import root_over
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError
-from protocol.identity import sign
 from protocol.limits import PART_BYTES_MAX
 from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, NoSnapshot, Part, SnapshotOffer
 from storage.store import Store
+from tests.consensus.certificates import certificate_of
 from tests.ledger.notebook import notes
-from tests.ledger.snapshots import Chain, Fetch, Server, honestly, lived
+from tests.ledger.snapshots import Chain, Fetch, Server, assert_restored, honestly, lived
 from tests.ledger.world import BY_KEY, PEOPLE
 from tests.sim.keys import FastVerifier
 
@@ -50,22 +50,6 @@ def chain() -> Chain:
 
 def serving(chain: Chain, *names: bytes) -> dict[bytes, Server]:
     return {name: Server(chain.shelf()) for name in names}
-
-
-def assert_restored(fetch: Fetch, chain: Chain) -> None:
-    """The very bytes that every other peer has, and models with the roots that the state names."""
-    restored = fetch.transfer.restored
-    assert restored is not None
-    expected = chain.states[restored.height]
-    assert restored.state.root == expected.root
-    assert chain.rules.encode_state(restored.state) == chain.rules.encode_state(expected)
-    assert [decided.height for decided in restored.decisions] == [restored.height + i for i in (-1, 0, 1)]
-    assert list(restored.decisions) == [chain.decided[decided.height] for decided in restored.decisions]
-    for name, table in expected.tables.items():
-        assert list(restored.state.tables[name].items()) == list(table.items())
-    restored.install_models()
-    for key, job in restored.state.jobs.jobs.items():
-        assert fetch.models.root(key, job.round) == job.model_root
 
 
 # What must work ------------------------------------------------------------------------------------------------------
@@ -784,8 +768,7 @@ def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_heigh
         vote = codec.decode_message(last.certificate.vote, (Commit,))
         voters = vote.voters if set_named == "current" else chain.decided[1].decode().voters
         forged = Commit(voters, vote.height, 0, header_digest(last.header))
-        votes = [sign(BY_KEY[key], chain.chain, forged) for key in retired]
-        certificate = Certificate(votes[0].body, {signed.signer: signed.signature for signed in votes})
+        certificate = certificate_of(chain.chain, forged, (BY_KEY[key] for key in retired))
         return replace(answer, links=(*answer.links[:-1], replace(last, certificate=certificate)))
 
     servers = serving(chain, A)

@@ -1,4 +1,4 @@
-"""A ledger without a network: founders, newcomers, and blocks that are decided because the test says so."""
+"""Ledger without consensus: founders, newcomers, and blocks that are decided because the test says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
 from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
-from ledger.members import Admit, Invitation, Rotate, rotation_preimage, token_preimage
+from ledger.members import Admit, Invitation, Rotate, Stand, rotation_preimage, token_preimage
 from ledger.state import Body, Rules, State, core_modules, decode_body, newest
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -20,6 +20,7 @@ from protocol.identity import Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction
 from protocol.reasons import Verdict
 from rounds.ballots import Closing, RoundBook, RoundTimers, body_digest
+from tests.ledger.blocks import stepped
 from tests.sim.keys import FastSigner, FastVerifier
 
 PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signer: signer.public)
@@ -124,14 +125,20 @@ class World:
         return self.decide_body(codec.encode(Body(closings, evidence, transactions)))
 
     def decide_body(self, body: bytes) -> State:
-        """What every peer does with a decided body; the models' new roots are hashes of nothing real."""
+        """What every peer does with a decided body; a model's new root is a hash of nothing real."""
         before = self.state
         transition = self.rules.transition(before, before.height + 1, before.time_ms + 1, before.root, decode_body(body))
-        stepped = [*transition.started, *(closed.job for closed in transition.closed)]
-        roots = {job: hashlib.sha256(job + before.root).digest() for job in stepped}
-        self.ledger.advance(transition.finish(roots), before.root)
+        state = transition.finish({job: self.new_root(transition.state.jobs.jobs[job], job) for job in stepped(transition)})
+        self.keep(before, state, body)
+        self.ledger.advance(state, before.root)
         self.follow()
         return self.state
+
+    def new_root(self, job: Job, key: bytes) -> bytes:
+        return hashlib.sha256(key + self.state.root).digest()
+
+    def keep(self, before: State, after: State, body: bytes) -> None:
+        """A world forgets what was decided."""
 
     def follow(self) -> None:
         """Books of exactly the open rounds, as `peer.node.rounds` keeps them."""
@@ -195,3 +202,16 @@ class World:
 
     def cut_off(self, key: bytes, voter: bytes) -> Signed:
         return sign(BY_KEY[voter], self.chain, CutOff(key, self.job(key).round, ()))
+
+
+NEW, OTHER = PEOPLE[5], PEOPLE[6]
+
+
+def admitted(world: World, person: FastSigner, token: str = "token") -> None:
+    world.decide(world.admission(person, token=FastSigner(token)))
+
+
+def stood(world: World, person: FastSigner = NEW) -> None:
+    admitted(world, person, f"token of {person.public.hex()}")
+    height = world.state.height - 1
+    world.decide(world.tx(person, "member/stand", Stand(height, world.state.certified_roots[height])))

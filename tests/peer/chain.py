@@ -1,28 +1,27 @@
-"""A real small chain in one process, without network or torch: real keys, blocks, certificates, payloads and models."""
+"""Ledger without consensus, on disk: a small chain with real keys, blocks, certificates, payloads and models; no torch."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from consensus.block import Block, block_digest, encode_block
 from consensus.turn import Decided
-from consensus.voters import VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import Start, job_id
 from ledger.state import Rules, core_modules
 from protocol import codec as wire
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign
-from protocol.messages import Ballot, Certificate, Commit, Judgement, Proposal, Transaction
+from protocol.messages import Ballot, Judgement, Proposal, Transaction
 from protocol.reasons import Verdict
 from rounds.ballots import RoundBook, RoundTimers
 from storage.blobs import Blobs
 from storage.store import Store
+from tests.ledger.blocks import decided_after
 from tests.ledger.world import MODULES
 from training.host import ModelHost
 from training.objectives.scratch import Scratch
@@ -37,14 +36,20 @@ SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
 TIMERS = RoundTimers(1.0, 1.0)
 
 
+def identities(count: int) -> list[Identity]:
+    return sorted((Identity(bytes([n + 1]) * 32) for n in range(count)), key=lambda identity: identity.public)
+
+
+def genesis_of(founders: Sequence[Identity], roles: tuple[str, ...] = (), network: str = "test") -> Genesis:
+    return Genesis(network, 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, MODULES)
+
+
 class Chain:
     """Four voters, all of them trainers; every block is decided by all of them."""
 
     def __init__(self, folder: Path) -> None:
-        people = [Identity(bytes([i + 1]) * 32) for i in range(4)]
-        self.people = sorted(people, key=lambda person: person.public)
-        founders = {person.public: Founder("founder", (TRAINER,)) for person in self.people}
-        self.genesis = Genesis("chain", 1_000, bytes(16), founders, MODULES)
+        self.people = identities(4)
+        self.genesis = genesis_of(self.people, (TRAINER,), "chain")
         self.id = self.genesis.chain_id
         folder.mkdir(exist_ok=True)
         self.store, self.blobs = Store(folder / "ledger.db", self.id), Blobs(folder / "blobs", folder / "buffers")
@@ -56,23 +61,13 @@ class Chain:
 
     # Agreement
 
-    def certificate(self, height: int, voters: VoterSet, block: bytes, signers: Iterable[Identity]) -> Certificate:
-        votes = [sign(person, self.id, Commit(voters.hash, height, 0, block_digest(block))) for person in signers]
-        return Certificate(votes[0].body, {vote.signer: vote.signature for vote in votes})
-
     def decide(self, body: bytes | None = None) -> Decided:
         """The next block with what the ledger proposes, decided by everybody, stored and applied."""
         state = self.ledger.state
         height = state.height + 1
         content = self.ledger.propose(height, 0) if body is None else body
         assert content is not None and self.ledger.check(height, content, b"") is None
-        voters, following = VoterSet(state.members.voters), VoterSet(state.members.upcoming)
-        parent = self._last.digest if self._last else self.id
-        of_parent = self._last.certificate if self._last else None
-        block = encode_block(
-            Block(height, parent, 1_000 + height, voters.keys[0], voters.hash, following.hash, state.root, of_parent, {}, content)
-        )
-        decided = Decided(height, block_digest(block), block, self.certificate(height, voters, block, self.people))
+        decided = decided_after(state, self._last, self.id, content, self.people)
         self.store.append([decided])
         self._apply(decided)
         self._last = decided

@@ -1,4 +1,4 @@
-"""Whole peers in one process: real drivers, ledgers and stores over in-memory links; only TCP and torch are left out."""
+"""Daemons in one process: real drivers, ledgers and stores over in-memory links; only TCP and torch are left out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import trio
 
 from consensus.chain_proof import Anchor
 from ledger.audits.state import Due
-from ledger.core.genesis import Founder, Genesis
+from ledger.core.genesis import Genesis
 from ledger.jobs import Phase, Start, job_id
 from peer.api.running import RunningPeer
 from peer.api.service import service
@@ -28,21 +29,11 @@ from protocol.errors import StorageError
 from protocol.identity import Identity
 from storage.blobs import Blobs
 from storage.store import Store
-from tests.ledger.world import MODULES
+from tests.peer.chain import SCRATCH, genesis_of, identities
 from training.host import ModelHost
-from training.spec import JobSpec
 from transport.memory import Mesh
 
 SECONDS_MAX = 30.0  # for anything that takes well under one when it works
-SCRATCH = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
-
-
-def identities(count: int) -> list[Identity]:
-    return sorted((Identity(bytes([n + 1]) * 32) for n in range(count)), key=lambda identity: identity.public)
-
-
-def genesis_of(founders: Sequence[Identity], roles: tuple[str, ...] = ()) -> Genesis:
-    return Genesis("test", 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, MODULES)
 
 
 async def poll(condition: Callable[[], bool]) -> None:
@@ -166,12 +157,13 @@ async def network(
     folder: Path, founders: int, observers: int = 0, start: bool = True, roles: tuple[str, ...] = ()
 ) -> AsyncIterator[Network]:
     made = Network(folder, founders, observers, roles)
-    async with trio.open_nursery() as made._nursery:
-        if start:
-            for seat in made.seats:
-                await made.start(seat)
-        yield made
-        made._nursery.cancel_scope.cancel()
+    with mock.patch("os.fsync"):  # no power fails here, and what was written outlives a peer whether the disk has it or not
+        async with trio.open_nursery() as made._nursery:
+            if start:
+                for seat in made.seats:
+                    await made.start(seat)
+            yield made
+            made._nursery.cancel_scope.cancel()
 
 
 def certified(job: bytes) -> Callable[[Driver], bool]:
@@ -181,6 +173,20 @@ def certified(job: bytes) -> Callable[[Driver], bool]:
         state = driver.state
         over = job in state.jobs.jobs and state.jobs.jobs[job].phase is Phase.FINISHED
         return over and driver.ledger.certified_root == state.root
+
+    return condition
+
+
+def has_finished(job: bytes) -> Callable[[Driver], bool]:
+    return lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].phase is Phase.FINISHED
+
+
+def settled(job: bytes) -> Callable[[Driver], bool]:
+    """The job and its audits are over, and that is certified."""
+
+    def condition(driver: Driver) -> bool:
+        state = driver.state
+        return has_finished(job)(driver) and job not in state.audits.jobs and driver.ledger.certified_root == state.root
 
     return condition
 

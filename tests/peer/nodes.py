@@ -1,4 +1,4 @@
-"""Whole networks of nodes without I/O: messages are bytes in one queue, disks are lists, time is a number that a test moves."""
+"""Nodes on virtual time, moved by a test: messages are bytes in one queue, disks are lists, time is a number."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from peer.node.rounds import Effects
 from protocol import codec
 from protocol.identity import Signed, Signer, open_signed
 from protocol.messages import AGREEMENT, ROUNDS, Relay
+from tests.consensus.journal import MemoryJournal
+from tests.ledger.blocks import stepped
 from tests.ledger.world import PEOPLE, PlainJobs, World
-from tests.sim.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
 from transport.network import Connected, Disconnected, Received
 
@@ -83,8 +84,7 @@ class Shell:
 
     def _applied(self, decided: Decided) -> AppliedBlock:
         transition = self.node.rules.apply(self._applying, decided.decode())
-        stepped = [*transition.started, *(closed.job for closed in transition.closed)]
-        roots = {job: hashlib.sha256(job + decided.digest).digest() for job in stepped}
+        roots = {job: hashlib.sha256(job + decided.digest).digest() for job in stepped(transition)}
         self._applying = transition.finish(roots)
         return AppliedBlock(decided, transition, self._applying)
 

@@ -1,19 +1,22 @@
-"""Real peers for tests: each a process of its own on loopback, ended by its process id whatever happens."""
+"""Daemons in processes: real peers on loopback, each ended by its process id whatever happens."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import trio
 
 from peer.api import control
+from peer.cli import main
 from protocol.api import StatusView
 from protocol.errors import UserError
 
@@ -111,6 +114,16 @@ def peer(*arguments: str) -> tuple[int, str, str]:
         timeout=SECONDS_MAX,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    """The same in this process, for commands that end by themselves: most of what they take is the start of an interpreter."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]), ThreadPoolExecutor(1) as thread:
+        status = thread.submit(main, arguments).result(SECONDS_MAX)  # not in that of a test, where Trio may run
+    for stream in streams:
+        stream.seek(0)
+    return status, streams[0].read(), streams[1].read()
 
 
 def ended(pid: int, seconds: float = 10.0) -> bool:

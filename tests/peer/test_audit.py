@@ -20,7 +20,8 @@ from peer.export.replaying import ExportVerdict, audit
 from peer.export.writing import GENESIS, MANIFEST, block_path, export, listed_files
 from protocol import codec
 from protocol.errors import UserError
-from protocol.messages import Certificate, Decision
+from protocol.messages import Certificate, Commit, Decision
+from tests.consensus.certificates import certificate_of
 from tests.peer.chain import Chain, lived, unfinished
 from training import checkpoint
 
@@ -284,7 +285,8 @@ def test_the_replay_knows_better_than_any_quorum(chain: Chain, copy: Path, whole
     block = encode_block(other_parent(decode_block(original.block), change))
     voters = VoterSet(chain.ledger.state.members.voters)
     assert block_digest(block) != block_digest(original.block)
-    decision = Decision(block, chain.certificate(2, voters, block, chain.people))
+    commit = Commit(voters.hash, 2, 0, block_digest(block))
+    decision = Decision(block, certificate_of(chain.id, commit, chain.people))
     (copy / block_path(2)).write_bytes(codec.encode(decision))
     forge_manifest(copy)
     with pytest.raises(UserError, match=rf"{block_path(2)}: {complaint}"):

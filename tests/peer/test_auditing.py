@@ -20,7 +20,7 @@ from consensus.block import decode_header
 from ledger.audits import docket
 from ledger.audits.state import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Phase, Start, job_id
+from ledger.jobs import Start, job_id
 from ledger.state import State
 from peer.driver import auditing
 from peer.driver.driver import Driver
@@ -32,9 +32,9 @@ from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.reasons import Finding
 from storage.blobs import Blobs
-from tests.ledger.test_audits import Court, withheld
+from tests.ledger.court import Court, withheld
 from tests.ledger.world import PEOPLE
-from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, network, poll, service_of
+from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, has_finished, network, poll, service_of, settled
 from training import tasks
 from training.data import corpus as data
 from training.replay import proposals
@@ -149,20 +149,6 @@ async def trainers(
             lies = attack if number == 3 else ""
             await made.start(seat, made.role(seat, lies), serve if number == 3 else lambda blobs: blobs)
         yield made
-
-
-def has_finished(job: bytes) -> Callable[[Driver], bool]:
-    return lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].phase is Phase.FINISHED
-
-
-def settled(job: bytes) -> Callable[[Driver], bool]:
-    """The job and its audits are over, and that is certified."""
-
-    def condition(driver: Driver) -> bool:
-        state = driver.state
-        return has_finished(job)(driver) and job not in state.audits.jobs and driver.ledger.certified_root == state.root
-
-    return condition
 
 
 async def ended(made: Trainers, job: bytes) -> None:

@@ -12,14 +12,14 @@ import trio
 
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from tests.peer.processes import SECONDS_MAX, Daemon, children, daemons, has_torch, peer
+from tests.peer.processes import SECONDS_MAX, Daemon, children, command, daemons, has_torch, peer
 from training.host import ModelHost
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     directory = tmp_path / "peer"
-    assert peer("init", "--network", "lab", "--data-dir", str(directory))[0] == 0
+    assert command("init", "--network", "lab", "--data-dir", str(directory))[0] == 0
     with daemons([directory]) as made:
         yield made[0]
 
@@ -64,7 +64,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     assert (host.model(bytes.fromhex(rounds[0].job), 1).parameters == host.model(more, 0).parameters).all(), (
         "it starts where the other one ended"
     )
-    assert peer("audit", export)[0] == 0, "whoever replays the run comes to the same models"
+    assert command("audit", export)[0] == 0, "whoever replays the run comes to the same models"
 
 
 async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon) -> None:
@@ -111,7 +111,7 @@ async def test_what_cannot_start_says_so_in_one_line(daemon: Daemon, tmp_path: P
     place = ("--data-dir", str(daemon.directory), "--no-console", "--role", "voter")
     address = (await daemon.start(*RUN).answers()).address
     other = tmp_path / "other"
-    assert peer("init", "--network", "lab", "--data-dir", str(other))[0] == 0
+    assert command("init", "--network", "lab", "--data-dir", str(other))[0] == 0
     for arguments, words in (
         (("run", *place), "runs on"),
         (("run", "--no-console", "--role", "voter", "--data-dir", str(other), "--listen", address), address),

@@ -23,7 +23,7 @@ from peer.demo import demo as demo_module
 from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles
 from peer.demo.report import make_places
 from protocol.errors import UserError
-from tests.peer.processes import children, ended, environment, peer
+from tests.peer.processes import children, command, ended, environment, peer
 from training.spec import JobSpec
 from training.transformer import ModelSpec
 
@@ -81,7 +81,7 @@ def test_who_signs_two_proposals_is_named_once_and_expelled_by_the_proof_in_the_
     assert isinstance(report["expelled"], dict)
     assert report["expelled"].keys() == {"liar-2"}
     assert "expelled at height" in said and "quorum 3 of 4, 2 of 3 at the end" in said
-    assert peer("audit", str(tmp_path / "run" / "export"))[0] == 0
+    assert command("audit", str(tmp_path / "run" / "export"))[0] == 0
 
 
 @pytest.mark.parametrize(("attack", "named", "fields"), [("sign-flip", "replay", []), ("silent", "absent", short())])
@@ -120,7 +120,7 @@ def test_who_cheats_in_some_of_its_steps_is_suspended_by_sampled_audits_and_the_
     assert "every liar was found out" in said
     sent = report["bytes_sent"]
     assert isinstance(sent, dict) and 0 < sent["trainer-0"]["reveals"] <= sent["trainer-0"]["blobs"] <= sent["trainer-0"]["bulk"]
-    assert peer("audit", str(tmp_path / "run" / "export"))[0] == 0
+    assert command("audit", str(tmp_path / "run" / "export"))[0] == 0
 
 
 def roles(folder: Path, *arguments: str) -> str:

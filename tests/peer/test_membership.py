@@ -22,7 +22,7 @@ from protocol.errors import UserError
 from protocol.identity import Identity
 from storage.crash_points import VARIABLE
 from tests.ledger.world import MODULES
-from tests.peer.processes import Daemon, children, daemons, environment, has_torch, peer, poll
+from tests.peer.processes import Daemon, children, command, daemons, environment, has_torch, peer, poll
 
 LOOPBACK = ("--listen", "127.0.0.1:0")
 TINY = [
@@ -41,7 +41,7 @@ def three(tmp_path: Path) -> Iterator[list[Daemon]]:
 def init(daemon: Daemon, *voters: str) -> str:
     """The output of `peer init`."""
     further = [word for key in voters for word in ("--voter", key)]
-    status, out, error = peer(
+    status, out, error = command(
         "init", "--network", "lab", "--name", daemon.directory.name, "--data-dir", str(daemon.directory), *further
     )
     assert (status, error) == (0, "")
@@ -49,7 +49,7 @@ def init(daemon: Daemon, *voters: str) -> str:
 
 
 def ask(daemon: Daemon, *line: str) -> str:
-    status, out, error = peer("console", "--data-dir", str(daemon.directory), *line)
+    status, out, error = command("console", "--data-dir", str(daemon.directory), *line)
     said = "whoever joins with it dials 127.0.0.1:" if line[0] == "invite" else ""
     assert (status, error[: len(said) or None]) == (0, said), (out, error, daemon.log)
     return out
@@ -146,7 +146,7 @@ async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list
 
 async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_needs_no_admission(three: list[Daemon]) -> None:
     anna, ben, _ = three
-    _, key, _ = peer("identity", "--data-dir", str(ben.directory))
+    _, key, _ = command("identity", "--data-dir", str(ben.directory))
     assert "voters      2" in init(anna, key.strip())
     await anna.start("run", "--role", "voter", *LOOPBACK).answers()
     ben.start("join", ask(anna, "invite").strip(), "--role", "voter", *LOOPBACK, "--name", "ben")
@@ -159,7 +159,7 @@ async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_
 
 async def test_an_admission_that_waits_for_a_quorum_says_so_also_after_a_restart(three: list[Daemon]) -> None:
     anna, ben, carl = three
-    _, key, _ = peer("identity", "--data-dir", str(ben.directory))
+    _, key, _ = command("identity", "--data-dir", str(ben.directory))
     init(anna, key.strip())
     voter, waits = ("--role", "voter", "--no-stand", *LOOPBACK), "not a member: its admission is not decided yet"
     await anna.start("run", *voter).answers()

@@ -25,7 +25,7 @@ from protocol.identity import Identity, sign
 from protocol.messages import Prepare
 from storage.store import Store
 from tests.ledger.world import MODULES
-from tests.peer.processes import Daemon, daemons, peer, poll
+from tests.peer.processes import Daemon, command, daemons, peer, poll
 
 VOTER = ("--role", "voter", "--listen", "127.0.0.1:0")
 
@@ -39,11 +39,11 @@ async def founders(tmp_path: Path) -> list[Daemon]:
 
 async def found(made: list[Daemon]) -> list[Daemon]:
     anna, *others = made
-    keys = [peer("identity", "--data-dir", str(daemon.directory))[1].strip() for daemon in others]
+    keys = [command("identity", "--data-dir", str(daemon.directory))[1].strip() for daemon in others]
     voters = [word for key in keys for word in ("--voter", key)]
-    assert peer("init", "--network", "lab", "--data-dir", str(anna.directory), *voters)[0] == 0
+    assert command("init", "--network", "lab", "--data-dir", str(anna.directory), *voters)[0] == 0
     await anna.start("run", *VOTER).answers()
-    invitation = peer("console", "--data-dir", str(anna.directory), "invite")[1].strip()
+    invitation = command("console", "--data-dir", str(anna.directory), "invite")[1].strip()
     for daemon in others:
         daemon.start("join", invitation, *VOTER)
     for daemon in others:
@@ -73,7 +73,7 @@ async def _forgot_the_old_key(daemon: Daemon) -> bool:
 
 
 def rekey(daemon: Daemon) -> tuple[str, str, str]:
-    status, out, error = peer("rekey", "--data-dir", str(daemon.directory))
+    status, out, error = command("rekey", "--data-dir", str(daemon.directory))
     assert (status, error) == (0, "") and f"peer run --data-dir {daemon.directory}" in out
     old, new = re.findall(r"key +(\w{52})", out)
     return old, new, out
@@ -111,12 +111,12 @@ async def test_a_peer_goes_on_with_a_new_key_also_when_its_vote_log_is_lost(foun
 
 async def test_a_key_whose_vote_is_needed_to_replace_it_is_not_replaced(tmp_path: Path) -> None:
     with daemons([tmp_path / "anna"]) as (anna,):
-        peer("init", "--network", "lab", "--data-dir", str(anna.directory))
+        command("init", "--network", "lab", "--data-dir", str(anna.directory))
         await anna.start("run", *VOTER).answers()
-        status, _, error = peer("rekey", "--data-dir", str(anna.directory))
+        status, _, error = command("rekey", "--data-dir", str(anna.directory))
         assert status == 2 and "a peer runs on" in error
         anna.terminate()
-        status, _, error = peer("rekey", "--data-dir", str(anna.directory))
+        status, _, error = command("rekey", "--data-dir", str(anna.directory))
         assert status == 2 and "let others vote first" in error and not (anna.directory / "identity.old").exists()
 
 

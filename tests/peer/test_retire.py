@@ -16,8 +16,7 @@ from peer.driver.eventlog import EventLog
 from peer.driver.membership import Membership
 from protocol.errors import UserError
 from protocol.identity import short_id
-from tests.ledger.test_members import NEW, stood
-from tests.ledger.world import PEOPLE, World
+from tests.ledger.world import NEW, PEOPLE, World, stood
 from tests.peer.network import Seat, network, service_of
 
 

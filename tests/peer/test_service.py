@@ -16,9 +16,9 @@ from peer.api.this_peer import unaudited
 from peer.demo.report import Disk
 from protocol.api import JobView
 from protocol.identity import peer_id
-from tests.ledger.test_audits import A, B, C, Court, D
+from tests.ledger.court import A, B, C, Court, D
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
-from tests.peer.processes import Daemon, daemons, peer, poll
+from tests.peer.processes import Daemon, command, daemons, peer, poll
 
 TINY = [
     word
@@ -40,7 +40,7 @@ SENTENCE = "Nobody is above the others, and what is decided is decided by two th
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("service")
     (folder / "own.txt").write_text(SENTENCE * 40)
-    assert peer("init", "--network", "lab", "--data-dir", str(folder / "peer"))[0] == 0
+    assert command("init", "--network", "lab", "--data-dir", str(folder / "peer"))[0] == 0
     with daemons([folder / "peer"]) as (made,):
         made.start("run", "--listen", "127.0.0.1:0", "--threads", "1", "--local-data", str(folder / "own.txt"))
         trio.run(made.answers)
@@ -48,7 +48,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def train(daemon: Daemon, *arguments: str) -> tuple[int, str, str]:
-    return peer("console", "--data-dir", str(daemon.directory), "train", "--rounds", "1", *arguments)
+    return command("console", "--data-dir", str(daemon.directory), "train", "--rounds", "1", *arguments)
 
 
 async def finished(daemon: Daemon) -> JobView:
@@ -67,7 +67,7 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     assert "audits are off" in out
     job = await finished(trainer)
     assert (job.audit, job.data, list(job.accepted.values())) == ("off", "local", [1])
-    shown = peer("console", "--data-dir", str(trainer.directory), "jobs")[1]
+    shown = command("console", "--data-dir", str(trainer.directory), "jobs")[1]
     assert [line.split()[-3:-1] for line in shown.splitlines() if line.startswith(job.job[:8])] == [["off", "local"]], shown
     copied = [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")]
     assert copied == [SENTENCE * 40]
@@ -129,7 +129,7 @@ async def test_a_file_of_three_kilobytes_trains(trainer: Daemon, tmp_path: Path)
 async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_path: Path) -> None:
     for name, start in (("0.bin", 0), ("1.bin", 2_000)):
         (tmp_path / name).write_bytes(b"".join((number % 256).to_bytes(2, "little") for number in range(start, start + 2_000)))
-    status, printed, _ = peer("shards", str(tmp_path))
+    status, printed, _ = command("shards", str(tmp_path))
     assert status == 0
     (tmp_path / "manifest.json").write_text(printed)
     assert train(trainer, "--data", str(tmp_path), *TINY)[0] == 0
@@ -195,7 +195,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
 
 
 async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(tmp_path: Path) -> None:
-    assert peer("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
+    assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
     with daemons([tmp_path / "peer"]) as (daemon,):
         await daemon.start("run", "--listen", "127.0.0.1:0", "--threads", "1").answers()
         status, _, error = train(daemon, "--data", "local", *TINY)
@@ -208,7 +208,7 @@ async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(t
 async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Path, text: str | None, words: str) -> None:
     own = tmp_path / "own.txt"
     own.write_text(text or SENTENCE)
-    assert peer("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
+    assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
     with daemons([tmp_path / "peer"]) as (daemon,):
         await daemon.start("run", "--listen", "127.0.0.1:0", "--threads", "1", "--local-data", str(own)).answers()
         if text is None:
@@ -219,7 +219,7 @@ async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Pat
 
 
 def test_a_trainer_whose_own_text_cannot_be_read_does_not_start(tmp_path: Path) -> None:
-    assert peer("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
+    assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
     arguments = ("run", "--data-dir", str(tmp_path / "peer"), "--listen", "127.0.0.1:0", "--local-data", str(tmp_path / "none"))
     status, _, error = peer(*arguments)
     assert status == 2 and error.startswith("peer: error: no such file or folder: ") and error.count("\n") == 1

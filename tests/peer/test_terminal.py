@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peer.processes import children, daemons, ended, peer
+from tests.peer.processes import children, command, daemons, ended
 from tests.peer.screen import SECONDS_MAX, terminal
 
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
@@ -24,7 +24,7 @@ SHORT = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=6
 def directory(tmp_path: Path) -> Path:
     """Of a network with one peer, anna."""
     made = tmp_path / "peer"
-    assert peer("init", "--network", "lab", "--name", "anna", "--data-dir", str(made))[0] == 0
+    assert command("init", "--network", "lab", "--name", "anna", "--data-dir", str(made))[0] == 0
     return made
 
 
@@ -41,12 +41,11 @@ def descendants(pid: int, count: int) -> list[int]:
     return [further for started in children(pid) for further in (started, *children(started))]
 
 
-@SIZES
-def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path, columns: int, rows: int) -> None:
+def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) -> None:
     silent = socket.create_server(("127.0.0.1", 0))  # a dial that waits for its greeting
     silent.settimeout(SECONDS_MAX)
     command = f"connect 127.0.0.1:{silent.getsockname()[1]}"
-    with silent, terminal(*RUN, "--data-dir", str(directory), columns=columns, rows=rows) as shown:
+    with silent, terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")
         shown.type(f"{command}\r")
         with silent.accept()[0]:
@@ -85,9 +84,8 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         assert "erin" in shown.until(r"peer> log 30\n(.*\n){3,}peer>$").split("log 30")[1]
 
 
-@SIZES
-def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Path, columns: int, rows: int) -> None:
-    with terminal(*RUN, "--data-dir", str(directory), columns=columns, rows=rows) as shown:
+def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Path) -> None:
+    with terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")
         shown.close()
         assert shown.process.wait(20) == 0

@@ -17,7 +17,7 @@ from ledger.jobs import Start, job_id
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView, PeerApi
-from protocol.identity import Identity, Signed, peer_id, sign
+from protocol.identity import WIRE_VERSION, Identity, Signed, peer_id, sign
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import (
     NO_VIEW,
@@ -152,7 +152,7 @@ async def test_a_version_that_was_changed_on_the_way_fails_the_handshake(target:
     monkeypatch.setattr("transport.session.WIRE_VERSION", 0)
     async with connection(target.address, target.chain_id) as hostile:
         data = bytearray(hostile.session.data_to_send())
-        data[MAGIC_BYTES + 1] = 1
+        data[MAGIC_BYTES + 1] = WIRE_VERSION
         monkeypatch.undo()
         await hostile.write(bytes(data))
         received = b""

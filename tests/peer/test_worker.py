@@ -295,7 +295,7 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
         foreign = await worker.ask(replace(audit, trainer=b"u" * 32))
         assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
         evaluated = await worker.ask(tasks.Evaluate(JOB, model))
-        assert evaluated.bits_per_byte == pytest.approx(8.5, abs=1)
+        assert evaluated.figure == pytest.approx(8.5, abs=1)
         assert len((await worker.ask(tasks.Generate(JOB, model, "The ", 5, 1.0, 0))).text) == 5
         with pytest.raises(WorkerFailed, match="is not open"):
             await worker.ask(tasks.Evaluate(bytes(32), model))

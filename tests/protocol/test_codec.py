@@ -297,3 +297,21 @@ def test_a_field_is_added_behind_all_others() -> None:
 
     with pytest.raises(AssertionError, match="added behind all others"):
         codec.encode(Wrong())
+
+
+# One item of an array of any types ---------------------------------------------------------------------------------------
+
+
+def test_one_item_of_an_array_is_cut_out_as_it_stands() -> None:
+    parts = [codec.encode(value) for value in (1, (b"ab", ("x", None)), {b"k": 1.5}, 2**40, "é", None)]
+    data = bytes([0x90 + len(parts)]) + b"".join(parts)
+    assert [codec.item(data, index) for index in range(len(parts))] == parts
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x90", b"\x91", b"\x01", b"\x92\x01", b"\xdd\xff\xff\xff\xff\x01", b"\xc1", b"\x91" * 5_000]
+)
+def test_what_has_no_such_item_is_refused(data: bytes) -> None:
+    for index in (1, 3, 2**40):
+        with pytest.raises(RemoteProtocolError, match="malformed"):
+            codec.item(data, index)

@@ -1,4 +1,4 @@
-"""Links between simulated peers: order, delay, and everything that may happen to a message on its way."""
+"""Nodes on virtual time: the links between peers, order, delay, and all that may happen to a message on its way."""
 
 from __future__ import annotations
 

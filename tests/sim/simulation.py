@@ -1,4 +1,4 @@
-"""A whole network of real peers in virtual time, with everything that can go wrong, from one plan.
+"""Nodes on virtual time, run by a plan: a whole network of real peers, with everything that can go wrong.
 
 One process, one thread, one heap of events. Each peer is the real `peer.node.node.Node` with the real ledger; what a daemon does
 around it (disk, network, clock, applying, judging) is done here as events that take virtual time. What a peer says leaves

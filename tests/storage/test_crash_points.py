@@ -19,14 +19,14 @@ from storage.crash_points import POINTS, VARIABLE, WRITES
 from storage.store import Store
 from tests.ledger.tables.records import Note
 from tests.rooms import ROOMS, ROOT
-from tests.storage.test_store import CHAIN
+from tests.storage.records import CHAIN
 
 SCRIPT = """
 import sys
 from pathlib import Path
 from storage.store import Store
 from tests.rooms import ROOMS, ROOT
-from tests.storage.test_store import CHAIN, decided, vote
+from tests.storage.records import CHAIN, decided, vote
 store = Store(Path(sys.argv[1]), CHAIN)
 for height in (1, 2, 3):
     store.append([vote(height), decided(height)])
@@ -76,7 +76,7 @@ from ledger.tables import Table
 from protocol import codec
 from storage.store import Store
 from tests.ledger.tables.records import Note
-from tests.storage.test_store import CHAIN, decided
+from tests.storage.records import CHAIN, decided
 store, table = Store(Path(sys.argv[1]), CHAIN), Table(Note)
 store.append([decided(height) for height in range(1, 6)])
 for height in range(1, 6):

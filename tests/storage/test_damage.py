@@ -15,7 +15,7 @@ from protocol.errors import StorageError
 from protocol.messages import Ballot
 from storage import wal
 from storage.store import Store
-from tests.storage.test_store import CHAIN, JOB, ME, certificate, decided, fill, round_vote, stored_block, vote
+from tests.storage.records import CHAIN, JOB, ME, certificate, decided, fill, round_vote, stored_block, vote
 
 FRAME_BYTES = wal.FRAME_HEADER_BYTES + 4_096
 LOG, COUNT = "-wal", ".committed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import signal
@@ -18,30 +17,16 @@ import pytest
 
 import storage.store
 from consensus.evidence import Evidence
-from consensus.turn import (
-    NEVER_VOTED,
-    Decided,
-    Restart,
-    RoundVoted,
-    Send,
-    Silence,
-    StoredBlock,
-    StoredCertificate,
-    Turn,
-    Voted,
-    execute,
-)
-from protocol import codec
+from consensus.turn import NEVER_VOTED, Restart, RoundVoted, Send, Silence, StoredCertificate, Turn, execute
 from protocol.errors import LocalProtocolError, LostVotesError, StorageError
 from protocol.identity import Signed, sign
-from protocol.messages import Ballot, Certificate, CutOff, GetRound, Prepare
+from protocol.messages import Ballot, CutOff, GetRound
 from storage.crash_points import VARIABLE
 from storage.highwater import HighWater
 from storage.store import Store, StoredRound
 from tests.rooms import ROOT
 from tests.sim.keys import FastSigner
-
-CHAIN, ME = b"c" * 32, FastSigner("me")
+from tests.storage.records import CHAIN, JOB, ME, certificate, decided, digest_of, fill, round_vote, stored_block, vote
 
 
 @pytest.fixture
@@ -63,28 +48,6 @@ def opened_again(store: Store) -> Iterator[Store]:
         yield again
     finally:
         again.close()
-
-
-def digest_of(block: bytes) -> bytes:
-    """The store takes the digest as given."""
-    return hashlib.sha256(block).digest()
-
-
-def vote(height: int, view: int = 0, block: bytes = b"b" * 32) -> Voted:
-    return Voted(("prepare", height, view), sign(ME, CHAIN, Prepare(b"v" * 32, height, view, block)))
-
-
-def certificate(height: int) -> Certificate:
-    return Certificate(codec.encode(Prepare(b"v" * 32, height, 0, b"b" * 32)), {bytes([i]) * 32: bytes(64) for i in range(3)})
-
-
-def stored_block(height: int, block: bytes = b"block") -> StoredBlock:
-    return StoredBlock(height, digest_of(block), block)
-
-
-def decided(height: int, block: bytes | None = None) -> Decided:
-    content = b"block %d" % height if block is None else block
-    return Decided(height, digest_of(content), content, certificate(height))
 
 
 # Journal --------------------------------------------------------------------------------------------------------------
@@ -148,10 +111,6 @@ def test_a_turn_that_fails_in_the_middle_leaves_nothing(store: Store) -> None:
         store.append([decided(1), vote(5), vote(5, block=b"other".ljust(32))])
     with opened_again(store) as again:
         assert again.load() == Restart(votes=(vote(1),)) and again.decided_height == 0
-
-
-def round_vote(tag: str, number: int, message: Ballot | CutOff) -> RoundVoted:
-    return RoundVoted(tag, b"j" * 32, number, sign(ME, CHAIN, message))
 
 
 def test_one_ballot_and_one_cut_off_per_round_are_kept_until_the_round_is_over(store: Store) -> None:
@@ -373,7 +332,6 @@ def change(path: Path, *statements: str) -> None:
     database.close()
 
 
-JOB = b"j" * 32
 WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
     "decided block": ("UPDATE blocks SET block = x'6f74686572' WHERE height = 2", lambda store: store.decision(2)),
     "its certificate": ("UPDATE blocks SET certificate = x'00' WHERE height = 2", lambda store: store.load()),
@@ -393,16 +351,6 @@ WRITTEN_ANEW = {  # reading -> what is changed in the row that is read
     "round": ("UPDATE rounds SET closed = x'00'", lambda store: store.rounds(1)),
     "figure": ("UPDATE measured SET value = 3.0", lambda store: store.measured(JOB)),
 }
-
-
-def fill(store: Store) -> None:
-    """A row in every table."""
-    store.append([decided(1)])
-    store.append([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
-    store.append([round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
-    store.append([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
-    store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32))], tables={})
-    store.measure(JOB, 0, {"nats": 2.5})
 
 
 @pytest.mark.parametrize("what", WRITTEN_ANEW)

@@ -8,10 +8,11 @@ import pytest
 
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.identity import Identity
+from protocol.identity import WIRE_VERSION, Identity
 from protocol.limits import BLOB_BYTES_MAX, BLOB_CHUNK_BYTES, MESSAGE_BYTES_MAX
 from protocol.messages import BlobChunk
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, digest, exchange_bytes, joined_sessions, make_session
+from transport import framing
 from transport import session as session_module
 from transport.framing import FRAME_PLAINTEXT_MAX, QUEUE_BYTES_MAX, Channel, Inbox, Message, Outbox, Priority
 from transport.noise import KeyPair
@@ -150,17 +151,17 @@ def test_a_chain_cannot_be_disguised_by_rewriting_the_preamble() -> None:
 
 
 def test_a_version_cannot_be_downgraded_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two peers of version 2, each told that the other one speaks version 1 and ready to believe it."""
+    """Two peers of the next version, each told that the other one speaks this version and ready to believe it."""
     old_preamble = make_session(ALICE, True).data_to_send()[:PREAMBLE_BYTES]
-    monkeypatch.setattr(session_module, "WIRE_VERSION", 2)
+    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION + 1)
     assert refusal(make_session(BOB, False), old_preamble) == "wrong-version"
     newer = make_session(ALICE, True)
     first = newer.data_to_send()
-    monkeypatch.setattr(session_module, "WIRE_VERSION", 1)
+    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION)
     older = make_session(BOB, False)
     older.receive(rewritten(first, old_preamble))
     answer = older.data_to_send()
-    monkeypatch.setattr(session_module, "WIRE_VERSION", 2)
+    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION + 1)
     assert refusal(newer, rewritten(answer, first[:PREAMBLE_BYTES])) == "handshake"
 
 
@@ -340,12 +341,15 @@ def test_small_messages_share_one_frame() -> None:
 
 
 @pytest.mark.parametrize("priority", Priority)
-def test_a_queue_is_bounded_by_bytes_also_for_empty_messages(priority: Priority) -> None:
+def test_a_queue_is_bounded_by_bytes_also_for_empty_messages(priority: Priority, monkeypatch: pytest.MonkeyPatch) -> None:
     outbox, count = Outbox(), 0
-    while outbox.push(Channel.APPLICATION, b"", priority):
-        count += 1
-    assert 0 < count <= QUEUE_BYTES_MAX[priority] // 64
-    assert outbox.push(Channel.APPLICATION, b"", Priority((priority + 1) % 3)), "each priority has a bound of its own"
+    with monkeypatch.context() as patched:
+        bound = QUEUE_BYTES_MAX[priority] // 32
+        patched.setattr(framing, "QUEUE_BYTES_MAX", dict.fromkeys(Priority, bound))
+        while outbox.push(Channel.APPLICATION, b"", priority):
+            count += 1
+        assert 0 < count <= bound // 64
+        assert outbox.push(Channel.APPLICATION, b"", Priority((priority + 1) % 3)), "each priority has a bound of its own"
     while outbox.fill():
         pass
     assert outbox.push(Channel.APPLICATION, bytes(MESSAGE_BYTES_MAX), priority)

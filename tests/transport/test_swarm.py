@@ -88,7 +88,10 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
             nursery.cancel_scope.cancel()
 
 
-async def test_a_dial_that_fails_for_long_is_told_at_1_2_4_8_tries_and_not_at_each(tcp: SwarmWorld) -> None:
+async def test_a_dial_that_fails_for_long_is_told_at_1_2_4_8_tries_and_not_at_each(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm, "BACKOFF_SECONDS", 0.01)
     told: list[str] = []
     alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[free_address()], tell=told.append)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -100,8 +103,10 @@ async def test_a_dial_that_fails_for_long_is_told_at_1_2_4_8_tries_and_not_at_ea
 
 
 async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try(
-    tcp: SwarmWorld, caplog: pytest.LogCaptureFixture
+    tcp: SwarmWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(swarm, "BACKOFF_SECONDS", 0.01)
+
     async def greet(stream: trio.SocketStream) -> None:
         await stream.send_all(b"220 mail.example ESMTP" + bytes(64))
         await stream.receive_some()

@@ -1,8 +1,9 @@
-"""A journal in memory that survives the crash of its node."""
+"""Consensus and all above it: a journal in memory, which survives the crash of its replica and can be copied, as a disk can."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from consensus.evidence import Evidence
 from consensus.turn import Decided, Record, Restart, Silence, StoredBlock, StoredCertificate, Voted
@@ -14,19 +15,25 @@ class MemoryJournal:
         self.decided: dict[int, Decided] = {}
         self.evidence: list[Evidence] = []
         self.silent_below = 0
-        self._votes: list[Voted] = []
-        self._blocks: dict[bytes, StoredBlock] = {}
-        self._prepared: Certificate | None = None
+        self.votes: list[Voted] = []
+        self.blocks: dict[bytes, StoredBlock] = {}
+        self.prepared: Certificate | None = None
+
+    def copy(self) -> MemoryJournal:
+        other = copy(self)
+        other.decided, other.evidence = dict(self.decided), list(self.evidence)
+        other.votes, other.blocks = list(self.votes), dict(self.blocks)
+        return other
 
     def append(self, records: Sequence[Record]) -> None:
         for record in records:
             match record:
                 case Voted():
-                    self._votes.append(record)
+                    self.votes.append(record)
                 case StoredBlock():
-                    self._blocks[record.digest] = record
+                    self.blocks[record.digest] = record
                 case StoredCertificate():
-                    self._prepared = record.certificate
+                    self.prepared = record.certificate
                 case Decided():
                     self._decide(record)
                 case Evidence():
@@ -37,17 +44,17 @@ class MemoryJournal:
     def _decide(self, decided: Decided) -> None:
         assert decided.height == len(self.decided) + 1, "decided heights must be contiguous"
         self.decided[decided.height] = decided
-        self._votes = [voted for voted in self._votes if voted.slot[1] > decided.height]
-        self._blocks, self._prepared = {}, None
+        self.votes = [voted for voted in self.votes if voted.slot[1] > decided.height]
+        self.blocks, self.prepared = {}, None
 
     def load(self) -> Restart:
         last = [self.decided[height] for height in sorted(self.decided)[-2:]]
-        certificate, blocks = self._prepared, tuple(self._blocks.values())
-        return Restart(tuple(last), tuple(self._votes), blocks, certificate, silent_below=self.silent_below)
+        certificate, blocks = self.prepared, tuple(self.blocks.values())
+        return Restart(tuple(last), tuple(self.votes), blocks, certificate, silent_below=self.silent_below)
 
     def decision(self, height: int) -> Decided | None:
         return self.decided.get(height)
 
     def block(self, digest: bytes) -> bytes | None:
-        stored = self._blocks.get(digest)
+        stored = self.blocks.get(digest)
         return stored.block if stored else None

@@ -1,0 +1,54 @@
+"""What a peer keeps of a chain whose blocks are a few bytes: records made up for the store alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+from consensus.evidence import Evidence
+from consensus.turn import Decided, RoundVoted, StoredBlock, StoredCertificate, Voted
+from protocol import codec
+from protocol.identity import sign
+from protocol.messages import Ballot, Certificate, CutOff, Prepare
+from storage.store import Store, StoredRound
+from tests.sim.keys import FastSigner
+
+CHAIN, ME = b"c" * 32, FastSigner("me")
+
+
+def digest_of(block: bytes) -> bytes:
+    """The store takes the digest as given."""
+    return hashlib.sha256(block).digest()
+
+
+def vote(height: int, view: int = 0, block: bytes = b"b" * 32) -> Voted:
+    return Voted(("prepare", height, view), sign(ME, CHAIN, Prepare(b"v" * 32, height, view, block)))
+
+
+def certificate(height: int) -> Certificate:
+    return Certificate(codec.encode(Prepare(b"v" * 32, height, 0, b"b" * 32)), {bytes([i]) * 32: bytes(64) for i in range(3)})
+
+
+def stored_block(height: int, block: bytes = b"block") -> StoredBlock:
+    return StoredBlock(height, digest_of(block), block)
+
+
+def decided(height: int, block: bytes | None = None) -> Decided:
+    content = b"block %d" % height if block is None else block
+    return Decided(height, digest_of(content), content, certificate(height))
+
+
+def round_vote(tag: str, number: int, message: Ballot | CutOff) -> RoundVoted:
+    return RoundVoted(tag, b"j" * 32, number, sign(ME, CHAIN, message))
+
+
+JOB = b"j" * 32
+
+
+def fill(store: Store) -> None:
+    """A row in every table."""
+    store.append([decided(1)])
+    store.append([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
+    store.append([round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
+    store.append([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
+    store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32))], tables={})
+    store.measure(JOB, 0, {"nats": 2.5})
