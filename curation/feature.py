@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from features.feature import Feature
 from features.roles import Role
+from features.settings import Setting
+from protocol.addresses import parse_address
+from protocol.errors import UserError
 
 if TYPE_CHECKING:
     from ledger.core.module import Module
@@ -18,9 +21,27 @@ def _modules(rules: JobRules) -> tuple[Module[Any], ...]:
     return (CurationModule(),)
 
 
+def _address_problem(value: object) -> str | None:
+    try:
+        parse_address(str(value))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _sign_up_problem(value: object) -> str | None:
+    return None if value in ("open", "invited") else "is neither open nor invited"
+
+
 CURATION = Feature(
     name="curation",
     about="what people said of tasks",
     modules=_modules,
-    roles=(Role("annotator", "serves people who annotate; it never loads torch", registers=("annotator",)),),
+    roles=(Role("annotator", "serves people who annotate; it never loads torch", registers=("annotator",), parts=("serve",)),),
+    parts={"serve": "peer.serving.part:Serve"},
+    settings=(
+        Setting("web_listen", "HOST:PORT where annotators are served; port 0: a free one", "127.0.0.1:7780", _address_problem),
+        Setting("sign_up", "who may enrol as an annotator here: open or invited", "invited", _sign_up_problem),
+        Setting("sign_up_codes", "invitations that annotators show where sign_up is invited", ()),
+    ),
 )

@@ -1,7 +1,8 @@
 """From votes to a label: how likely each class is, by how often labels and these annotators' votes came together before.
 
-Dawid and Skene (1979), section 2, with a Dirichlet prior on each row of an annotator's confusion table: as if we had seen it answer
-four tasks of the class, three of them rightly. Every number is a fraction of integers, so that all peers come to the same label.
+Dawid and Skene (1979), section 2, with a Dirichlet prior on each row of an annotator's confusion table: as if it had answered
+four tasks of the class before, three of them rightly. Every number is a fraction of integers, so that all peers find the same
+label.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Two lists of task numbers of each project, from which tasks are drawn: an element goes and comes at the cost of two rows.
 
-The list of fresh tasks is every number from `Project.drawn` on, except where a row says otherwise: the first element takes the place of
-the one that was drawn. The list of begun tasks with a free place is dense: the last element takes the place of the one that goes.
+The list of fresh tasks is every number from `Project.drawn` on, except where a row says otherwise: the first element takes the
+place of the one that was drawn. The list of begun tasks with a free place is dense: the last element takes the place of the one
+that goes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger module of curation.
 
-Nothing happens by time alone. A batch first looks at what has expired, by the time of the parent block; then its statements act, and
-those that cannot are passed over and counted: another peer may have carried them before, or somebody else has the place.
+Nothing happens by time alone. A batch first looks at what has expired, by the time of the parent block. Then its statements act.
+Those that cannot are passed over and counted: another peer may have carried them before, or somebody else has the place.
 
 | a task is | and | then |
 |---|---|---|

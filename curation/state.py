@@ -23,7 +23,6 @@ from curation.answers import Answer, Kind
 from curation.limits import (
     ANNOTATORS_MAX,
     ASSIGNED_MAX,
-    GUIDELINES_CHARACTERS_MAX,
     LEASES_MAX,
     OPTION_CHARACTERS_MAX,
     OPTIONS_MAX,
@@ -42,7 +41,6 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.messages import Name
 
 Options = Annotated[tuple[Annotated[str, Length(1, OPTION_CHARACTERS_MAX)], ...], Length(0, OPTIONS_MAX)]
-Guidelines = Annotated[str, Length(0, GUIDELINES_CHARACTERS_MAX)]
 Votes = Annotated[int, Between(1, VOTES_MAX)]
 Price = Annotated[int, Between(0, PRICE_MAX)]
 Choices = Annotated[tuple[Annotated[int, Between(0, 255)], ...], Length(0, OPTIONS_MAX)]
@@ -58,7 +56,7 @@ class Asked:
     options: Options
     many: bool
     items: Annotated[int, Between(0, RANKED_MAX)]  # of each task: 2 of a pair, 3 to 9 of a ranking, else none
-    guidelines: Guidelines
+    guidelines: Digest | None  # of a blob: text in UTF-8, at most GUIDELINES_BYTES_MAX
     votes: Votes  # of a task at most; more than one: at least two
     price: Price  # points for each settled task
     suggests_first: bool  # a suggestion is shown with the task, not after the answer

@@ -1,4 +1,4 @@
-"""A block's changes to the tables of curation, gathered in dictionaries: each table takes them once, when the transaction is done."""
+"""A transaction's changes to the tables of curation, gathered in dictionaries: each table takes them once, at the end."""
 
 from __future__ import annotations
 
@@ -114,6 +114,11 @@ class Work:
             self.due.drop(key)
             self.changed[name] = replace(queue, first=queue.first + 1)
             yield entry.assignment
+
+    def next_due(self, name: str) -> Due | None:
+        """The first of a queue; None if it is empty."""
+        queue = self.queue(name)
+        return None if queue.first == queue.last else self.due[_due_key(name, queue.first)]
 
     # Lists of tasks --------------------------------------------------------------------------------------------------
 

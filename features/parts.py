@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ledger.core.module import View
+from protocol.identity import Signed
 
 
 class Desk(Protocol):
@@ -26,6 +27,28 @@ class Desk(Protocol):
 
     def setting(self, name: str) -> Any:
         """One of the feature's own settings."""
+
+    @property
+    def chain_id(self) -> bytes: ...
+
+    @property
+    def network(self) -> str:
+        """The network's name."""
+
+    @property
+    def state_root(self) -> bytes:
+        """After the last applied block."""
+
+    @property
+    def time_ms(self) -> int:
+        """That of the last applied block."""
+
+    @property
+    def seconds_since_block(self) -> float:
+        """Since this peer applied it."""
+
+    def sign(self, statement: object) -> Signed:
+        """A statement of the part, with a tag that no message of the protocol has."""
 
     @property
     def height(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from curation.feature import CURATION
 from features.feature import Feature
 from features.lazily import named
 from features.roles import Role
@@ -44,6 +45,7 @@ FEATURES: list[Feature] = [
         engines={"pytorch": "training.engines.pytorch.kind:KIND"},
         roles=(Role("trainer", "trains, and re-executes what others have trained", registers=("trainer",), needs_worker=True),),
     ),
+    CURATION,
 ]
 
 

@@ -11,6 +11,10 @@ from ledger.core.module import View
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.settings.config import Config
+from protocol import messages
+from protocol.identity import Signed, sign
+
+PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(tag := getattr(kind, "TAG", None), str))
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,31 @@ class DriverDesk:
 
     def setting(self, name: str) -> Any:
         return self.config.of_features[name]
+
+    @property
+    def chain_id(self) -> bytes:
+        return self.driver.chain_id
+
+    @property
+    def network(self) -> str:
+        return self.driver.rules.genesis.network
+
+    @property
+    def state_root(self) -> bytes:
+        return self.driver.state.root
+
+    @property
+    def time_ms(self) -> int:
+        return self.driver.state.time_ms
+
+    @property
+    def seconds_since_block(self) -> float:
+        return max(0.0, self.driver.now() - self.driver.witness.last_decision_at) if self.driver.witness.last_decision_at else 0.0
+
+    def sign(self, statement: object) -> Signed:
+        tag: str = getattr(statement, "TAG")  # noqa: B009 - of a message
+        assert tag not in PROTOCOL_TAGS, f"a part signs no {tag}"
+        return sign(self.driver.signer, self.driver.chain_id, statement)
 
     @property
     def height(self) -> int:

@@ -22,7 +22,7 @@ from tests.sim.keys import FastSigner
 
 AUTHOR, PEER, OTHER = PEOPLE[0], PEOPLE[1], PEOPLE[2]  # founders; the last two serve
 NONCE, FAR_MS = bytes(16), 86_400_000
-ONE = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, "", 1, 0, False)
+ONE = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, 1, 0, False)
 SEVERAL = replace(ONE, votes=7)
 
 

@@ -71,7 +71,7 @@ def test_where_two_differ_a_third_is_asked(room: Room) -> None:
 def test_the_author_reviews_what_seven_votes_do_not_settle(room: Room) -> None:
     project = room.project(replace(SEVERAL, votes=3), tasks=1)
     votes = [(ANN, 1), (BOB, 0), (CAT, 1)]
-    for who, answer in votes[:2]:
+    for who, _ in votes[:2]:
         room.leased(who)
     leases = [room.person(who).leases[0] for who, _ in votes[:2]]
     room.answered([(who, lease, (answer,)) for (who, answer), lease in zip(votes[:2], leases, strict=True)])
@@ -239,10 +239,10 @@ def test_projects_are_of_members_who_have_two_at_most(room: Room) -> None:
         (replace(ONE, options=("a",)), "a label needs 2 to 16 options, not 1"),
         (replace(ONE, options=("a", "a")), "two options are the same"),
         (replace(ONE, items=2), "a label has a text and no items"),
-        (Asked("p", Kind.PAIR, (), False, 0, "", 3, 0, False), "a pair has 2 items, not 0"),
-        (Asked("p", Kind.PAIR, ("a",), False, 2, "", 3, 0, False), "a pair has no options of its own"),
-        (Asked("p", Kind.RANKING, (), False, 2, "", 3, 0, False), "a ranking has 3 to 9 items, not 2"),
-        (Asked("p", Kind.RATING, ("1", "2"), True, 0, "", 3, 0, False), "a rating has one answer, not many"),
+        (Asked("p", Kind.PAIR, (), False, 0, None, 3, 0, False), "a pair has 2 items, not 0"),
+        (Asked("p", Kind.PAIR, ("a",), False, 2, None, 3, 0, False), "a pair has no options of its own"),
+        (Asked("p", Kind.RANKING, (), False, 2, None, 3, 0, False), "a ranking has 3 to 9 items, not 2"),
+        (Asked("p", Kind.RATING, ("1", "2"), True, 0, None, 3, 0, False), "a rating has one answer, not many"),
     ],
 )
 def test_a_project_that_asks_nonsense_is_refused(room: Room, asked: Asked, why: str) -> None:

@@ -1,0 +1,131 @@
+"""Two event loops: aiohttp's asyncio in a thread of its own, and the peer's Trio. Here alone they meet.
+
+A handler awaits a call; Trio runs it and hands the result back. What the site raises arrives at the handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
+
+import trio
+from aiohttp import web
+
+from web.app import application
+from web.problems import Problem
+from web.site import Site
+
+CALLS_AT_ONCE_MAX = 256  # of strangers; whoever comes then is told to come again
+SHUTDOWN_SECONDS = 1.0
+
+
+class Bridge:
+    """Serves a site on an address until `run` is cancelled."""
+
+    def __init__(self, site: Site, host: str, port: int) -> None:
+        self._site, self._host, self._port = site, host, port
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = threading.Event()
+        self._running = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Starts with the address that it listens on. Raises `OSError` if it cannot listen there."""
+        send, receive = trio.open_memory_channel[tuple[str, int] | OSError](1)
+        self._token = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as self._nursery:
+            thread = threading.Thread(target=self._serve, args=(send,), name="site", daemon=True)
+            thread.start()
+            try:
+                listening = await receive.receive()
+                if isinstance(listening, OSError):
+                    raise listening
+                task_status.started(listening)
+                await trio.sleep_forever()
+            finally:
+                self._stop()
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(self._ended.wait, 2 * SHUTDOWN_SECONDS)
+
+    # In the thread of asyncio ----------------------------------------------------------------------------------------
+
+    def _serve(self, send: trio.MemorySendChannel[tuple[str, int] | OSError]) -> None:
+        try:
+            asyncio.run(self._listen(send))
+        finally:
+            self._ended.set()
+
+    async def _listen(self, send: trio.MemorySendChannel[tuple[str, int] | OSError]) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        runner = web.AppRunner(application(cast(Site, _Bridged(self))), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        await runner.setup()
+        try:
+            listener = web.TCPSite(runner, self._host, self._port)
+            try:
+                await listener.start()
+            except OSError as error:
+                self._token.run_sync_soon(send.send_nowait, error)
+                return
+            self._token.run_sync_soon(send.send_nowait, runner.addresses[0][:2])
+            await self._end.wait()
+        finally:
+            await runner.cleanup()
+
+    def _stop(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end.set)
+
+    async def call(self, name: str, *arguments: Any) -> Any:
+        assert self._loop is not None
+        if self._running >= CALLS_AT_ONCE_MAX:
+            raise Problem("too-many", "this peer answers others at the moment", 1)
+        self._running += 1
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        try:
+            self._token.run_sync_soon(self._start, getattr(self._site, name), arguments, answer)
+            return await answer
+        except trio.RunFinishedError:
+            raise Problem("no-quorum", "this peer is stopping") from None
+        finally:
+            self._running -= 1
+
+    # In Trio's thread ------------------------------------------------------------------------------------------------
+
+    def _start(self, do: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...], answer: asyncio.Future[Any]) -> None:
+        self._nursery.start_soon(self._answer, do, arguments, answer)
+
+    async def _answer(self, do: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...], answer: asyncio.Future[Any]) -> None:
+        try:
+            result, error = await do(*arguments), None
+        except Problem as problem:
+            result, error = None, problem
+        except BaseException:
+            self._reply(answer, None, Problem("no-quorum", "this peer is stopping"))
+            raise
+        self._reply(answer, result, error)
+
+    def _reply(self, answer: asyncio.Future[Any], result: Any, error: Problem | None) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(partial(_settle, answer, result, error))
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: Problem | None) -> None:
+    if answer.done():  # whoever asked is gone
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
+
+
+class _Bridged:
+    """The site, as handlers see it."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        return partial(self._bridge.call, name)

@@ -1,0 +1,411 @@
+"""The site of a serving peer: what annotators and their programs ask, answered from the decided state.
+
+A call changes nothing itself. It puts a statement into the next batch, waits until that is decided, and says what the state says
+then.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import trio
+
+from curation.answers import answer_problem, commitment
+from curation.contents import Commit, Enrolment, LeaseWish, Opening, Skip
+from curation.limits import LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
+from curation.state import Annotator, Assignment, CurationState, Lease, Phase, Project, Stage, TaskPage, TaskRow, page_key
+from curation.statements import Annotation, Enrol, Session
+from curation.tasks import Page, Task, assignment_id, read_page, task_id
+from curation.work import Work
+from features.parts import Desk
+from peer.serving.gathering import Gatherer
+from peer.serving.vault import Kept, Vault
+from protocol import codec
+from protocol.codec import Count, Digest
+from protocol.errors import FolkmootError
+from protocol.identity import WIRE_VERSION, Ed25519Verifier, preimage
+from protocol.names import name_problem
+from web.problems import Problem
+from web.site import Json
+
+TASKS_SECONDS: Final = 3.0  # a call waits that long for a task
+DECIDED_SECONDS: Final = 10.0  # and for a decision
+CHALLENGE_MS: Final = 600_000
+SESSION_MS: Final = 86_400_000
+CHALLENGES_MAX: Final = 4_096  # that nobody has answered yet; the oldest goes
+SESSIONS_MAX: Final = 20_000
+ANSWERS_PER_MINUTE: Final = 60
+PAGES_OPEN_MAX: Final = 64  # decoded, in memory
+TOKEN_BYTES: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """This peer saw the annotation decided: signed by it, so that an annotator can show it."""
+
+    TAG: ClassVar[str] = "receipt"
+    annotation: Digest
+    commitment: Digest
+    height: Count
+
+
+@dataclass
+class _Open:
+    """A session: somebody who has shown that it holds an annotator's key."""
+
+    key: bytes
+    nonce: bytes
+    expires_ms: int
+    signature: bytes
+    answered: deque[float] = field(default_factory=deque)  # when, of the last minute
+
+
+class Annotating:
+    """Implements `web.site.Site`."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.gatherer = Gatherer(desk)
+        self._vault = Vault(desk.folder / "answers.sqlite")
+        self._verifier = Ed25519Verifier()
+        self._challenges: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()  # nonce -> key, when it ends
+        self._sessions: OrderedDict[str, _Open] = OrderedDict()
+        self._pages: OrderedDict[bytes, Page] = OrderedDict()
+        self._kept = {kept.assignment: kept for kept in self._vault.all()}
+
+    @property
+    def _state(self) -> CurationState:
+        found: CurationState = self._desk.state.of(CurationState)
+        return found
+
+    async def follow(self) -> None:
+        """Opens answers as soon as all votes asked for are committed; and sees to it that what expires is seen."""
+        while True:
+            height, state = self._desk.height, self._state
+            for kept in list(self._kept.values()):
+                row = state.assignments.get(kept.assignment)
+                if row is None or row.state in (Lease.LEASED, Lease.EXPIRED):
+                    continue
+                if row.state is not Lease.COMMITTED:
+                    self._forget(kept)
+                elif self._task(state, row).stage is Stage.OPENING:
+                    self.gatherer.put(Opening(kept.assignment, kept.salt, kept.answer))
+            with trio.move_on_after(self._seconds_to_expiry(state)) as waiting:
+                await self._desk.block_above(height)
+            if waiting.cancelled_caught:
+                self.gatherer.nudge()
+                await trio.sleep(1.0)
+
+    def _forget(self, kept: Kept) -> None:
+        self._kept.pop(kept.assignment)
+        self._vault.forget(kept.assignment)
+
+    def _seconds_to_expiry(self, state: CurationState) -> float:
+        """Until a lease or an opening of an open task is over; batches alone see that."""
+        times = [entry.at_ms for queue in ("leases", "openings") if (entry := Work(state, b"").next_due(queue)) is not None]
+        if not times:
+            return 3_600.0
+        return max(1.0, (min(times) - self._desk.time_ms) / 1_000 - self._desk.seconds_since_block)
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    async def network(self) -> Json:
+        desk = self._desk
+        return {
+            "name": desk.network,
+            "wire": WIRE_VERSION,
+            "chain_id": desk.chain_id.hex(),
+            "peer_key": desk.me.hex(),
+            "height": desk.height,
+            "time_ms": desk.time_ms,
+            "sign_up": "open" if desk.setting("sign_up") == "open" else "invited",
+        }
+
+    async def enrol(self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str) -> Json:
+        problem = name_problem(name) or (f"is longer than {NAME_CHARACTERS_MAX}" if len(name) > NAME_CHARACTERS_MAX else None)
+        if problem:
+            raise Problem("misfit", f"the name {problem}")
+        wish = Enrol(name, self._desk.me, custodial)
+        self._require_signed(key, wish, signature)
+        known = self._state.annotators.get(key)
+        if known is not None:
+            if known.name == name and known.peer == self._desk.me:
+                return {"annotator": key.hex()}
+            raise Problem("already-enrolled", f"this key annotates as {known.name!r} already")
+        if self._desk.setting("sign_up") != "open" and invitation not in self._invitations():
+            raise Problem("forbidden", "this peer takes invited annotators only: ask its operator for an invitation")
+        await self._decided(self.gatherer.put(Enrolment(key, name, custodial, signature)))
+        if self._state.annotators.get(key) is None:
+            raise Problem("forbidden", "this peer's places for annotators are taken: try another peer")
+        return {"annotator": key.hex()}
+
+    def _invitations(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = tuple(self._desk.setting("sign_up_codes"))
+        return found
+
+    async def challenge(self, key: bytes) -> Json:
+        nonce, now = secrets.token_bytes(16), self._now_ms
+        self._challenges[nonce] = key, now + CHALLENGE_MS
+        if len(self._challenges) > CHALLENGES_MAX:
+            self._challenges.popitem(last=False)
+        return {"nonce": nonce.hex(), "expires_ms": now + SESSION_MS}
+
+    async def session(self, key: bytes, nonce: bytes, expires_ms: int, signature: bytes) -> Json:
+        challenged = self._challenges.get(nonce)
+        if challenged is None or challenged[0] != key or challenged[1] < self._now_ms:
+            raise Problem("unauthorized", "this peer gave no such nonce to this key, or it is over: ask for a challenge")
+        if not self._now_ms < expires_ms <= self._now_ms + SESSION_MS + CHALLENGE_MS:
+            raise Problem("misfit", "expires_ms is over, or further away than the challenge said")
+        self._require_signed(key, Session(self._desk.me, nonce, expires_ms), signature)
+        if self._state.annotators.get(key) is None:
+            raise Problem("forbidden", "this key is not enrolled")
+        del self._challenges[nonce]
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._sessions[token] = _Open(key, nonce, expires_ms, signature)
+        if len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return {"token": token}
+
+    async def tasks(self, token: str, limit: int) -> Json:
+        session = self._session(token)
+        deadline = trio.current_time() + TASKS_SECONDS
+        wished = False
+        while True:
+            height, state = self._desk.height, self._state
+            shown = list(self._shown(state, session.key, limit))
+            lacks = limit - len(self._person(state, session.key).leases)
+            if lacks > 0 and not wished and Work(state, self._root(state)).draw(session.key) is not None:
+                wish = LeaseWish(session.key, session.nonce, session.expires_ms, session.signature, min(lacks, LEASES_MAX))
+                done, wished = self.gatherer.put(wish), True
+                with trio.move_on_at(deadline):
+                    await done.wait()
+                continue
+            if shown or trio.current_time() >= deadline:
+                return {"tasks": shown}
+            with trio.move_on_at(deadline):
+                await self._desk.block_above(height)
+
+    def _shown(self, state: CurationState, key: bytes, limit: int) -> Iterator[Json]:
+        for assignment in self._person(state, key).leases[:limit]:
+            row = state.assignments.get(assignment)
+            assert row is not None
+            project = self._project(state, row.project)
+            task = self._text(state, project, row)
+            if task is None:
+                continue  # its page is on the way
+            asked = project.asked
+            body: Json = {"assignment": assignment.hex(), "task": task_id(row.project, row.number).hex()}
+            body |= {"project": row.project.hex(), "kind": asked.kind.value}
+            if task.items:
+                body["items"] = list(task.items)
+            if task.text or not task.items:
+                body["text"] = task.text
+            body |= {"options": list(asked.options), "many": asked.many}
+            if asked.suggests_first and task.suggestion is not None:
+                body["suggestion"] = list(task.suggestion)
+            yield body
+
+    def _text(self, state: CurationState, project: Project, row: Assignment) -> Task | None:
+        for number in range(project.pages):
+            page = state.pages.get(page_key(row.project, number))
+            if page is not None and page.first <= row.number < page.first + page.count:
+                known = self._page(project, page)
+                entry = known.entries[row.number - page.first] if known else None
+                return entry.task if entry else None
+        return None
+
+    def _page(self, project: Project, page: TaskPage) -> Page | None:
+        if page.digest not in self._pages:
+            try:
+                data = self._desk.read(page.digest)
+                self._pages[page.digest] = read_page(data, project.asked.kind, page.root, page.count)
+            except FolkmootError:
+                return None
+            if len(self._pages) > PAGES_OPEN_MAX:
+                self._pages.popitem(last=False)
+        self._pages.move_to_end(page.digest)
+        return self._pages[page.digest]
+
+    async def submit(
+        self, token: str, assignment: bytes, answer: tuple[int, ...], salt: bytes, signature: bytes
+    ) -> tuple[int, Json]:
+        session, state = self._session(token), self._state
+        row = self._mine(state, session, assignment)
+        asked = self._project(state, row.project).asked
+        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
+        if problem:
+            raise Problem("misfit", f"{list(answer)} is no answer to this task: {problem}")
+        said = commitment(assignment, salt, answer)
+        self._require_signed(session.key, Annotation(assignment, said), signature)
+        if row.commitment is not None:
+            if row.commitment != said:
+                raise Problem("already-answered", "another answer to this assignment is committed")
+            return 200, self._receipt(row, assignment)
+        if row.state not in (Lease.LEASED, Lease.EXPIRED) or not self._has_place(state, row):
+            raise Problem("gone", "the lease is over, and somebody else has the task")
+        self._count_answer(session)
+        kept = Kept(assignment, salt, answer)
+        await trio.to_thread.run_sync(self._vault.keep, kept)
+        self._kept[assignment] = kept
+        done = self.gatherer.put(Commit(assignment, said, signature))
+        if self._closes(state, row):
+            self.gatherer.put(Opening(assignment, salt, answer))
+        with trio.move_on_after(DECIDED_SECONDS):
+            await done.wait()
+            after = self._state.assignments.get(assignment)
+            assert after is not None
+            if after.commitment == said:
+                return 201, self._receipt(after, assignment)
+            raise Problem("gone", "the lease was over before the answer was decided")
+        return 202, {"annotation": assignment.hex()}
+
+    async def skip(self, token: str, assignment: bytes, reason: str) -> Json:
+        session, state = self._session(token), self._state
+        row = self._mine(state, session, assignment)
+        if len(reason) > REASON_CHARACTERS_MAX:
+            raise Problem("misfit", f"a reason has at most {REASON_CHARACTERS_MAX} characters")
+        if row.state is Lease.SKIPPED:
+            return {"assignment": assignment.hex(), "state": "skipped"}
+        if row.state is not Lease.LEASED:
+            raise Problem("gone", f"this assignment is {row.state.value}")
+        if row.peer != self._desk.me:
+            raise Problem("forbidden", "another peer took this lease: skip it there")
+        await self._decided(self.gatherer.put(Skip(assignment, reason)))
+        return {"assignment": assignment.hex(), "state": "skipped"}
+
+    async def annotation(self, annotation: bytes) -> Json:
+        state = self._state
+        row = state.assignments.get(annotation)
+        if row is None or row.commitment is None:
+            raise Problem("not-found", "no such annotation is decided")
+        task = self._task(state, row)
+        body: Json = {"annotation": annotation.hex(), "state": row.state.value, "height": row.height}
+        return body | {"label": None if task.label is None else list(task.label)}
+
+    async def stats(self) -> Json:
+        state = self._state
+        counted = {"annotators": state.annotators_count, "annotations": state.annotations, "settled": state.settled}
+        head = {"height": self._desk.height, "state_root": self._desk.state_root.hex()}
+        return head | counted | {"projects": [self._project_view(state, key) for key in state.open]}
+
+    def _project_view(self, state: CurationState, key: bytes) -> Json:
+        row = self._project(state, key)
+        counted = {"tasks": row.tasks, "settled": row.settled, "review": row.review, "alpha": None}
+        return {"project": key.hex(), "name": row.asked.name, "kind": row.asked.kind.value, **counted}
+
+    async def leaderboard(self, limit: int) -> Json:
+        state = self._state
+        people = sorted(state.annotators.items(), key=lambda item: (-item[1].points, -item[1].accepted, item[0]))
+        rows = [
+            {"rank": rank, "annotator": key.hex(), "name": row.name, "accepted": row.accepted, "points": row.points}
+            for rank, (key, row) in enumerate(people[:limit], 1)
+        ]
+        return {"height": self._desk.height, "rows": rows}
+
+    async def export(self, project: bytes, format: str) -> tuple[str, str]:
+        state = self._state
+        found = state.projects.get(project)
+        if found is None:
+            raise Problem("not-found", "no such project")
+        if format != "jsonl":
+            raise Problem("malformed", f"format {format!r} is not jsonl")
+        lines = [json.dumps(line, ensure_ascii=False) for line in self._exported(state, project, found)]
+        return "application/jsonl", "".join(line + "\n" for line in lines)
+
+    def _exported(self, state: CurationState, key: bytes, project: Project) -> Iterator[Json]:
+        for number in range(project.tasks):
+            task = task_id(key, number)
+            row = state.tasks.get(task)
+            if row is None or row.label is None:
+                continue
+            votes = [(who, state.assignments.get(assignment_id(task, who))) for who in row.annotators]
+            shown = self._text(state, project, Assignment(key, number, b"", b"", 0, Lease.SETTLED))
+            body: Json = {"task": task.hex(), "number": number, "label": list(row.label), "height": row.height}
+            if shown is not None:
+                body |= {"text": shown.text, "items": list(shown.items)}
+            named = [
+                {"annotator": who.hex(), "answer": list(vote.answer), "height": vote.height}
+                for who, vote in votes
+                if vote is not None and vote.answer is not None
+            ]
+            yield body | {"votes": named}
+
+    # Looking up ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _now_ms(self) -> int:
+        """The network's time and what has passed since: sessions are checked by blocks' times."""
+        return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
+
+    def _root(self, state: CurationState) -> bytes:
+        return self._desk.state_root
+
+    def _session(self, token: str) -> _Open:
+        session = self._sessions.get(token)
+        if session is None or session.expires_ms <= self._now_ms:
+            raise Problem("unauthorized", "no session has this token, or it is over: ask for a challenge")
+        return session
+
+    def _person(self, state: CurationState, key: bytes) -> Annotator:
+        person = state.annotators.get(key)
+        assert person is not None, "a session is of an enrolled annotator"
+        return person
+
+    def _project(self, state: CurationState, key: bytes) -> Project:
+        project = state.projects.get(key)
+        assert project is not None
+        return project
+
+    def _task(self, state: CurationState, row: Assignment) -> TaskRow:
+        task = state.tasks.get(task_id(row.project, row.number))
+        assert task is not None
+        return task
+
+    def _mine(self, state: CurationState, session: _Open, assignment: bytes) -> Assignment:
+        row = state.assignments.get(assignment)
+        if row is None:
+            raise Problem("not-found", "there is no such assignment")
+        if row.annotator != session.key:
+            raise Problem("forbidden", "this assignment is another annotator's")
+        return row
+
+    def _has_place(self, state: CurationState, row: Assignment) -> bool:
+        if self._project(state, row.project).phase is Phase.CLOSED:
+            return False
+        task = self._task(state, row)
+        return row.state is Lease.LEASED or (task.stage is Stage.BEGUN and task.taken < task.asked)
+
+    def _closes(self, state: CurationState, row: Assignment) -> bool:
+        """Whether this is the last vote that the task waits for: then it may be opened in the same batch."""
+        task = self._task(state, row)
+        return task.committed + 1 == task.asked
+
+    def _receipt(self, row: Assignment, assignment: bytes) -> Json:
+        assert row.commitment is not None
+        receipt = self._desk.sign(Receipt(assignment, row.commitment, row.height))
+        return {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
+
+    def _count_answer(self, session: _Open) -> None:
+        now = trio.current_time()
+        while session.answered and session.answered[0] <= now - 60:
+            session.answered.popleft()
+        if len(session.answered) >= ANSWERS_PER_MINUTE:
+            wait = 1 + int(session.answered[0] + 60 - now)
+            raise Problem("too-many", f"{ANSWERS_PER_MINUTE} answers in a minute are enough", wait)
+        session.answered.append(now)
+
+    def _require_signed(self, key: bytes, statement: Any, signature: bytes) -> None:
+        signed = preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))
+        if not self._verifier.verify(key, signed, signature):
+            raise Problem("bad-signature", f"the signature is not this key's over this {statement.TAG} on this chain")
+
+    async def _decided(self, done: trio.Event) -> None:
+        with trio.move_on_after(DECIDED_SECONDS):
+            await done.wait()
+            return
+        raise Problem("no-quorum", "the network has not decided it yet: try again later", 10)

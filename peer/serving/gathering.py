@@ -1,0 +1,71 @@
+"""Statements of annotators, gathered into batches: at most so many a second, and each statement in one of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import trio
+
+from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Skip
+from curation.limits import BATCH_MAX
+from features.parts import Desk
+from protocol.errors import UserError
+
+GATHER_SECONDS = 0.25  # a statement waits that long for others
+REST_SECONDS = 0.25  # between two batches of this peer: annotation makes two blocks a second at most
+
+Statement = Enrolment | LeaseWish | Commit | Opening | Skip
+_FIELDS: dict[type, str] = {
+    Enrolment: "enrolments",
+    LeaseWish: "leases",
+    Commit: "commits",
+    Opening: "openings",
+    Skip: "skips",
+}
+
+
+class Gatherer:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._waiting: deque[tuple[Statement, trio.Event]] = deque()
+        self._there_is_one = trio.Event()
+
+    def put(self, statement: Statement) -> trio.Event:
+        """Set when the batch with this statement is decided, whether the statement acted or not."""
+        done = trio.Event()
+        self._waiting.append((statement, done))
+        self._there_is_one.set()
+        return done
+
+    def nudge(self) -> None:
+        """There may be something that only a batch sees, such as a lease that expired: an empty one will do."""
+        self._there_is_one.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._there_is_one.wait()
+            await trio.sleep(GATHER_SECONDS)
+            self._there_is_one = trio.Event()
+            taken = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
+            if self._waiting:
+                self._there_is_one.set()
+            await self._decide(taken)
+            await trio.sleep(REST_SECONDS)
+
+    async def _decide(self, taken: list[tuple[Statement, trio.Event]]) -> None:
+        by_field: dict[str, list[Any]] = {name: [] for name in _FIELDS.values()}
+        for statement, _ in taken:
+            by_field[_FIELDS[type(statement)]].append(statement)
+        batch = Batch(**{name: tuple(items) for name, items in by_field.items()})
+        try:
+            await self._desk.submit("curation/batch", batch)
+        except UserError as error:
+            self._desk.tell(f"a batch of {batch.size} statements was not decided: {error}")
+            if taken:
+                self._waiting.extendleft(reversed(taken))
+                self._there_is_one.set()
+                await trio.sleep(1.0)
+            return
+        for _, done in taken:
+            done.set()

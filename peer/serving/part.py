@@ -1,0 +1,50 @@
+"""The part `serve`: a site for annotators, and what it needs of this peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from curation.state import CurationState, page_key
+from features.parts import Desk
+from peer.bridge import Bridge
+from peer.serving.annotating import Annotating
+from protocol.addresses import parse_address
+
+LISTEN = "web_listen"
+
+
+@dataclass
+class Serve:
+    desk: Desk
+
+    async def run(self) -> None:
+        host, port = parse_address(str(self.desk.setting(LISTEN)))
+        site = Annotating(self.desk)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(site.gatherer.run)
+            nursery.start_soon(site.follow)
+            nursery.start_soon(_fetch_pages, self.desk, nursery)
+            address = await nursery.start(Bridge(site, host, port).run)
+            shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+            self.desk.tell(f"annotators are served at http://{shown}:{address[1]}/")
+
+
+async def _fetch_pages(desk: Desk, nursery: trio.Nursery) -> None:
+    """The tasks of all open projects, as they come."""
+    asked: set[bytes] = set()
+    while True:
+        height, state = desk.height, desk.state.of(CurationState)
+        for key in state.open:
+            project = state.projects.get(key)
+            assert project is not None
+            for number in range(project.pages):
+                page = state.pages.get(page_key(key, number))
+                if page is not None and page.digest not in asked:
+                    asked.add(page.digest)
+                    nursery.start_soon(desk.fetch, page.digest, page.bytes, (project.author,))
+            if project.asked.guidelines is not None and project.asked.guidelines not in asked:
+                asked.add(project.asked.guidelines)
+                nursery.start_soon(desk.fetch, project.asked.guidelines, 64 << 10, (project.author,))
+        await desk.block_above(height)
