@@ -39,6 +39,9 @@ CURATION = Feature(
     modules=_modules,
     roles=(Role("annotator", "serves people who annotate; it never loads torch", registers=("annotator",), parts=("serve",)),),
     parts={"serve": "peer.serving.part:Serve"},
+    words="curation.words",
+    calls="curation.calls:CurationCalls",
+    answers="peer.serving.projects:CurationAnswers",
     settings=(
         Setting("web_listen", "HOST:PORT where annotators are served; port 0: a free one", "127.0.0.1:7780", _address_problem),
         Setting("sign_up", "who may enrol as an annotator here: open or invited", "invited", _sign_up_problem),

@@ -1,0 +1,60 @@
+"""Calls of curation: what people ask their own peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """A project and its tasks, or more tasks for one."""
+
+    file: str  # a path on the peer's machine: JSONL, CSV or Label Studio's JSON
+    name: str  # of a new project; empty: the file's name
+    project: str  # beginning of the id of a project that gets more tasks; empty: a new one
+    kind: str  # label, rating, pair or ranking
+    options: tuple[str, ...]
+    many: bool
+    votes: int
+    price: int
+    guidelines: str  # a path; empty: none
+    suggests_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectView:
+    project: str
+    name: str
+    kind: str
+    state: str
+    author: str
+    votes: int
+    tasks: int
+    begun: int
+    settled: int
+    review: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportView:
+    path: str
+    tasks: int
+
+
+class CurationCalls(Protocol):
+    async def projects(self) -> tuple[ProjectView, ...]:
+        """All projects, open ones first."""
+        ...
+
+    async def import_tasks(self, request: ImportRequest) -> ProjectView:
+        """The project with its new tasks, once they are decided."""
+        ...
+
+    async def move_project(self, project: str, phase: str) -> ProjectView:
+        """Opens, pauses or closes it."""
+        ...
+
+    async def export_tasks(self, project: str, path: str) -> ExportView:
+        """Every settled task with its label and all votes, as JSONL."""
+        ...

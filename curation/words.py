@@ -1,0 +1,96 @@
+"""Words of curation."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from curation.calls import CurationCalls, ImportRequest, ProjectView
+from curation.limits import PRICE_MAX, VOTES_MAX
+from features.arguments import Argument, whole_number
+from features.tables import Column, Fitted
+from features.words import Asked, listing, word
+from protocol.errors import UserError
+
+SHORT = 8
+ACTIONS = ("import", "export", "pause", "open", "close")
+
+
+async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...]) -> None:
+    if not projects:
+        asked.show("no project: `tasks import FILE` makes one")
+        return
+    table = Fitted(
+        "project",
+        Column("name", may_be_cut=True),
+        "kind",
+        "state",
+        Column("votes", is_number=True, spare=1),
+        Column("tasks", is_number=True),
+        Column("begun", is_number=True, spare=2),
+        Column("settled", is_number=True),
+        Column("review", is_number=True),
+    )
+    for row in projects:
+        counts = (row.votes, row.tasks, row.begun, row.settled, row.review)
+        table.add_row(row.project[:SHORT], row.name, row.kind, row.state, *map(str, counts))
+    asked.show(table)
+
+
+@listing("projects of annotation, and how far they are", _show)
+async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...]:
+    return await asked.api.projects()
+
+
+@word(
+    "tasks for annotators: tasks import FILE; tasks export, pause, open or close PROJECT",
+    Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
+    Argument("what", metavar="FILE|PROJECT", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or a project's id"),
+    Argument("--name", default="", metavar="NAME", help="of a new project (default: the file's)"),
+    Argument("--project", default="", metavar="ID", help="the project that gets more tasks; else a new one is made"),
+    Argument("--kind", default="label", choices=("label", "rating", "pair", "ranking"), help="what is asked (default: label)"),
+    Argument("--options", default="", metavar="A,B,…", help="of a label or a rating, 2 to 16, with commas between them"),
+    Argument("--many", action="store_true", help="several options may fit"),
+    Argument("--votes", type=whole_number(1, VOTES_MAX), default=1, metavar="N", help="of a task at most (default: 1)"),
+    Argument("--price", type=whole_number(0, PRICE_MAX), default=1, metavar="N", help="points for a settled task (default: 1)"),
+    Argument("--guidelines", default="", metavar="FILE", help="text that annotators read first"),
+    Argument("--suggest-first", action="store_true", help="show suggestions with the task, not after the answer"),
+    Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: PROJECT.jsonl)"),
+)
+async def tasks(asked: Asked[CurationCalls]) -> None:
+    options = asked.options
+    match options.do:
+        case "import":
+            view = await asked.api.import_tasks(_request(options))
+            asked.show(f"project {view.project[:SHORT]} ({view.name}): {view.tasks} tasks, {view.state}")
+        case "export":
+            path = options.output or f"{options.what}.jsonl"
+            exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()))
+            asked.show(f"{exported.path}: {exported.tasks} settled tasks, with every vote")
+        case _:
+            phase = {"pause": "paused", "open": "open", "close": "closed"}[options.do]
+            view = await asked.api.move_project(options.what, phase)
+            asked.show(f"project {view.project[:SHORT]} ({view.name}) is {view.state}")
+
+
+def _request(options: object) -> ImportRequest:
+    given = vars(options)
+    names = tuple(part.strip() for part in given["options"].split(",") if part.strip())
+    if given["project"] and names:
+        raise UserError("--options are those of the project already: leave them out, or make a new project")
+    request = ImportRequest(
+        file=os.fspath(Path(given["what"]).expanduser().absolute()),
+        name=given["name"],
+        project=given["project"],
+        kind=given["kind"],
+        options=names,
+        many=given["many"],
+        votes=given["votes"],
+        price=given["price"],
+        guidelines=given["guidelines"],
+        suggests_first=given["suggest_first"],
+    )
+    if request.guidelines:
+        request = replace(request, guidelines=os.fspath(Path(request.guidelines).expanduser().absolute()))
+    return request

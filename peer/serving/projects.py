@@ -1,0 +1,160 @@
+"""What people ask their own peer about projects: import, export, pause, close."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from curation.answers import Kind, options_problem
+from curation.calls import CurationCalls, ExportView, ImportRequest, ProjectView
+from curation.contents import AddPage, Found, Move
+from curation.importing import in_pages, read_tasks
+from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTES
+from curation.module import project_id
+from curation.state import Asked, CurationState, Phase, Project, page_key
+from curation.tasks import Entry, Page, Task, assignment_id, root_of, task_id
+from protocol import codec
+from protocol.errors import FolkmootError, UserError
+from protocol.identity import peer_id
+
+
+@dataclass(frozen=True)
+class CurationAnswers(CurationCalls):
+    peer: Any  # `peer.api.running.RunningPeer`
+
+    @property
+    def _state(self) -> CurationState:
+        found: CurationState = self.peer.driver.state.of(CurationState)
+        return found
+
+    async def projects(self) -> tuple[ProjectView, ...]:
+        rows = sorted(self._state.projects.items(), key=lambda item: (item[1].phase is Phase.CLOSED, item[1].asked.name, item[0]))
+        return tuple(self._view(key, row) for key, row in rows)
+
+    def _view(self, key: bytes, row: Project) -> ProjectView:
+        asked = row.asked
+        counts = (asked.votes, row.tasks, row.drawn, row.settled, row.review)
+        return ProjectView(key.hex(), asked.name, asked.kind.value, row.phase.value, peer_id(row.author), *counts)
+
+    def _find(self, text: str) -> tuple[bytes, Project]:
+        wanted = text.lower()
+        rows = self._state.projects.items()
+        found = [(key, row) for key, row in rows if key.hex().startswith(wanted) or row.asked.name == text]
+        if not wanted or len(found) != 1:
+            raise UserError(f"{text!r} fits {len(found)} projects: `projects` lists them")
+        return found[0]
+
+    async def import_tasks(self, request: ImportRequest) -> ProjectView:
+        self.peer.require_member()
+        path = Path(request.file)
+        data = await _read(path)
+        if request.project:
+            key, row = self._find(request.project)
+            asked = row.asked
+            tasks = await trio.to_thread.run_sync(read_tasks, path.name, data, asked.kind, tuple(asked.options), asked.many)
+            _require_alike(path.name, tasks, asked.items)
+        else:
+            kind = Kind(request.kind)
+            problem = options_problem(kind, request.options, request.many)
+            if problem:
+                raise UserError(f"{problem}: name them with --options A,B")
+            tasks = await trio.to_thread.run_sync(read_tasks, path.name, data, kind, request.options, request.many)
+            _require_alike(path.name, tasks, len(tasks[0].items))
+            key = await self._found(request, path, kind, len(tasks[0].items))
+        for page in in_pages(tasks):
+            await self._add(key, page)
+        found = self._state.projects.get(key)
+        assert found is not None
+        return self._view(key, found)
+
+    async def _found(self, request: ImportRequest, path: Path, kind: Kind, items: int) -> bytes:
+        guidelines = None
+        if request.guidelines:
+            text = await _read(Path(request.guidelines))
+            if len(text) > GUIDELINES_BYTES_MAX:
+                raise UserError(f"{request.guidelines} has {len(text)} bytes, guidelines have at most {GUIDELINES_BYTES_MAX}")
+            guidelines = await trio.to_thread.run_sync(self.peer.driver.blobs.add, text)
+        asked = Asked(
+            name=(request.name or path.stem)[: 2 * NAME_CHARACTERS_MAX],
+            kind=kind,
+            options=request.options,
+            many=request.many,
+            items=items,
+            guidelines=guidelines,
+            votes=request.votes,
+            price=request.price,
+            suggests_first=request.suggests_first,
+        )
+        decided = await self.peer.author.submit("curation/found", Found(asked))
+        return project_id(self.peer.me, decided.nonce)
+
+    async def _add(self, project: bytes, tasks: list[Task]) -> None:
+        page = Page(tuple(Entry(secrets.token_bytes(SALT_BYTES), task) for task in tasks))
+        data = codec.encode(page)
+        digest = await trio.to_thread.run_sync(self.peer.driver.blobs.add, data)
+        await self.peer.author.submit("curation/page", AddPage(project, digest, len(data), root_of(page), len(tasks)))
+
+    async def move_project(self, project: str, phase: str) -> ProjectView:
+        self.peer.require_member()
+        key, _ = self._find(project)
+        await self.peer.author.submit("curation/move", Move(key, Phase(phase)))
+        return self._view(*self._find(key.hex()))
+
+    async def export_tasks(self, project: str, path: str) -> ExportView:
+        key, row = self._find(project)
+        lines = list(self._settled(key, row))
+        try:
+            async with await trio.open_file(path, "x", encoding="utf-8") as file:
+                for line in lines:
+                    await file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        except FileExistsError:
+            raise UserError(f"{path} exists: name another file with -o") from None
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
+        return ExportView(path, len(lines))
+
+    def _settled(self, key: bytes, project: Project) -> Iterator[dict[str, Any]]:
+        state = self._state
+        for number in range(project.pages):
+            page = state.pages.get(page_key(key, number))
+            assert page is not None
+            try:
+                entries = codec.decode(Page, self.peer.driver.blobs.read(page.digest)).entries
+            except FolkmootError:
+                entries = ()  # its text is not here: labels are exported all the same
+            for index in range(page.count):
+                task = task_id(key, page.first + index)
+                row = state.tasks.get(task)
+                if row is None or row.label is None:
+                    continue
+                line: dict[str, Any] = {"task": task.hex(), "number": row.number, "label": list(row.label), "height": row.height}
+                text = entries[index].task if index < len(entries) else None
+                if text is not None:
+                    line |= {"text": text.text, "items": list(text.items)}
+                votes = ((who, state.assignments.get(assignment_id(task, who))) for who in row.annotators)
+                yield line | {
+                    "votes": [
+                        {"annotator": who.hex(), "answer": list(vote.answer), "height": vote.height}
+                        for who, vote in votes
+                        if vote is not None and vote.answer is not None
+                    ]
+                }
+
+
+async def _read(path: Path) -> bytes:
+    try:
+        return await trio.Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _require_alike(name: str, tasks: list[Task], items: int) -> None:
+    for number, task in enumerate(tasks, 1):
+        if len(task.items) != items:
+            raise UserError(f"{name}: task {number} has {len(task.items)} items, the others have {items}")
