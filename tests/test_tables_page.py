@@ -143,7 +143,7 @@ def shown_by(data: bytes) -> tuple[bytes, int, bytes, bytes | None]:
         assert msgpack.unpackb(vote)[:3] == ["commit", fields[4], fields[0]]
         assert msgpack.unpackb(vote)[4] == records.sha256(b"folkmoot/block\0", header)
         assert len(dict(signatures)) * 2 >= n + (n - 1) // 3 + 1 and set(dict(signatures)) <= set(voters)
-        signed = b"folkmoot/1/commit\0" + chain + vote
+        signed = b"folkmoot/2/commit\0" + chain + vote
         assert all(FastVerifier().verify(signer, signed, signature) for signer, signature in signatures)
         assert fields[5] == (voters_hash(following) if following else fields[4])
         voters, height, root = following or voters, fields[0], fields[6]
