@@ -21,6 +21,15 @@ class Kept:
     answer: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    choices: tuple[int, ...]
+
+
+def _decoded(data: bytes) -> tuple[int, ...]:
+    return codec.decode(_Answer, data).choices
+
+
 class Vault:
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -30,7 +39,7 @@ class Vault:
 
     def keep(self, kept: Kept) -> None:
         """Waits for the disk."""
-        row = (kept.assignment, kept.salt, codec.encode(list(kept.answer)))
+        row = (kept.assignment, kept.salt, codec.encode(_Answer(kept.answer)))
         self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", row)
 
     def forget(self, assignment: bytes) -> None:
@@ -38,7 +47,7 @@ class Vault:
 
     def all(self) -> Iterator[Kept]:
         for assignment, salt, answer in self._database.execute("SELECT assignment, salt, answer FROM answers"):
-            yield Kept(assignment, salt, tuple(codec.decode(tuple[int, ...], answer)))
+            yield Kept(assignment, salt, _decoded(answer))
 
     def close(self) -> None:
         self._database.close()
