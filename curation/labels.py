@@ -2,23 +2,32 @@
 
 Dawid and Skene (1979), section 2, with a Dirichlet prior on each row of an annotator's confusion table: as if it had answered
 four tasks of the class before, three of them rightly. Every number is a fraction of integers, so that all peers find the same
-label.
+label. This is the running estimate: a task is decided once, by what was decided before it. `whole` estimates all of a project.
+
+| kind | what a class is | what `counts` has |
+|---|---|---|
+| label, rating, pair | an answer | classes × classes: how often the label was this and the vote that |
+| label, many | of each option by itself: off or on | options × 2 × 2 |
+| ranking | of each two items: which of them is the better one | nothing: everybody is a stranger, see `comparisons` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from math import prod
 from typing import Final
 
 from curation.answers import PAIR_ANSWERS, Answer, Kind
+from curation.comparisons import clearness, ranked
 
 PRIOR_RIGHT: Final = 3  # tasks answered rightly, as it were, before the first one
 PRIOR_WRONG: Final = 1  # and wrongly, shared by all other classes
 ENOUGH: Final = Fraction(9, 10)  # of a label: no further vote is asked for
-BALANCED: Final = 1  # all classes are equally likely before anybody has voted
+SWITCH: Final = 2  # classes of one option where an answer has many: off and on
 
 Counts = Sequence[int]
+Votes = Sequence[tuple[Counts, Answer]]  # of one task: each annotator's counts so far, and its answer
 
 
 def classes_of(kind: Kind, options: int) -> int:
@@ -27,36 +36,85 @@ def classes_of(kind: Kind, options: int) -> int:
 
 
 def class_of(kind: Kind, answer: Answer) -> int:
+    """Of an answer that is a choice of one."""
     return answer[0] - (kind is Kind.RATING)
 
 
-def likelihood(counts: Counts, classes: int, label: int, vote: int) -> Fraction:
-    """How likely this annotator votes so where the label is that one. `counts` may be empty: nothing was seen of it yet."""
+def answer_of(kind: Kind, found: int) -> Answer:
+    """The answer of that class."""
+    return (found + (kind is Kind.RATING),)
+
+
+def switches(options: int, answer: Answer) -> Iterator[int]:
+    """Of each option: whether an answer of many has it."""
+    return (int(option in answer) for option in range(options))
+
+
+# Running -----------------------------------------------------------------------------------------------------------------
+
+
+def estimate(kind: Kind, options: int, many: bool, votes: Votes) -> tuple[Answer, Fraction]:
+    """The likeliest label of a task after these votes, and how likely it is; of many options, or a ranking, its weakest part."""
+    if kind is Kind.RANKING:
+        order = ranked([answer for _, answer in votes])
+        return order, clearness([answer for _, answer in votes], order, Fraction(PRIOR_RIGHT, PRIOR_WRONG))
+    if not many:
+        best, chance = likeliest(classes_of(kind, options), [(counts, class_of(kind, answer)) for counts, answer in votes])
+        return answer_of(kind, best), chance
+    found = [
+        likeliest(SWITCH, [(_of_option(counts, option), int(option in answer)) for counts, answer in votes])
+        for option in range(options)
+    ]
+    return tuple(option for option, (on, _) in enumerate(found) if on), min(chance for _, chance in found)
+
+
+def learned(kind: Kind, options: int, many: bool, counts: Counts, label: Answer, answer: Answer) -> tuple[int, ...]:
+    """An annotator's counts after one more task, which has this label. `counts` may be empty: it is the first."""
+    if kind is Kind.RANKING:
+        return ()
+    if not many:
+        classes = classes_of(kind, options)
+        return _one_more(counts or [0] * classes**2, class_of(kind, label) * classes + class_of(kind, answer))
+    after: Counts = counts or [0] * (options * SWITCH**2)
+    for option, (now, said) in enumerate(zip(switches(options, label), switches(options, answer), strict=True)):
+        after = _one_more(after, (option * SWITCH + now) * SWITCH + said)
+    return tuple(after)
+
+
+def _one_more(counts: Counts, place: int) -> tuple[int, ...]:
+    return *counts[:place], counts[place] + 1, *counts[place + 1 :]
+
+
+def _of_option(counts: Counts, option: int) -> Counts:
+    return counts[option * SWITCH**2 : (option + 1) * SWITCH**2]
+
+
+def likelihood(counts: Counts, classes: int, label: int, vote: int) -> tuple[int, int]:
+    """How likely this annotator votes so where the label is that one, as numerator and denominator. `counts` may be empty."""
     row = counts[label * classes : (label + 1) * classes] if counts else [0] * classes
     others = classes - 1
-    seen, prior = row[vote] * others, PRIOR_RIGHT * others if vote == label else PRIOR_WRONG
-    return Fraction(seen + prior, sum(row) * others + (PRIOR_RIGHT + PRIOR_WRONG) * others)
+    prior = PRIOR_RIGHT * others if vote == label else PRIOR_WRONG
+    return row[vote] * others + prior, (sum(row) + PRIOR_RIGHT + PRIOR_WRONG) * others
 
 
 def posterior(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[Fraction]:
-    """Of each class, after these votes, each with its annotator's counts."""
-    assert classes >= 2
-    weights = [Fraction(BALANCED)] * classes
-    for counts, vote in votes:
-        weights = [weight * likelihood(counts, classes, label, vote) for label, weight in enumerate(weights)]
-    total = sum(weights, Fraction(0))
-    return [weight / total for weight in weights]
+    """Of each class, after these votes, each with its annotator's counts. All classes are equally likely before anybody voted."""
+    weights = _weights(classes, votes)
+    total = sum(weights)
+    return [Fraction(weight, total) for weight in weights]
 
 
 def likeliest(classes: int, votes: Sequence[tuple[Counts, int]]) -> tuple[int, Fraction]:
     """The class, the lowest of equally likely ones, and how likely it is."""
-    chances = posterior(classes, votes)
-    best = max(range(classes), key=lambda label: (chances[label], -label))
-    return best, chances[best]
+    weights = _weights(classes, votes)
+    best = max(range(classes), key=lambda label: (weights[label], -label))
+    return best, Fraction(weights[best], sum(weights))
 
 
-def learned(counts: Counts, classes: int, label: int, vote: int) -> tuple[int, ...]:
-    """The counts after one more task."""
-    after = list(counts) or [0] * (classes * classes)
-    after[label * classes + vote] += 1
-    return tuple(after)
+def _weights(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[int]:
+    """Chances of all classes over one denominator: exact, and several times as fast as sums of fractions."""
+    assert classes >= 2
+    told = [[likelihood(counts, classes, label, vote) for counts, vote in votes] for label in range(classes)]
+    over = [prod(below for _, below in of) for of in told]
+    whole = prod(over)
+    return [prod(above for above, _ in of) * (whole // below) for of, below in zip(told, over, strict=True)]

@@ -21,7 +21,7 @@ from typing import ClassVar, Final
 
 from curation.answers import Answer, Kind, answer_problem, commitment, items_problem, options_problem
 from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip
-from curation.labels import ENOUGH, class_of, classes_of, learned, likeliest
+from curation.labels import ENOUGH, estimate, learned
 from curation.limits import (
     ANNOTATORS_MAX,
     BATCH_MAX,
@@ -257,19 +257,11 @@ def _label(work: Work, row: TaskRow, asked: Asked, votes: list[tuple[bytes, Answ
     """None: not sure enough."""
     if asked.votes == 1:
         return votes[0][1]
-    classes = classes_of(asked.kind, len(asked.options))
-    if classes == 0 or asked.many:
-        return _agreed(votes)
-    told = [(_counts(work, row.project, key), class_of(asked.kind, answer)) for key, answer in votes]
-    best, chance = likeliest(classes, told)
-    return (best + (asked.kind is Kind.RATING),) if chance >= ENOUGH else None
-
-
-def _agreed(votes: list[tuple[bytes, Answer]]) -> Answer | None:
-    """The answer of more than two thirds."""
-    answers = [answer for _, answer in votes]
-    commonest = max(sorted(set(answers)), key=answers.count)
-    return commonest if 3 * answers.count(commonest) > 2 * len(answers) else None
+    told = [(_counts(work, row.project, key), answer) for key, answer in votes]
+    label, chance = estimate(asked.kind, len(asked.options), asked.many, told)
+    # Many items are seldom all in clear order. The order of ranked pairs is one that no majority is left to speak against.
+    is_last_ranking = asked.kind is Kind.RANKING and row.asked >= asked.votes
+    return label if chance >= ENOUGH or is_last_ranking else None
 
 
 def _counts(work: Work, project: bytes, annotator: bytes) -> tuple[int, ...]:
@@ -283,7 +275,6 @@ def _settle(work: Work, task: bytes, asked: Asked, label: Answer, height: int) -
     project = work.projects[row.project]
     work.projects[row.project] = replace(project, settled=project.settled + 1)
     work.count("settled")
-    classes = 0 if asked.many else classes_of(asked.kind, len(asked.options))
     for annotator in row.annotators:
         assignment = assignment_id(task, annotator)
         vote = work.assignments[assignment]
@@ -293,9 +284,9 @@ def _settle(work: Work, task: bytes, asked: Asked, label: Answer, height: int) -
         work.assignments[assignment] = replace(vote, state=Lease.SETTLED)
         person = work.annotators[annotator]
         work.annotators[annotator] = replace(person, accepted=person.accepted + (answer == label))
-        if classes:
-            counts = _counts(work, row.project, annotator)
-            after = learned(counts, classes, class_of(asked.kind, label), class_of(asked.kind, answer))
+        counts = _counts(work, row.project, annotator)
+        after = learned(asked.kind, len(asked.options), asked.many, counts, label, answer)
+        if after:
             work.skills[row.project + annotator] = Skill(after)
 
 

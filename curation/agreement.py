@@ -1,0 +1,110 @@
+"""How far annotators agree beyond chance, as exact fractions.
+
+Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", section D: coincidences within units, whatever is missing.
+Cohen (1960): κ of two annotators. Both are 1 where all agree, and 0 where they agree as by chance.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations
+from math import lcm
+from typing import Final
+
+from curation.answers import Answer, Kind
+from curation.labels import switches
+from curation.limits import VOTES_MAX
+
+UNIT: Final = lcm(*range(1, VOTES_MAX))  # a pair of m votes counts 1/(m-1): of these units, a whole number
+
+
+class Metric(enum.StrEnum):
+    NOMINAL = "nominal"
+    ORDINAL = "ordinal"
+    INTERVAL = "interval"
+
+
+Coincidences = Mapping[tuple[int, int], int]  # in units of 1/UNIT, in both directions
+
+
+def metric_of(kind: Kind) -> Metric:
+    return Metric.ORDINAL if kind is Kind.RATING else Metric.NOMINAL
+
+
+def units_of(kind: Kind, options: int, many: bool, answers: Sequence[Answer]) -> list[list[int]]:
+    """What the answers to one task say, as one unit or several: of many options each, of a ranking each two items."""
+    if many:
+        return [list(said) for said in zip(*(tuple(switches(options, answer)) for answer in answers), strict=True)]
+    if kind is not Kind.RANKING:
+        return [[answer[0] for answer in answers]]
+    pairs = combinations(range(len(answers[0])), 2) if answers else ()
+    return [[int(answer.index(a) < answer.index(b)) for answer in answers] for a, b in pairs]
+
+
+def coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int]]:
+    """Of values in the same unit. A unit has at most VOTES_MAX values; one alone tells nothing."""
+    found: Counter[tuple[int, int]] = Counter()
+    for values in units:
+        assert len(values) <= VOTES_MAX
+        counts = Counter(values)
+        for a, of_a in counts.items():
+            for b, of_b in counts.items():
+                pairs = of_a * (of_b - (a == b))
+                if pairs:
+                    found[a, b] += pairs * UNIT // (len(values) - 1)
+    return found
+
+
+def alpha(units: Sequence[Sequence[int]], metric: Metric = Metric.NOMINAL) -> Fraction | None:
+    """Krippendorff's α of units, each with the values that annotators gave it. None: nothing was said twice, or all is one value."""
+    return alpha_of(coincidences(units), metric)
+
+
+def alpha_of(together: Coincidences, metric: Metric) -> Fraction | None:
+    """α = 1 − (n − 1) Σ o δ² ∕ Σ n n δ²."""
+    marginals: Counter[int] = Counter()
+    for (value, _), count in together.items():
+        marginals[value] += count
+    values = sorted(marginals)
+    differences = {(a, b): _difference(marginals, values, a, b, metric) for a, b in combinations(values, 2)}
+    expected = sum(marginals[a] * marginals[b] * far for (a, b), far in differences.items())
+    if not expected:
+        return None
+    observed = sum(together.get(pair, 0) * far for pair, far in differences.items())
+    return 1 - Fraction((marginals.total() - UNIT) * observed, expected)
+
+
+def _difference(marginals: Counter[int], values: Sequence[int], a: int, b: int, metric: Metric) -> int:
+    """δ² of two values, a < b; of the ordinal metric times 4 UNIT², which both sums have."""
+    match metric:
+        case Metric.NOMINAL:
+            return 1
+        case Metric.INTERVAL:
+            return (a - b) ** 2
+        case Metric.ORDINAL:
+            between = sum(marginals[value] for value in values if a <= value <= b)
+            return (2 * between - marginals[a] - marginals[b]) ** 2
+
+
+def kappa(both: Sequence[tuple[int, int]]) -> Fraction | None:
+    """Cohen's κ of two annotators, from what they said of the same tasks. None: of no task, or both always said one value."""
+    count = len(both)
+    first, second = Counter(a for a, _ in both), Counter(b for _, b in both)
+    by_chance = sum(first[value] * second[value] for value in first)
+    if by_chance == count**2:
+        return None
+    return Fraction(count * sum(a == b for a, b in both) - by_chance, count**2 - by_chance)
+
+
+def kappas(said: Mapping[bytes, Mapping[int, int]]) -> dict[tuple[bytes, bytes], Fraction]:
+    """Of each two annotators, the lower key first, that κ is defined for. `said`: annotator → task → value."""
+    found = {}
+    for a, b in combinations(sorted(said), 2):
+        mine, theirs = said[a], said[b]
+        value = kappa([(mine[task], theirs[task]) for task in sorted(mine.keys() & theirs.keys())])
+        if value is not None:
+            found[a, b] = value
+    return found

@@ -1,0 +1,104 @@
+"""The whole estimate of a project: all its votes at once, every annotator's confusions and every task's label from each other.
+
+Dawid and Skene (1979), section 3: expectation and maximisation by turns, here of the posterior with a Dirichlet prior on each row
+of a confusion table, see `labels`, and one task of each class on how common the classes are. The turns are a fixed number.
+Chances, counts and logarithms are integers, see `fixed`. Sums of integers depend on no order, nor does the result.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from curation.fixed import ONE, Ints, chances, log2
+from curation.labels import PRIOR_RIGHT, PRIOR_WRONG
+
+TURNS: Final = 30  # then a label changes no more, except where two are equally likely: benchmarks.labels measures it
+COMMON: Final = 1  # tasks of each class, as it were, before the first one
+
+
+class Whole:
+    """One question with `classes` answers. `turn` improves the estimate; what is read before the first turn knows priors alone.
+
+    `votes` has a row for each vote: task, annotator, class; both numbers from 0 on, no two rows of one task and annotator. A task or
+    an annotator may be without votes. 16 classes and a million votes take 128 MB for each array of `turn`.
+    """
+
+    def __init__(self, classes: int, tasks: int, annotators: int, votes: Ints) -> None:
+        assert classes >= 2 and tasks and annotators and votes.ndim == 2 and votes.shape[1] == 3
+        self.classes, self.tasks, self.annotators = classes, tasks, annotators
+        self.votes = votes[np.lexsort((votes[:, 1], votes[:, 0]))]  # in order of tasks
+        self._task, self._annotator, said = self.votes.T.copy()
+        # A cell is an annotator and what it said, whatever the label: a column of its confusion table. Only those that occur.
+        cells, self._cell = np.unique(self._annotator * classes + said, return_inverse=True)
+        self._whose, self._said = cells // classes, cells % classes
+        self._by_task, self._by_cell = _Groups(self._task, tasks), _Groups(self._cell, len(cells))
+        self._by_annotator = _Groups(self._whose, annotators)
+        self._diagonal = self._said[:, None] == np.arange(classes)
+        self._counts = np.zeros((len(cells), classes), dtype=np.int64)  # of labels in each cell, in units of 1/ONE
+        self._common = np.zeros(classes, dtype=np.int64)  # tasks of each class, in units of 1/ONE
+
+    def turn(self) -> None:
+        """Every label from the confusions, and every confusion from the labels."""
+        label = self.posterior()
+        self._counts = self._by_cell.sums(label[self._task])
+        self._common = label[self._by_task.present].sum(axis=0)
+
+    def posterior(self) -> Ints:
+        """(tasks, classes): how likely each class is, in units of 1/ONE. Without votes: how common it is."""
+        return chances(self._commonness() + self._by_task.sums(self._evidence()))
+
+    def posterior_without(self, chosen: Ints) -> Ints:
+        """(len(chosen), classes): of the task of each of these votes, if this vote were not; and only those chosen were.
+
+        `chosen`: ascending places in `self.votes`.
+        """
+        evidence = self._evidence()[chosen]
+        task = self._task[chosen]
+        return chances(self._commonness() + _Groups(task, self.tasks).sums(evidence)[task] - evidence)
+
+    def _commonness(self) -> Ints:
+        return log2(self._common + COMMON * ONE)
+
+    def _evidence(self) -> Ints:
+        """(votes, classes): log₂ of how likely this vote is where the label is that class, in units of 2⁻²⁴."""
+        others = self.classes - 1
+        rows = self._by_annotator.sums(self._counts)
+        prior = np.where(self._diagonal, PRIOR_RIGHT * others * ONE, PRIOR_WRONG * ONE)
+        seen = log2(self._counts * others + prior)
+        of = log2((rows + (PRIOR_RIGHT + PRIOR_WRONG) * ONE) * others)
+        found: Ints = (seen - of[self._whose])[self._cell]
+        return found
+
+
+def estimated(classes: int, tasks: int, annotators: int, votes: Ints) -> Whole:
+    """After all its turns."""
+    whole = Whole(classes, tasks, annotators, votes)
+    for _ in range(TURNS):
+        whole.turn()
+    return whole
+
+
+def likeliest(posterior: Ints) -> Ints:
+    """Of each row: the class, the lowest of equally likely ones."""
+    found: Ints = posterior.argmax(axis=1)
+    return found
+
+
+class _Groups:
+    """Which group each row is of; made once, since sorting takes longer than summing."""
+
+    def __init__(self, group: Ints, groups: int) -> None:
+        self.groups = groups
+        self._order = None if (np.diff(group) >= 0).all() else np.argsort(group, kind="stable")
+        ordered = group if self._order is None else group[self._order]
+        self._firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(group) else np.zeros(0, dtype=np.int64)
+        self.present = ordered[self._firsts]
+
+    def sums(self, rows: Ints) -> Ints:
+        """(groups, columns): of each group's rows; zeros where it has none."""
+        found = np.zeros((self.groups, rows.shape[1]), dtype=np.int64)
+        if len(rows):
+            found[self.present] = np.add.reduceat(rows if self._order is None else rows[self._order], self._firsts, axis=0)
+        return found
