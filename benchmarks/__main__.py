@@ -18,6 +18,7 @@ from benchmarks.verdicts import MISSED
 
 BENCHMARKS = {
     "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
+    "labels": "labels and points where some guess, lie or copy: how often they are right, and who gets them",
     "tables": "a table of a million rows: blocks, memory, proofs, restarts, ranges; random histories",
     "apply": "what a voter computes after the vote: decoding, aggregation, outer step, hashes; time and memory",
     "replay": "how far honest replays lie apart and how far lies, and what must be bit-equal on this machine",
@@ -32,6 +33,7 @@ BENCHMARKS = {
 # Of the clock on two idle cores, roughly: whoever starts all of them should know when to come back.
 MINUTES = {
     "decoding": 1,
+    "labels": 1,
     "tables": 4,
     "apply": 4,
     "replay": 2,

@@ -59,7 +59,7 @@ def coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int]]:
 
 
 def alpha(units: Sequence[Sequence[int]], metric: Metric = Metric.NOMINAL) -> Fraction | None:
-    """Krippendorff's α of units, each with the values that annotators gave it. None: nothing was said twice, or all is one value."""
+    """Krippendorff's α of units, each with the values that it was given. None: nothing was said twice, or all is one value."""
     return alpha_of(coincidences(units), metric)
 
 

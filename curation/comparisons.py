@@ -1,6 +1,6 @@
 """From comparisons to an order: of the few items of a ranking, and of everything that a project's pairs compare.
 
-Tideman (1987), ranked pairs. Bradley and Terry (1952), found by Hunter's (2004) algorithm, section 2, with ties as half a win each.
+Tideman (1987), ranked pairs. Bradley and Terry (1952), by Hunter's (2004) algorithm, section 2; a tie is half a win for each.
 Both are in integers.
 """
 
@@ -32,8 +32,8 @@ def margin(rankings: Sequence[Answer], better: int, worse: int) -> int:
 def ranked(rankings: Sequence[Answer]) -> Answer:
     """The best first. Pairs are locked by falling margins unless that closes a circle.
 
-    Among equal margins, and where there is no majority, it is the pair with the lower numbers first: of the better item, then of the
-    worse one. `rankings`: at least one, all of the same items 0..n-1.
+    Among equal margins, and where there is no majority, it is the pair with the lower numbers first: of the better item, then of
+    the worse one. `rankings`: at least one, all of the same items 0..n-1.
     """
     items = range(len(rankings[0]))
     margins = {(a, b): margin(rankings, a, b) for a, b in combinations(items, 2)}
@@ -50,7 +50,7 @@ def ranked(rankings: Sequence[Answer]) -> Answer:
 
 
 def clearness(rankings: Sequence[Answer], order: Answer, odds: Fraction) -> Fraction:
-    """How likely the least clear two neighbours of an order are in the right order, if a vote is right with these odds on each."""
+    """How likely the least clear two neighbours are in the right order, if a vote is right with these odds on each pair."""
     least = min(margin(rankings, better, worse) for better, worse in pairwise(order))
     weight = odds**least
     return weight / (weight + 1)

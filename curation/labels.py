@@ -1,7 +1,7 @@
 """From votes to a label: how likely each class is, by how often labels and these annotators' votes came together before.
 
 Dawid and Skene (1979), section 2, with a Dirichlet prior on each row of an annotator's confusion table: as if it had answered
-four tasks of the class before, three of them rightly. Every number is a fraction of integers, so that all peers find the same
+eight tasks of the class before, six of them rightly. Every number is a fraction of integers, so that all peers find the same
 label. This is the running estimate: a task is decided once, by what was decided before it. `whole` estimates all of a project.
 
 | kind | what a class is | what `counts` has |
@@ -21,8 +21,10 @@ from typing import Final
 from curation.answers import PAIR_ANSWERS, Answer, Kind
 from curation.comparisons import clearness, ranked
 
-PRIOR_RIGHT: Final = 3  # tasks answered rightly, as it were, before the first one
-PRIOR_WRONG: Final = 1  # and wrongly, shared by all other classes
+# Tasks answered rightly, as it were, before the first one; and wrongly, shared by all other classes. Two strangers who agree are
+# just enough. With half as many, luck in the first tasks costs one label in 150; with twice as many, so does every third liar.
+PRIOR_RIGHT: Final = 6
+PRIOR_WRONG: Final = 2
 ENOUGH: Final = Fraction(9, 10)  # of a label: no further vote is asked for
 SWITCH: Final = 2  # classes of one option where an answer has many: off and on
 

@@ -18,58 +18,69 @@ TURNS: Final = 30  # then a label changes no more, except where two are equally 
 COMMON: Final = 1  # tasks of each class, as it were, before the first one
 
 
+class Confusions:
+    """What annotators said, and how often each said it where the label is which; votes in any order.
+
+    `annotator`, `said`: of each vote. `counts`: (cells, classes), in units of 1/ONE. A cell is an annotator and what it said: a
+    column of its confusion table. Only those that occur are kept.
+    """
+
+    def __init__(self, classes: int, annotators: int, annotator: Ints, said: Ints, prior_right: int = PRIOR_RIGHT) -> None:
+        cells, self._cell = np.unique(annotator * classes + said, return_inverse=True)
+        whose, column = cells // classes, cells % classes
+        self._others, self._whose = classes - 1, whose
+        self._by_cell, self._by_annotator = Groups(self._cell, len(cells)), Groups(whose, annotators)
+        diagonal = column[:, None] == np.arange(classes)
+        self._prior_tasks = (prior_right + PRIOR_WRONG) * ONE
+        self._prior = np.where(diagonal, prior_right * self._others * ONE, PRIOR_WRONG * ONE)
+        self.counts = np.zeros((len(cells), classes), dtype=np.int64)
+
+    def count(self, label: Ints) -> None:
+        """From (votes, classes): how likely each class is where this vote was cast, in units of 1/ONE."""
+        self.counts = self._by_cell.sums(label)
+
+    def evidence(self) -> Ints:
+        """(votes, classes): log₂ of how likely such a vote is where the label is that class, in units of 2⁻²⁴."""
+        rows = self._by_annotator.sums(self.counts)
+        seen = log2(self.counts * self._others + self._prior)
+        of = log2((rows + self._prior_tasks) * self._others)
+        found: Ints = (seen - of[self._whose])[self._cell]
+        return found
+
+
 class Whole:
     """One question with `classes` answers. `turn` improves the estimate; what is read before the first turn knows priors alone.
 
-    `votes` has a row for each vote: task, annotator, class; both numbers from 0 on, no two rows of one task and annotator. A task or
-    an annotator may be without votes. 16 classes and a million votes take 128 MB for each array of `turn`.
+    `votes` has a row for each vote: task, annotator, class; both numbers from 0 on, no two rows of one task and annotator. A task
+    or an annotator may be without votes. 16 classes and a million votes take 128 MB for each array of `turn`.
     """
 
     def __init__(self, classes: int, tasks: int, annotators: int, votes: Ints) -> None:
         assert classes >= 2 and tasks and annotators and votes.ndim == 2 and votes.shape[1] == 3
         self.classes, self.tasks, self.annotators = classes, tasks, annotators
         self.votes = votes[np.lexsort((votes[:, 1], votes[:, 0]))]  # in order of tasks
-        self._task, self._annotator, said = self.votes.T.copy()
-        # A cell is an annotator and what it said, whatever the label: a column of its confusion table. Only those that occur.
-        cells, self._cell = np.unique(self._annotator * classes + said, return_inverse=True)
-        self._whose, self._said = cells // classes, cells % classes
-        self._by_task, self._by_cell = _Groups(self._task, tasks), _Groups(self._cell, len(cells))
-        self._by_annotator = _Groups(self._whose, annotators)
-        self._diagonal = self._said[:, None] == np.arange(classes)
-        self._counts = np.zeros((len(cells), classes), dtype=np.int64)  # of labels in each cell, in units of 1/ONE
+        self._task, annotator, said = self.votes.T.copy()
+        self._by_task = Groups(self._task, tasks)
+        self._confusions = Confusions(classes, annotators, annotator, said)
         self._common = np.zeros(classes, dtype=np.int64)  # tasks of each class, in units of 1/ONE
 
     def turn(self) -> None:
         """Every label from the confusions, and every confusion from the labels."""
         label = self.posterior()
-        self._counts = self._by_cell.sums(label[self._task])
+        self._confusions.count(label[self._task])
         self._common = label[self._by_task.present].sum(axis=0)
 
     def posterior(self) -> Ints:
         """(tasks, classes): how likely each class is, in units of 1/ONE. Without votes: how common it is."""
-        return chances(self._commonness() + self._by_task.sums(self._evidence()))
+        return chances(self._scores(self._confusions.evidence()))
 
-    def posterior_without(self, chosen: Ints) -> Ints:
-        """(len(chosen), classes): of the task of each of these votes, if this vote were not; and only those chosen were.
+    def posterior_without(self) -> Ints:
+        """(votes, classes): the same of the task of each vote of `votes`, if that vote had not been cast."""
+        evidence = self._confusions.evidence()
+        return chances(self._scores(evidence)[self._task] - evidence)
 
-        `chosen`: ascending places in `self.votes`.
-        """
-        evidence = self._evidence()[chosen]
-        task = self._task[chosen]
-        return chances(self._commonness() + _Groups(task, self.tasks).sums(evidence)[task] - evidence)
-
-    def _commonness(self) -> Ints:
-        return log2(self._common + COMMON * ONE)
-
-    def _evidence(self) -> Ints:
-        """(votes, classes): log₂ of how likely this vote is where the label is that class, in units of 2⁻²⁴."""
-        others = self.classes - 1
-        rows = self._by_annotator.sums(self._counts)
-        prior = np.where(self._diagonal, PRIOR_RIGHT * others * ONE, PRIOR_WRONG * ONE)
-        seen = log2(self._counts * others + prior)
-        of = log2((rows + (PRIOR_RIGHT + PRIOR_WRONG) * ONE) * others)
-        found: Ints = (seen - of[self._whose])[self._cell]
-        return found
+    def _scores(self, evidence: Ints) -> Ints:
+        return log2(self._common + COMMON * ONE) + self._by_task.sums(evidence)
 
 
 def estimated(classes: int, tasks: int, annotators: int, votes: Ints) -> Whole:
@@ -86,7 +97,7 @@ def likeliest(posterior: Ints) -> Ints:
     return found
 
 
-class _Groups:
+class Groups:
     """Which group each row is of; made once, since sorting takes longer than summing."""
 
     def __init__(self, group: Ints, groups: int) -> None:

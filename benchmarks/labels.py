@@ -1,0 +1,340 @@
+"""How often labels are right, and who gets points, with people who guess, lie or copy: `python -m benchmarks.labels --json FILE`.
+
+Forty annotators answer questions of two options. An honest one is right with a chance of its own, drawn evenly from .8 to .95.
+A spammer guesses. An adversary says the contrary of what an honest one would. Whole estimates are of 500 tasks with five votes
+each.
+
+Where a project runs, two votes are asked for first, and one more at a time until the running estimate is sure, as in `curation`.
+Of the annotators a fifth is of one kind:
+
+| kind     | what it says |
+|----------|--------------|
+| lazy     | always the first option |
+| random   | either option |
+| copying  | what most of the opened votes say; where there is none yet, either option |
+| fresh    | either option, and after every ten answers it comes with a new key; its points are those of all its keys |
+| colluding| all of them the same, drawn for each task |
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Screen
+
+from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
+from curation.answers import Answer, Kind
+from curation.labels import ENOUGH, estimate, learned
+from curation.limits import VOTES_MAX
+from curation.reputation import WEIGHT_ONE, confusions, divided, weight
+from curation.whole import estimated, likeliest
+from scenarios.trials import COUNT, Parser
+
+PEOPLE, TASKS, VOTES, OPTIONS = 40, 500, 5, 2
+LOW, HIGH = 0.8, 0.95  # of honest annotators
+FIRST = 2  # votes that a task is asked for before any is opened
+FRESH_ANSWERS = 10  # of one key
+PRICE = 1_000  # points of a task
+KINDS = ("lazy", "random", "copying", "fresh", "colluding")
+ANSWERS = 150  # of each annotator, where reputations are compared with what people are
+RIGHT_MIXED, RIGHT_LYING, BELOW_MAJORITY = 0.92, 0.94, 0.015
+STOP_VOTES, STOP_RIGHT, STOP_ACCURACY = 3.1, 0.93, 0.8
+SHARE_MAX, CORRELATION_MIN = 0.05, 0.8
+
+
+# Whole estimates ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Crowd:
+    """What is measured of one mix of people."""
+
+    name: str
+    seed: int
+    right: float  # of all tasks
+    majority: float
+
+
+def crowd(name: str, spammers: float, adversaries: float, seed: int) -> Crowd:
+    draw = np.random.default_rng(seed)
+    chance = draw.uniform(LOW, HIGH, PEOPLE)
+    liars, guessers = round(PEOPLE * adversaries), round(PEOPLE * spammers)
+    chance[:liars] = 1 - chance[:liars]
+    chance[liars : liars + guessers] = 1 / OPTIONS
+    truth = draw.integers(0, OPTIONS, TASKS)
+    votes = []
+    for task in range(TASKS):
+        for annotator in draw.choice(PEOPLE, VOTES, replace=False):
+            votes.append((task, annotator, truth[task] if draw.random() < chance[annotator] else 1 - truth[task]))
+    table = np.array(votes, dtype=np.int64)
+    counts = np.zeros((TASKS, OPTIONS), dtype=np.int64)
+    np.add.at(counts, (table[:, 0], table[:, 2]), 1)
+    found = likeliest(estimated(OPTIONS, TASKS, PEOPLE, table).posterior())
+    return Crowd(name, seed, float((found == truth).mean()), float((likeliest(counts) == truth).mean()))
+
+
+# A project as it runs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Person:
+    kind: str
+    chance: float  # of being right by itself
+    keys: list[int] = field(default_factory=list)
+    answers: int = 0
+
+
+@dataclass
+class Project:
+    """All votes of a project, in the order of its tasks."""
+
+    truth: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    votes: list[tuple[int, int, int]] = field(default_factory=list)  # task, key, class
+    blind: list[int] = field(default_factory=list)
+    keys: int = 0
+
+
+def run(people: Sequence[Person], draw: np.random.Generator, tasks: int | None, answers: int) -> Project:
+    """Tasks one after another, so many; or until each person has given so many answers, on average."""
+    project, counts = Project(), defaultdict[int, tuple[int, ...]](tuple)
+    while len(project.truth) < tasks if tasks else len(project.votes) < answers * len(people):
+        _task(project, people, counts, draw)
+    return project
+
+
+def _task(project: Project, people: Sequence[Person], counts: dict[int, tuple[int, ...]], draw: np.random.Generator) -> None:
+    task, truth, agreed = len(project.truth), int(draw.integers(OPTIONS)), int(draw.integers(OPTIONS))
+    told: list[tuple[int, Answer]] = []
+    opened = 0
+    for person in (people[number] for number in draw.permutation(len(people))[:VOTES_MAX]):
+        said = _said(person, truth, agreed, [answer[0] for _, answer in told[:opened]], draw)
+        key = _key(project, person)
+        told.append((key, (said,)))
+        project.votes.append((task, key, said))
+        project.blind.append(int(opened == 0))
+        if len(told) < FIRST:
+            continue
+        opened = len(told)
+        label, sure = estimate(Kind.LABEL, OPTIONS, False, [(counts[key], answer) for key, answer in told])
+        if sure >= ENOUGH:
+            break
+    for key, answer in told:
+        counts[key] = learned(Kind.LABEL, OPTIONS, False, counts[key], label, answer)
+    project.truth.append(truth)
+    project.labels.append(label[0])
+
+
+def _key(project: Project, person: Person) -> int:
+    if not person.keys or (person.kind == "fresh" and person.answers % FRESH_ANSWERS == 0):
+        person.keys.append(project.keys)
+        project.keys += 1
+    person.answers += 1
+    return person.keys[-1]
+
+
+def _said(person: Person, truth: int, agreed: int, opened: Sequence[int], draw: np.random.Generator) -> int:
+    match person.kind:
+        case "lazy":
+            return 0
+        case "colluding":
+            return agreed
+        case "copying" if opened:
+            return Counter(opened).most_common(1)[0][0]
+    return truth if draw.random() < person.chance else 1 - truth
+
+
+@dataclass
+class Stopped:
+    """Early stopping where all are right equally often."""
+
+    seed: int
+    right: float
+    votes: float  # of a task
+
+
+def stopped(seed: int) -> Stopped:
+    project = run([Person("honest", STOP_ACCURACY) for _ in range(PEOPLE)], np.random.default_rng(seed), TASKS, 0)
+    return Stopped(seed, right(project), len(project.votes) / TASKS)
+
+
+def right(project: Project) -> float:
+    return sum(map(int.__eq__, project.labels, project.truth)) / len(project.truth)
+
+
+# Points ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Points:
+    """A project in which a fifth of all is of one kind."""
+
+    kind: str
+    seed: int
+    answers: float  # of a person, on average
+    right: float  # of the labels while it ran
+    right_whole: float  # and at its close
+    honest: float  # points of an honest one, on average
+    most: float  # of a person of the kind, over those of an honest one
+    mean: float
+    unpaid: float  # of the honest: those without any points
+    correlation: float  # of ranks: weights, and how often a person is right
+
+
+def paid(kind: str, seed: int, tasks: int | None, answers: int = 0) -> Points:
+    draw = np.random.default_rng(seed)
+    few = PEOPLE // 5
+    people = [Person(kind, 1 / OPTIONS) for _ in range(few)]
+    people += [Person("honest", float(draw.uniform(LOW, HIGH))) for _ in range(PEOPLE - few)]
+    project = run(people, draw, tasks, answers)
+    whole = estimated(OPTIONS, len(project.truth), project.keys, np.array(project.votes, dtype=np.int64))
+    # Votes of a task are in another order there.
+    blind = {(task, key): mark for (task, key, _), mark in zip(project.votes, project.blind, strict=True)}
+    marks = np.array([blind[int(task), int(key)] for task, key, _ in whole.votes], dtype=np.int64)
+    weights = [weight([[(int(seen), int(good)) for seen, good in rows]]) for rows in confusions(whole, marks)]
+    given = Counter(key for _, key, _ in project.votes)
+    shares = {key.to_bytes(32, "big"): given[key] * weights[key] for key in range(project.keys)}
+    points = divided(PRICE * len(project.truth), shares)
+    of = [sum(points[key.to_bytes(32, "big")] for key in person.keys) for person in people]
+    honest = float(np.mean(of[few:])) or 1.0
+    # A person of many keys is as good as the keys are that it answered with, on average.
+    found = [float(np.mean([weights[key] for key in person.keys])) / WEIGHT_ONE for person in people]
+    labels = likeliest(whole.posterior())
+    return Points(
+        kind=kind,
+        seed=seed,
+        answers=len(project.votes) / PEOPLE,
+        right=right(project),
+        right_whole=float((labels == np.array(project.truth)).mean()),
+        honest=honest,
+        most=max(of[:few]) / honest,
+        mean=float(np.mean(of[:few])) / honest,
+        unpaid=float(np.mean([points == 0 for points in of[few:]])),
+        correlation=correlation(found, [person.chance for person in people]),
+    )
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's, of ranks; equal values share theirs. 0 if all of the first are equal."""
+    if len(set(first)) == 1:
+        return 0.0
+    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [sum(other < value for other in values) + sum(other == value for other in values) / 2 for value in values]
+
+
+# What must hold ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Figures:
+    crowds: list[Crowd] = field(default_factory=list)
+    stops: list[Stopped] = field(default_factory=list)
+    points: list[Points] = field(default_factory=list)
+    long: list[Points] = field(default_factory=list)  # with as many answers as a reputation takes
+
+
+CROWDS = {
+    "a fifth guesses, a tenth lies": (0.2, 0.1),
+    "a third lies": (0.0, 1 / 3),
+    "all honest": (0.0, 0.0),
+}
+
+
+def measure(seed: int, figures: Figures) -> None:
+    figures.crowds += [crowd(name, *mix, seed) for name, mix in CROWDS.items()]
+    figures.stops.append(stopped(seed))
+    figures.points += [paid(kind, seed, TASKS) for kind in KINDS]
+    figures.long += [paid(kind, seed, None, ANSWERS) for kind in KINDS]
+
+
+def verdicts(figures: Figures) -> Iterator[str]:
+    mixed, lying, honest = ([of for of in figures.crowds if of.name == name] for name in CROWDS)
+    for found, least in ((mixed, RIGHT_MIXED), (lying, RIGHT_LYING)):
+        share, votes = mean([of.right for of in found]), mean([of.majority for of in found])
+        yield verdict(share >= least, f"{found[0].name}: right ≥ {least}: {share:.3f}; the majority {votes:.3f}")
+    share, votes = mean([of.right for of in honest]), mean([of.majority for of in honest])
+    yield verdict(
+        share >= votes - BELOW_MAJORITY, f"all honest: right ≥ the majority's {votes:.3f} - {BELOW_MAJORITY}: {share:.3f}"
+    )
+    asked, share = mean([of.votes for of in figures.stops]), mean([of.right for of in figures.stops])
+    text = f"early stop, all right {STOP_ACCURACY} of the time: ≤ {STOP_VOTES} votes for ≥ {STOP_RIGHT} right"
+    yield verdict(asked <= STOP_VOTES and share >= STOP_RIGHT, f"{text}: {asked:.2f} for {share:.3f}")
+    for kind in KINDS:
+        found_short, found_long = ([of for of in rows if of.kind == kind] for rows in (figures.points, figures.long))
+        most = max(of.most for of in found_short + found_long)
+        ranked = mean([of.correlation for of in found_long])
+        if kind == "colluding":
+            continue  # nothing is promised of it: `show` prints it
+        yield verdict(
+            most <= SHARE_MAX, f"a fifth {kind}: ≤ {SHARE_MAX:.0%} of an honest one's points, the most of all: {most:.1%}"
+        )
+        text = f"a fifth {kind}: rank correlation of weights with truth ≥ {CORRELATION_MIN} at {ANSWERS} answers"
+        yield verdict(ranked >= CORRELATION_MIN, f"{text}: {ranked:.3f}")
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def show(figures: Figures) -> None:
+    console = Console(width=130)
+    screen = Screen(title=f"a fifth of {PEOPLE} of one kind: means over all seeds", caption="points over those of an honest one")
+    for heading in (
+        "kind",
+        "answers each",
+        "right",
+        "at the close",
+        "points, mean",
+        "points, most",
+        "honest unpaid",
+        "rank correlation",
+    ):
+        screen.add_column(heading, justify="right")
+    for rows in (figures.points, figures.long):
+        for kind in KINDS:
+            found = [of for of in rows if of.kind == kind]
+            cells = [
+                mean([getattr(of, name) for of in found])
+                for name in ("answers", "right", "right_whole", "mean", "unpaid", "correlation")
+            ]
+            most = max(of.most for of in found)
+            screen.add_row(
+                kind,
+                f"{cells[0]:.0f}",
+                f"{cells[1]:.3f}",
+                f"{cells[2]:.3f}",
+                f"{cells[3]:.1%}",
+                f"{most:.1%}",
+                f"{cells[4]:.0%}",
+                f"{cells[5]:.3f}",
+            )
+    console.print(screen)
+
+
+def main() -> int:
+    parser = Parser("labels", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--seeds", type=COUNT, default=10, metavar="N", help="of the people and the tasks: so many, from 0 on")
+    options = parser.parse_args()
+    started, figures = time.time(), Figures()
+    for seed in range(options.seeds):
+        measure(seed, figures)
+        print(f"seed {seed}: done", file=sys.stderr)
+        write(options.json, started, {"seeds": options.seeds, **asdict(figures)})
+    show(figures)
+    return conclude(verdicts(figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

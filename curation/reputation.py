@@ -1,0 +1,95 @@
+"""What an annotator's answers to a project were worth, and how the project's points are divided.
+
+What somebody said is held against what the *others* said of the same task, by the whole estimate: its own vote is left out. Only
+those of its votes count that were committed before the task's first opening: whoever can see an answer can repeat it.
+
+The others may be wrong. So an annotator's confusions are the likeliest ones, with the others' word as chances of each label:
+Dawid and Skene's turns once more, of one annotator's table each. And a task counts as much as the others are sure of it, see
+`sureness`: of two classes this is how much such a task tells of an accuracy. The weight is Wilson's (1927) lower bound of how
+often it was right, the mean over classes, less what chance gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isqrt
+from typing import Final
+
+import numpy as np
+
+from curation.fixed import ONE, Ints, chances, log2
+from curation.labels import PRIOR_WRONG
+from curation.whole import Confusions, Whole
+
+# z² of the bound, z = 1.645: luck is above it once in twenty. With 1.28, once in ten, somebody who guesses gets a third of an
+# honest one's points in one of thirty projects of 40 answers each; with 1.96 hardly anybody earns there: benchmarks.labels.
+Z2_ABOVE, Z2_BELOW = 27_060, 10_000
+WEIGHT_ONE: Final = 1 << 20  # a weight of 1: nobody's
+# Tasks of a class answered rightly, as it were, with PRIOR_WRONG wrongly: half of them. Whom nobody knows is no good one yet.
+PRIOR_RIGHT: Final = PRIOR_WRONG
+TURNS: Final = 20  # then no table changes by a thousandth of a task
+
+
+def sureness(chance: Ints) -> Ints:
+    """Of rows of chances of classes, all in units of 1/ONE: 0 where all are equal, ONE where one is certain; Σ p², to scale."""
+    classes = chance.shape[1]
+    found: Ints = np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0)
+    return found
+
+
+def confusions(whole: Whole, blind: Ints) -> Ints:
+    """(annotators, classes, 2), in units of 1/ONE: tasks that were of the class, and those of them that it answered so.
+
+    `blind`: for each row of `whole.votes` 1 if it was committed before the first opening of its task, else 0.
+    """
+    chosen = np.flatnonzero(blind)
+    _, annotator, said = whole.votes[chosen].T
+    others = whole.posterior_without()[chosen]
+    counted, spoken = sureness(others)[:, None], log2(np.maximum(others, 1))
+    tasks = others * counted // ONE
+    own = Confusions(whole.classes, whole.annotators, annotator, said, PRIOR_RIGHT)
+    for _ in range(TURNS):
+        own.count(tasks)
+        tasks = chances(spoken + own.evidence()) * counted // ONE
+    found = np.zeros((whole.annotators, whole.classes, 2), dtype=np.int64)
+    np.add.at(found[:, :, 0], annotator, tasks)
+    np.add.at(found[:, :, 1], (annotator, said), tasks[np.arange(len(chosen)), said])
+    return found
+
+
+def lower_bound(right: int, seen: int) -> int:
+    """Wilson's lower bound of a chance, in units of 1/WEIGHT_ONE, after so many trials, in units of 1/ONE. 0 after none."""
+    if seen == 0:
+        return 0
+    z2 = Z2_ABOVE * ONE // Z2_BELOW
+    root = isqrt(z2 * z2 + 4 * z2 * right * (seen - right) // seen) + 1
+    return max(0, (2 * right + z2 - root) * WEIGHT_ONE // (2 * (seen + z2)))
+
+
+def weight(questions: Sequence[Sequence[tuple[int, int]]]) -> int:
+    """Of an annotator, in units of 1/WEIGHT_ONE. `questions`: of each question, of each of its classes, tasks seen and right.
+
+    A project asks one question, or one of each option where an answer has many.
+    """
+    if not questions:
+        return 0
+    over_chance = 0
+    for classes in questions:
+        bounds = sum(lower_bound(right, seen) for seen, right in classes)
+        over_chance += (bounds - WEIGHT_ONE) // len(classes)
+    return max(0, over_chance // len(questions))
+
+
+def divided(points: int, shares: Mapping[bytes, int]) -> dict[bytes, int]:
+    """So many points among annotators by their shares, none lost or made. Nobody has any if all shares are 0.
+
+    Everybody has the whole points of its share. Those left go to the largest remainders, of equal ones to the lowest key.
+    """
+    total = sum(shares.values())
+    if not total:
+        return dict.fromkeys(shares, 0)
+    found = {key: points * share // total for key, share in shares.items()}
+    left = points - sum(found.values())
+    for key in sorted(shares, key=lambda key: (-(points * shares[key] % total), key))[:left]:
+        found[key] += 1
+    return found
