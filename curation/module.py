@@ -10,6 +10,8 @@ Those that cannot are passed over and counted: another peer may have carried the
 | begun | the last vote asked for is committed | the task is opening: each of its annotators has a minute to open |
 | opening | the last vote asked for is opened | the label is found, or one more vote is asked for, or its author reviews |
 | opening | a minute is over | who has not opened forfeits; the places are free, and the task is begun again |
+
+A project that is closed gives out no tasks and takes no votes. A minute later its close begins, see `closing`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from curation.answers import Answer, Kind, answer_problem, commitment, items_problem, options_problem
+from curation.closing import Closer
 from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip
 from curation.labels import ENOUGH, estimate, learned
 from curation.limits import (
     ANNOTATORS_MAX,
     BATCH_MAX,
+    CLOSING_MAX,
     EXPIRED_PER_BATCH_MAX,
     LEASE_MS,
     LEASES_MAX,
@@ -37,6 +41,7 @@ from curation.limits import (
 from curation.state import (
     Annotator,
     Asked,
+    Closing,
     CurationState,
     Lease,
     Phase,
@@ -89,6 +94,7 @@ class CurationModule(Module[CurationState]):
 
     def __init__(self) -> None:
         self._verified: dict[bytes, bool] = {}
+        self._closer = Closer()
 
     def genesis(self, genesis: Genesis) -> CurationState:
         return CurationState()
@@ -102,7 +108,7 @@ class CurationModule(Module[CurationState]):
             case AddPage():
                 _add_page(work, said, members)
             case Move():
-                _move(work, said, members)
+                _move(work, said, members, context.time_ms)
             case Review():
                 _review(work, said, members, context)
             case Batch():
@@ -118,6 +124,7 @@ class CurationModule(Module[CurationState]):
         if batch.size > BATCH_MAX:
             raise Refused(f"{batch.size} statements, at most {BATCH_MAX} go into a batch")
         _expire(work, context.time_ms)
+        self._closer.go_on(work, context.chain_id, context.time_ms)
         places = ANNOTATORS_MAX // max(1, len(serving(members)))
 
         def act(statements: tuple[object, ...], do: Callable[..., None]) -> None:
@@ -228,6 +235,8 @@ def _open(work: Work, opening: Opening, peer: bytes, context: Context) -> None:
     now, asked = work.tasks[task], work.projects[row.project].asked
     if now.stage is not Stage.OPENING:
         raise Passed("votes are missing that were asked for")
+    if _is_over(work, row.project, context.time_ms):
+        raise Passed("the project is closed")
     answer = tuple(opening.answer)
     if commitment(opening.assignment, opening.salt, answer) != row.commitment:
         raise Passed("the annotator committed to another answer")
@@ -336,6 +345,14 @@ def _own(work: Work, said: Said, members: MembersState, key: bytes) -> Project:
     return project
 
 
+def _is_over(work: Work, project: bytes, now_ms: int) -> bool:
+    """The project is closed, and so were its last openings: nothing of it changes any more but by its close."""
+    if work.projects[project].phase is not Phase.CLOSED:
+        return False
+    closing = work.closings.get(project)
+    return closing is None or closing.at_ms <= now_ms
+
+
 def _add_page(work: Work, said: Said, members: MembersState) -> None:
     page = said.content
     project = _own(work, said, members, page.project)
@@ -347,15 +364,19 @@ def _add_page(work: Work, said: Said, members: MembersState) -> None:
     work.projects[page.project] = replace(project, pages=project.pages + 1, tasks=project.tasks + page.count)
 
 
-def _move(work: Work, said: Said, members: MembersState) -> None:
+def _move(work: Work, said: Said, members: MembersState, now_ms: int) -> None:
     move = said.content
     project = _own(work, said, members, move.project)
     if project.phase is Phase.CLOSED:
         raise Refused("the project is closed for ever")
     if project.phase is move.phase:
         raise Refused(f"the project is {project.phase.value} already")
+    if move.phase is Phase.CLOSED and len(work.closing) >= CLOSING_MAX:
+        raise Refused(f"{CLOSING_MAX} projects are being closed: wait for them")
     work.projects[move.project] = replace(project, phase=move.phase)
     if move.phase is Phase.CLOSED:
+        work.closings[move.project] = Closing(now_ms + OPENING_MS)
+        work.changed["closing"] = (*work.closing, move.project)
         work.changed["open"] = tuple(key for key in work.open if key != move.project)
 
 
@@ -364,9 +385,12 @@ def _review(work: Work, said: Said, members: MembersState, context: Context) -> 
     if task is None or task.stage is not Stage.REVIEW:
         raise Refused("no such task waits for its author")
     project = _own(work, said, members, task.project)
+    if _is_over(work, task.project, context.time_ms):
+        raise Refused("the project is closed")
     asked, label = project.asked, tuple(said.content.label)
     problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, label)
     if problem:
         raise Refused(f"{list(label)} is no answer: {problem}")
     work.projects[task.project] = replace(project, review=project.review - 1)
     _settle(work, said.content.task, asked, label, context.height)
+    work.tasks[said.content.task] = replace(work.tasks[said.content.task], is_reviewed=True)

@@ -37,24 +37,40 @@ def sureness(chance: Ints) -> Ints:
     return found
 
 
-def confusions(whole: Whole, blind: Ints) -> Ints:
-    """(annotators, classes, 2), in units of 1/ONE: tasks that were of the class, and those of them that it answered so.
+class Reputation:
+    """Everybody's confusions by what the others say. `turn` improves them; `found` reads them.
 
     `blind`: for each row of `whole.votes` 1 if it was committed before the first opening of its task, else 0.
     """
-    chosen = np.flatnonzero(blind)
-    _, annotator, said = whole.votes[chosen].T
-    others = whole.posterior_without()[chosen]
-    counted, spoken = sureness(others)[:, None], log2(np.maximum(others, 1))
-    tasks = others * counted // ONE
-    own = Confusions(whole.classes, whole.annotators, annotator, said, PRIOR_RIGHT)
+
+    def __init__(self, whole: Whole, blind: Ints) -> None:
+        self._chosen = np.flatnonzero(blind)
+        self._annotators, self._classes = whole.annotators, whole.classes
+        _, self._annotator, self._said = whole.votes[self._chosen].T
+        others = whole.posterior_without()[self._chosen]
+        self._counted, self._spoken = sureness(others)[:, None], log2(np.maximum(others, 1))
+        self._own = Confusions(whole.classes, whole.annotators, self._annotator, self._said, PRIOR_RIGHT)
+        self._tasks = others * self._counted // ONE
+
+    def turn(self) -> None:
+        """The annotator's confusions, and then which classes its tasks are of."""
+        self._own.count(self._tasks)
+        self._tasks = chances(self._spoken + self._own.evidence()) * self._counted // ONE
+
+    def found(self) -> Ints:
+        """(annotators, classes, 2), in units of 1/ONE: tasks that were of the class, and those of them that it answered so."""
+        found = np.zeros((self._annotators, self._classes, 2), dtype=np.int64)
+        np.add.at(found[:, :, 0], self._annotator, self._tasks)
+        np.add.at(found[:, :, 1], (self._annotator, self._said), self._tasks[np.arange(len(self._said)), self._said])
+        return found
+
+
+def confusions(whole: Whole, blind: Ints) -> Ints:
+    """`Reputation.found` after all turns."""
+    reputation = Reputation(whole, blind)
     for _ in range(TURNS):
-        own.count(tasks)
-        tasks = chances(spoken + own.evidence()) * counted // ONE
-    found = np.zeros((whole.annotators, whole.classes, 2), dtype=np.int64)
-    np.add.at(found[:, :, 0], annotator, tasks)
-    np.add.at(found[:, :, 1], (annotator, said), tasks[np.arange(len(chosen)), said])
-    return found
+        reputation.turn()
+    return reputation.found()
 
 
 def lower_bound(right: int, seen: int) -> int:

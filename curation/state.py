@@ -11,6 +11,7 @@
 | `skills`      | project ‖ annotator's key      | how often labels and this annotator's votes came together        |
 | `shares`      | serving peer's key             | how many annotators it has enrolled                              |
 | `due`         | queue ‖ place (u64)            | what is looked at when its time has come, see `module`           |
+| `closings`    | project                        | how far its close is, until it is done: see `closing`            |
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from curation.answers import Answer, Kind
 from curation.limits import (
     ANNOTATORS_MAX,
     ASSIGNED_MAX,
+    CLOSING_MAX,
     LEASES_MAX,
     OPTION_CHARACTERS_MAX,
     OPTIONS_MAX,
@@ -79,6 +81,7 @@ class Project:
     begun: Count = 0  # begun tasks that have a free place: the length of their list
     settled: Count = 0
     review: Count = 0  # tasks that wait for their author
+    paid: Count = 0  # points that its annotators got at the close
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class TaskRow:
     annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]  # all that ever had it, as they came
     label: Choices | None = None
     height: Count = 0  # of the block that settled it
+    is_reviewed: bool = False  # the author said the label, and no estimate changes it
 
 
 class Lease(enum.StrEnum):
@@ -154,6 +158,23 @@ class Skill:
     """counts[label × classes + vote], over settled tasks; where an answer is of many options: of each option, off and on."""
 
     counts: Annotated[tuple[Count, ...], Length(0, OPTIONS_MAX * OPTIONS_MAX)]
+    weight: Count = 0  # of its answers at the project's close, in units of 1/WEIGHT_ONE, see `reputation`
+
+
+class Step(enum.StrEnum):
+    READING = "reading"  # tasks and their votes
+    TURNING = "turning"  # the whole estimate
+    LABELLING = "labelling"  # tasks whose label the whole estimate changes
+    PAYING = "paying"  # annotators
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How far a project's close is."""
+
+    at_ms: Count  # from then on nothing is opened any more, and it begins
+    step: Step = Step.READING
+    next: Count = 0  # of that step: the number of the first task, turn or annotator that is still to be done
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +210,7 @@ class CurationState:
     passed_over: Count = 0  # statements that did not apply
     leases: Queue = Queue()
     openings: Queue = Queue()
+    closing: Annotated[tuple[Digest, ...], Length(0, CLOSING_MAX)] = ()  # projects whose close is not done, as they came
     projects: Table[Project] = field(default_factory=lambda: Table(Project))
     pages: Table[TaskPage] = field(default_factory=lambda: Table(TaskPage))
     tasks: Table[TaskRow] = field(default_factory=lambda: Table(TaskRow))
@@ -198,6 +220,7 @@ class CurationState:
     skills: Table[Skill] = field(default_factory=lambda: Table(Skill))
     shares: Table[Share] = field(default_factory=lambda: Table(Share))
     due: Table[Due] = field(default_factory=lambda: Table(Due))
+    closings: Table[Closing] = field(default_factory=lambda: Table(Closing))
 
 
 def page_key(project: bytes, page: int) -> bytes:

@@ -12,6 +12,7 @@ from curation.lists import BEGUN, FRESH, place_key
 from curation.state import (
     Annotator,
     Assignment,
+    Closing,
     CurationState,
     Due,
     Lease,
@@ -29,7 +30,7 @@ from curation.tasks import assignment_id, task_id
 from ledger.tables import Table
 
 R = TypeVar("R")
-TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "skills", "shares", "due")
+TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "skills", "shares", "due", "closings")
 
 
 class Rows(Generic[R]):
@@ -73,6 +74,7 @@ class Work:
         self.skills: Rows[Skill] = Rows(state.skills)
         self.shares: Rows[Share] = Rows(state.shares)
         self.due: Rows[Due] = Rows(state.due)
+        self.closings: Rows[Closing] = Rows(state.closings)
 
     def finish(self) -> CurationState:
         tables = {}
@@ -88,6 +90,11 @@ class Work:
     @property
     def open(self) -> tuple[bytes, ...]:
         found: tuple[bytes, ...] = self.changed.get("open", self.state.open)
+        return found
+
+    @property
+    def closing(self) -> tuple[bytes, ...]:
+        found: tuple[bytes, ...] = self.changed.get("closing", self.state.closing)
         return found
 
     # Queues ----------------------------------------------------------------------------------------------------------
@@ -119,6 +126,11 @@ class Work:
         """The first of a queue; None if it is empty."""
         queue = self.queue(name)
         return None if queue.first == queue.last else self.due[_due_key(name, queue.first)]
+
+    def next_look_ms(self) -> int | None:
+        """From what time on a batch has something to do by itself; None: there is nothing that could expire or be closed."""
+        entries = [entry.at_ms for name in ("leases", "openings") if (entry := self.next_due(name)) is not None]
+        return min([*entries, *(self.closings[project].at_ms for project in self.closing[:1])], default=None)
 
     # Lists of tasks --------------------------------------------------------------------------------------------------
 

@@ -106,11 +106,11 @@ class Annotating:
         self._vault.forget(kept.assignment)
 
     def _seconds_to_expiry(self, state: CurationState) -> float:
-        """Until a lease or an opening of an open task is over; batches alone see that."""
-        times = [entry.at_ms for queue in ("leases", "openings") if (entry := Work(state, b"").next_due(queue)) is not None]
-        if not times:
+        """Until a lease or an opening of an open task is over, or a closed project has to go on; batches alone see that."""
+        at_ms = Work(state, b"").next_look_ms()
+        if at_ms is None:
             return 3_600.0
-        return max(1.0, (min(times) - self._desk.time_ms) / 1_000 - self._desk.seconds_since_block)
+        return max(1.0, (at_ms - self._desk.time_ms) / 1_000 - self._desk.seconds_since_block)
 
     # Calls -----------------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from curation.answers import Answer, Kind, commitment
-from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Opening
+from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening
+from curation.limits import OPENING_MS
 from curation.module import CurationModule, project_id
-from curation.state import Annotator, Asked, Assignment, CurationState, Project, TaskRow
+from curation.state import Annotator, Asked, Assignment, CurationState, Phase, Project, TaskRow
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import Entry, Page, Task, root_of, task_id
 from ledger.core.module import Refused
@@ -32,7 +33,8 @@ def salt(annotator: bytes) -> bytes:
 
 class Room(World):
     def __init__(self) -> None:
-        super().__init__(modules=(CurationModule(),))
+        self.module = CurationModule()
+        super().__init__(modules=(self.module,))
         self.now = self.state.time_ms
         self.decide(*(self.tx(peer, "member/register", Register(("annotator",))) for peer in (PEER, OTHER)))
 
@@ -122,6 +124,28 @@ class Room(World):
         """Committed in one batch, opened in the next."""
         self.batch(commits=[self.commit(*answer) for answer in answers])
         self.batch(openings=[self.opening(*answer) for answer in answers])
+
+    def worked(self, people: Sequence[FastSigner], says: Callable[[int, int], Answer]) -> None:
+        """Until nobody gets a task any more. `says`: the answer of which person to the task of which number."""
+        while any(leases := self.leased(*people, count=4)):
+            self.answered(
+                [
+                    (who, lease, says(place, self.assignment(lease).number))
+                    for place, (who, mine) in enumerate(zip(people, leases, strict=True))
+                    for lease in mine
+                ]
+            )
+
+    def closed(self, project: bytes) -> int:
+        """The project is closed, and batches go on with it until it is done: how many."""
+        self.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+        self.later(OPENING_MS)
+        self.batch()
+        batches = 0
+        while project in self.curation.closing:
+            self.batch()
+            batches += 1
+        return batches
 
     def refused(self, who: FastSigner, kind: str, content: Any) -> str:
         try:

@@ -1,0 +1,270 @@
+"""The close of a project, a slice with each batch: labels by the whole estimate, everybody's weight, and the points.
+
+A minute after it was closed no vote can be opened any more, and all that a close depends on stands still. From then on each batch
+reads some of its tasks; then batches make turns of the estimate; then they change labels; then they pay annotators. The state
+says only how far that is. What was read and estimated stays in the memory of each peer. A peer that has it not, since it started
+again or came later, makes it anew from the same rows: the results are the same, and only its first slice takes longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from curation import reputation, whole
+from curation.answers import Answer, Kind
+from curation.fixed import Ints
+from curation.labels import SWITCH, answer_of, class_of, classes_of, switches
+from curation.limits import CLOSING_CELLS_PER_ROW, CLOSING_ROWS_PER_BATCH
+from curation.reputation import Reputation, divided, weight
+from curation.state import Asked, Closing, Lease, Skill, Stage, Step, as_answer
+from curation.tasks import assignment_id, task_id
+from curation.whole import Whole
+from curation.work import Work
+
+ROWS_OF_TASK: Final = 4  # a task and its votes, on average
+TURNS: Final = whole.TURNS + reputation.TURNS
+BITS: Final = 4  # of an item's number in the code of a ranking, and of nothing else
+
+Key = tuple[bytes, bytes]  # chain and project: a project is closed once, and stands still
+
+
+class Closer:
+    """Of one ledger. It remembers the project at hand; what it does depends on the state alone."""
+
+    def __init__(self) -> None:
+        self._of: Key | None = None
+        self._votes = Votes()
+        self._estimate: Estimate | None = None
+
+    def go_on(self, work: Work, chain: bytes, now_ms: int) -> None:
+        """A slice of the close that is first in line, if its time has come."""
+        if not work.closing:
+            return
+        project = work.closing[0]
+        closing = work.closings[project]
+        if closing.at_ms > now_ms:
+            return
+        if self._of != (chain, project):
+            self._of, self._votes, self._estimate = (chain, project), Votes(), None
+        left: int = CLOSING_ROWS_PER_BATCH
+        after: Closing | None = closing
+        while after is not None and left > 0:
+            after, cost = self._slice(work, project, after, left)
+            left -= cost
+        if after is None:
+            work.closings.drop(project)
+            work.changed["closing"] = work.closing[1:]
+        else:
+            work.closings[project] = after
+
+    def _slice(self, work: Work, project: bytes, closing: Closing, most: int) -> tuple[Closing | None, int]:
+        """How far it is after so many rows at most, or None if it is done; and how many it took."""
+        row = work.projects[project]
+        if closing.step is Step.READING:
+            upto = min(row.tasks, closing.next + -(-most // ROWS_OF_TASK))
+            self._votes.read(work, project, upto)
+            cost = (upto - closing.next) * ROWS_OF_TASK
+            if upto < row.tasks:
+                return replace(closing, next=upto), cost
+            # One vote is a label, and nobody else says anything of it.
+            return Closing(closing.at_ms, Step.TURNING) if self._votes.people and row.asked.votes > 1 else None, cost
+        estimate = self._estimated(work, project)
+        match closing.step:
+            case Step.TURNING:
+                each = 1 + estimate.cells // CLOSING_CELLS_PER_ROW
+                upto = min(TURNS, closing.next + -(-most // each))
+                estimate.turn(upto)
+                return _after(closing, upto, TURNS, Step.LABELLING), each * (upto - closing.next)
+            case Step.LABELLING:
+                estimate.turn(TURNS)
+                count = len(estimate.tasks)
+                upto = min(count, closing.next + most)
+                for place in range(closing.next, upto):
+                    _relabel(work, task_id(project, estimate.tasks[place]), estimate.label(place))
+                return _after(closing, upto, count, Step.PAYING), upto - closing.next
+            case _:
+                estimate.turn(TURNS)
+                return self._pay(work, project, closing, most, estimate)
+
+    def _estimated(self, work: Work, project: bytes) -> Estimate:
+        row = work.projects[project]
+        if self._estimate is None:
+            self._votes.read(work, project, row.tasks)
+            self._estimate = Estimate(row.asked, self._votes)
+        return self._estimate
+
+    def _pay(self, work: Work, project: bytes, closing: Closing, most: int, estimate: Estimate) -> tuple[Closing | None, int]:
+        row = work.projects[project]
+        points, people = estimate.points(row.asked.price * row.settled), estimate.people
+        upto = min(len(people), closing.next + most)
+        paid = 0
+        for key in people[closing.next : upto]:
+            skill = work.skills.get(project + key) or Skill(())
+            work.skills[project + key] = replace(skill, weight=estimate.weights[key])
+            if points[key]:
+                person = work.annotators[key]
+                work.annotators[key] = replace(person, points=person.points + points[key])
+                paid += points[key]
+        work.projects[project] = replace(row, paid=row.paid + paid)
+        return None if upto == len(people) else replace(closing, next=upto), upto - closing.next
+
+
+def _after(closing: Closing, done: int, all_of_it: int, following: Step) -> Closing:
+    return Closing(closing.at_ms, following) if done == all_of_it else replace(closing, next=done)
+
+
+def _relabel(work: Work, task: bytes, label: Answer | None) -> None:
+    """A settled task has this label, unless its author said another one; None: the one that it has."""
+    row = work.tasks[task]
+    if label is None or row.is_reviewed or row.label is None or as_answer(row.label) == label:
+        return
+    before = as_answer(row.label)
+    work.tasks[task] = replace(row, label=label)
+    for annotator in row.annotators:
+        vote = work.assignments[assignment_id(task, annotator)]
+        if vote.state is Lease.SETTLED and vote.answer is not None:
+            said, person = as_answer(vote.answer), work.annotators[annotator]
+            work.annotators[annotator] = replace(person, accepted=person.accepted + (said == label) - (said == before))
+
+
+# Votes -------------------------------------------------------------------------------------------------------------------
+
+
+class Votes:
+    """Those of the settled tasks of a project, as far as they were read: four integers each, 32 bytes."""
+
+    def __init__(self) -> None:
+        self.tasks: list[int] = []  # numbers of settled tasks, ascending
+        self.people: dict[bytes, int] = {}  # annotator → its place
+        self._read = 0
+        self._parts: list[Ints] = []
+
+    def read(self, work: Work, project: bytes, upto: int) -> None:
+        """Tasks up to this number, unless they were."""
+        asked, rows = work.projects[project].asked, list[tuple[int, int, int, int]]()
+        for number in range(self._read, upto):
+            task = task_id(project, number)
+            row = work.tasks.get(task)
+            if row is None or row.stage is not Stage.SETTLED:
+                continue
+            for annotator in row.annotators:
+                vote = work.assignments[assignment_id(task, annotator)]
+                if vote.state is Lease.SETTLED and vote.answer is not None:
+                    place = self.people.setdefault(annotator, len(self.people))
+                    rows.append((len(self.tasks), place, _code(asked, as_answer(vote.answer)), int(vote.is_blind)))
+            self.tasks.append(number)
+        if rows:
+            self._parts.append(np.array(rows, dtype=np.int64))
+        self._read = max(self._read, upto)
+
+    @property
+    def rows(self) -> Ints:
+        """(votes, 4): place of the task, place of the annotator, code of the answer, and 1 if it was committed blind."""
+        return np.concatenate(self._parts) if self._parts else np.zeros((0, 4), dtype=np.int64)
+
+
+def _code(asked: Asked, answer: Answer) -> int:
+    """One integer below 2⁶³: the answer's class; a bit for each of many options; four bits for each item of a ranking, the best last."""
+    if asked.kind is Kind.RANKING:
+        return sum(item << (BITS * place) for place, item in enumerate(answer))
+    if asked.many:
+        return sum(on << option for option, on in enumerate(switches(len(asked.options), answer)))
+    return class_of(asked.kind, answer)
+
+
+# Estimates ---------------------------------------------------------------------------------------------------------------
+
+
+class Estimate:
+    """Of one project: as many questions as its kind asks, each with labels and then everybody's confusions."""
+
+    def __init__(self, asked: Asked, votes: Votes) -> None:
+        self._asked, self.tasks = asked, votes.tasks
+        self._places = votes.people
+        self.people: Sequence[bytes] = sorted(votes.people)
+        rows, tasks, people = votes.rows, len(votes.tasks), len(votes.people)
+        self._answers = np.bincount(rows[:, 1], minlength=people)
+        self._parts = 1  # of one question, that a task has
+        options = len(asked.options)
+        if asked.kind is Kind.RANKING:
+            self._parts, rows = asked.items, _neighbours(rows, asked.items)
+            asks = [(SWITCH, tasks * asked.items, rows)]
+        elif asked.many:
+            asks = [(SWITCH, tasks, _of_option(rows, option)) for option in range(options)]
+        else:
+            asks = [(classes_of(asked.kind, options), tasks, rows)]
+        self.cells = sum(classes * len(said) for classes, _, said in asks)
+        self._questions = [_Question(classes, count, people, said) for classes, count, said in asks]
+        self._turned = 0
+        self.weights: dict[bytes, int] = {}
+        self._points: dict[bytes, int] = {}
+
+    def turn(self, upto: int) -> None:
+        """So many turns in all, unless they were made."""
+        for turn in range(self._turned, upto):
+            for question in self._questions:
+                question.turn(turn)
+        self._turned = max(self._turned, upto)
+
+    def label(self, place: int) -> Answer | None:
+        """Of a settled task, after all turns; None: of rankings there is no whole estimate."""
+        if self._asked.kind is Kind.RANKING:
+            return None
+        found = [question.label(place) for question in self._questions]
+        if self._asked.many:
+            return tuple(option for option, on in enumerate(found) if on)
+        return answer_of(self._asked.kind, found[0])
+
+    def points(self, points: int) -> dict[bytes, int]:
+        """Everybody's, after all turns."""
+        if not self.weights:
+            tables = [question.reputation.found() // self._parts for question in self._questions if question.reputation]
+            self.weights = {key: weight([_pairs(table[place]) for table in tables]) for key, place in self._places.items()}
+            shares = {key: int(self._answers[self._places[key]]) * share for key, share in self.weights.items()}
+            self._points = divided(points, shares)
+        return self._points
+
+
+class _Question:
+    def __init__(self, classes: int, tasks: int, people: int, rows: Ints) -> None:
+        # `Whole` has its votes in this order, too.
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+        self._blind = rows[:, 3]
+        self._whole = Whole(classes, tasks, people, rows[:, :3])
+        self.reputation: Reputation | None = None
+        self._labels: list[int] | None = None
+
+    def turn(self, turn: int) -> None:
+        if turn < whole.TURNS:
+            self._whole.turn()
+            return
+        if self.reputation is None:
+            self.reputation = Reputation(self._whole, self._blind)
+        self.reputation.turn()
+
+    def label(self, place: int) -> int:
+        if self._labels is None:
+            self._labels = whole.likeliest(self._whole.posterior()).tolist()
+        return self._labels[place]
+
+
+def _of_option(rows: Ints, option: int) -> Ints:
+    return np.column_stack([rows[:, :2], (rows[:, 2] >> option) & 1, rows[:, 3]])
+
+
+def _neighbours(rows: Ints, items: int) -> Ints:
+    """Of each ranking, for each item: whether it is before the next one by number, the first being next to the last."""
+    places = np.zeros((len(rows), items), dtype=np.int64)
+    for place in range(items):
+        places[np.arange(len(rows)), (rows[:, 2] >> (BITS * place)) & ((1 << BITS) - 1)] = place
+    before = (places < np.roll(places, -1, axis=1)).astype(np.int64)
+    task = rows[:, :1] * items + np.arange(items)
+    return np.column_stack([task.ravel(), np.repeat(rows[:, 1], items), before.ravel(), np.repeat(rows[:, 3], items)])
+
+
+def _pairs(table: Ints) -> list[tuple[int, int]]:
+    return [(int(seen), int(right)) for seen, right in table]

@@ -1,0 +1,181 @@
+"""A project's close: the labels of the whole estimate, weights and points; in slices, and whatever a peer remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from curation.answers import Answer, Kind
+from curation.closing import Closer
+from curation.contents import Move, Review
+from curation.limits import OPENING_MS
+from curation.state import Asked, CurationState, Lease, Phase, Stage, Step
+from curation.tasks import task_id
+from tests.curation.room import AUTHOR, ONE, SEVERAL, Room, annotators
+
+PRICE = 7
+CROWD = annotators(8)
+ANN, BOB, CAT = CROWD[:3]
+MOODS = replace(SEVERAL, price=PRICE)
+KINDS = {
+    "label": MOODS,
+    "many": replace(MOODS, options=("glad", "sad", "loud"), many=True),
+    "rating": replace(MOODS, kind=Kind.RATING, options=("bad", "fair", "good")),
+    "pair": Asked("pairs", Kind.PAIR, (), False, 2, None, 7, PRICE, False),
+    "ranking": Asked("orders", Kind.RANKING, (), False, 3, None, 7, PRICE, False),
+}
+
+
+def truth_of(asked: Asked, number: int) -> Answer:
+    match asked.kind:
+        case Kind.RATING:
+            return (1 + number % 3,)
+        case Kind.PAIR:
+            return (number % 4,)
+        case Kind.RANKING:
+            return ((0, 1, 2), (2, 0, 1), (1, 2, 0))[number % 3]
+    return ((), (0,), (0, 2), (1, 2))[number % 4] if asked.many else (number % 2,)
+
+
+def says(asked: Asked, seed: int = 0) -> Callable[[int, int], Answer]:
+    """The first two guess, the others are right nine times in ten."""
+
+    def said(person: int, number: int) -> Answer:
+        draw = Random(f"{seed} {person} {number}")
+        return truth_of(asked, draw.randrange(12) if person < 2 or draw.random() < 0.1 else number)
+
+    return said
+
+
+def worked_through(asked: Asked, tasks: int = 60) -> tuple[Room, bytes]:
+    room = Room()
+    project = room.project(asked, tasks)
+    room.worked(CROWD, says(asked))
+    return room, project
+
+
+def weights(room: Room, project: bytes) -> list[int]:
+    rows = [room.curation.skills.get(project + who.public) for who in CROWD]
+    return [row.weight if row else 0 for row in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_price_of_every_settled_task_is_divided(kind: str) -> None:
+    room, project = worked_through(KINDS[kind], 200)
+    room.closed(project)
+    row, points = room.row(project), [room.person(who).points for who in CROWD]
+    assert row.phase is Phase.CLOSED and row.settled > 100
+    assert sum(points) == row.paid == PRICE * row.settled
+    assert max(points[:2]) < min(points[2:]) and max(weights(room, project)[:2]) < min(weights(room, project)[2:])
+    assert room.curation.closing == () and not dict(room.curation.closings.items())
+
+
+def test_labels_are_those_of_the_whole_estimate_and_accepted_answers_follow() -> None:
+    """Three of eight say the contrary, which the first labels do not know yet."""
+    room = Room()
+    project = room.project(MOODS, 200)
+    honest = says(MOODS)
+    room.worked(CROWD, lambda person, number: (number % 2 ^ (person < 3),) if person < 4 else honest(person, number))
+    before = {key: row.label for key, row in room.curation.tasks.items()}
+    room.closed(project)
+    after = {key: row for key, row in room.curation.tasks.items() if row.stage is Stage.SETTLED}
+    changed = [row for key, row in after.items() if row.label != before[key]]
+    wrong = [
+        sum(label != truth_of(MOODS, after[key].number) for key, label in labels.items() if key in after)
+        for labels in (before, {key: row.label for key, row in after.items()})
+    ]
+    assert changed and wrong[1] <= wrong[0]
+    votes = [vote for vote in dict(room.curation.assignments.items()).values() if vote.state is Lease.SETTLED]
+    for who in CROWD:
+        right = [vote for vote in votes if vote.annotator == who.public]
+        labels = [after[task_id(project, vote.number)].label for vote in right]
+        assert room.person(who).accepted == sum(vote.answer == label for vote, label in zip(right, labels, strict=True))
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("kind", ["label", "many", "ranking"])
+def test_slices_come_to_the_same(kind: str, forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at a peer that starts again between any two of them."""
+
+    def closed(most: int) -> tuple[CurationState, int]:
+        room, project = worked_through(KINDS[kind])
+        monkeypatch.setattr("curation.closing.CLOSING_ROWS_PER_BATCH", most)
+        room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+        room.later(OPENING_MS)
+        room.batch()
+        batches = 0
+        while project in room.curation.closing:
+            if forgets:
+                room.module._closer = Closer()
+            closing = room.curation.closings.get(project)
+            room.batch()
+            batches += 1
+            assert room.curation.closings.get(project) != closing, "each batch does something of it"
+        return room.curation, batches
+
+    whole, few = closed(1 << 30)
+    sliced, many = closed(13)
+    assert few == 1 and many > 20
+    for name in ("tasks", "annotators", "assignments", "skills", "projects"):
+        assert dict(getattr(sliced, name).items()) == dict(getattr(whole, name).items()), name
+
+
+def test_openings_count_for_a_minute_and_then_nothing_changes() -> None:
+    room = Room()
+    project = room.project(MOODS, tasks=2)
+    first, second = room.leased(ANN, BOB, count=2)
+    answers = [(who, lease, (1,)) for who, mine in ((ANN, first), (BOB, second)) for lease in mine]
+    room.batch(commits=[room.commit(*answer) for answer in answers])
+    room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+    number = room.assignment(first[0]).number
+    room.batch(openings=[room.opening(*answer) for answer in answers if room.assignment(answer[1]).number == number])
+    assert room.row(project).settled == 1
+    room.later(OPENING_MS)
+    room.batch()
+    late = room.batch(openings=[room.opening(*answer) for answer in answers])
+    assert room.row(project).settled == 1 and late.passed_over >= 2 and late.closing == ()
+
+
+def test_what_its_author_said_stays() -> None:
+    room = Room()
+    project = room.project(replace(MOODS, votes=2), tasks=6)
+    room.worked([ANN, BOB], lambda person, number: (int(number == 0 or person == 0),))
+    tasks = {row.number: key for key, row in room.curation.tasks.items()}
+    room.say(AUTHOR, "curation/review", Review(tasks[3], (0,)))
+    room.say(AUTHOR, "curation/review", Review(tasks[4], (1,)))
+    room.closed(project)
+    row = room.curation.tasks.get(tasks[3])
+    assert row is not None and row.is_reviewed and row.label == (0,)
+    assert "the project is closed" in room.refused(AUTHOR, "curation/review", Review(tasks[5], (1,)))
+
+
+def test_where_nobody_can_be_weighed_nobody_is_paid() -> None:
+    """One vote, nothing settled, or settled by the author alone."""
+    room = Room()
+    project = room.project(replace(ONE, price=PRICE), tasks=4)
+    room.worked([ANN], lambda person, number: (1,))
+    assert room.row(project).settled == 4
+    room.closed(project)
+    assert room.person(ANN).points == 0 and room.row(project).paid == 0 and room.curation.closing == ()
+    empty = room.project(MOODS, tasks=3)
+    room.closed(empty)
+    assert room.curation.closing == ()
+
+
+def test_one_after_another() -> None:
+    room = Room()
+    first, second = room.project(MOODS, tasks=30), room.project(MOODS, tasks=30)
+    room.worked(CROWD, says(MOODS))
+    for project in (first, second):
+        room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+    assert room.curation.closing == (first, second)
+    room.later(OPENING_MS + 1)
+    room.batch()
+    while room.curation.closing:
+        now = room.curation.closings.get(first)
+        assert now is None or (now.step in Step and room.curation.closings.get(second).next == 0)  # type: ignore[union-attr]
+        room.batch()
+    assert all(room.row(project).paid in (0, PRICE * room.row(project).settled) for project in (first, second))
