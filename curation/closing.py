@@ -18,7 +18,7 @@ from curation import reputation, whole
 from curation.answers import Answer, Kind
 from curation.fixed import Ints
 from curation.labels import SWITCH, answer_of, class_of, classes_of, switches
-from curation.limits import CLOSING_CELLS_PER_ROW, CLOSING_ROWS_PER_BATCH
+from curation.limits import CLOSING_CELLS_PER_ROW, CLOSING_ROWS_PER_BATCH, OPTIONS_MAX
 from curation.reputation import Reputation, divided, weight
 from curation.state import Asked, Closing, Lease, Skill, Stage, Step, as_answer
 from curation.tasks import assignment_id, task_id
@@ -71,7 +71,9 @@ class Closer:
             if upto < row.tasks:
                 return replace(closing, next=upto), cost
             # One vote is a label, and nobody else says anything of it.
-            return Closing(closing.at_ms, Step.TURNING) if self._votes.people and row.asked.votes > 1 else None, cost
+            if not self._votes.people or row.asked.votes == 1:
+                return None, cost
+            return Closing(closing.at_ms, Step.TURNING), cost + self._votes.count * OPTIONS_MAX // CLOSING_CELLS_PER_ROW
         estimate = self._estimated(work, project)
         match closing.step:
             case Step.TURNING:
@@ -140,6 +142,7 @@ class Votes:
     def __init__(self) -> None:
         self.tasks: list[int] = []  # numbers of settled tasks, ascending
         self.people: dict[bytes, int] = {}  # annotator → its place
+        self.count = 0
         self._read = 0
         self._parts: list[Ints] = []
 
@@ -159,6 +162,7 @@ class Votes:
             self.tasks.append(number)
         if rows:
             self._parts.append(np.array(rows, dtype=np.int64))
+            self.count += len(rows)
         self._read = max(self._read, upto)
 
     @property
@@ -168,7 +172,7 @@ class Votes:
 
 
 def _code(asked: Asked, answer: Answer) -> int:
-    """One integer below 2⁶³: the answer's class; a bit for each of many options; four bits for each item of a ranking, the best last."""
+    """One integer below 2⁶³: the class; a bit for each of many options; or four bits for each item of a ranking."""
     if asked.kind is Kind.RANKING:
         return sum(item << (BITS * place) for place, item in enumerate(answer))
     if asked.many:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from curation.answers import Answer, Kind, commitment
@@ -127,14 +128,16 @@ class Room(World):
 
     def worked(self, people: Sequence[FastSigner], says: Callable[[int, int], Answer]) -> None:
         """Until nobody gets a task any more. `says`: the answer of which person to the task of which number."""
-        while any(leases := self.leased(*people, count=4)):
+        draw, order = Random(0), list(enumerate(people))  # otherwise the same two meet each time
+        while any(leases := self.leased(*(who for _, who in order), count=4)):
             self.answered(
                 [
                     (who, lease, says(place, self.assignment(lease).number))
-                    for place, (who, mine) in enumerate(zip(people, leases, strict=True))
+                    for (place, who), mine in zip(order, leases, strict=True)
                     for lease in mine
                 ]
             )
+            draw.shuffle(order)
 
     def closed(self, project: bytes) -> int:
         """The project is closed, and batches go on with it until it is done: how many."""
