@@ -15,7 +15,7 @@ from math import lcm
 from typing import Final
 
 from curation.answers import Answer, Kind
-from curation.labels import switches
+from curation.labels import SWITCH, classes_of, switches
 from curation.limits import VOTES_MAX
 
 UNIT: Final = lcm(*range(1, VOTES_MAX))  # a pair of m votes counts 1/(m-1): of these units, a whole number
@@ -42,6 +42,24 @@ def units_of(kind: Kind, options: int, many: bool, answers: Sequence[Answer]) ->
         return [[answer[0] for answer in answers]]
     pairs = combinations(range(len(answers[0])), 2) if answers else ()
     return [[int(answer.index(a) < answer.index(b)) for answer in answers] for a, b in pairs]
+
+
+def values_of(kind: Kind, options: int, many: bool) -> int:
+    """How many values a unit may have: 0 and up, or of a rating 1 and up."""
+    return SWITCH if many or kind is Kind.RANKING else classes_of(kind, options)
+
+
+def added(counts: Sequence[int], values: int, units: Sequence[Sequence[int]], lowest: int = 0) -> tuple[int, ...]:
+    """A table of coincidences, row by row, with those of more units. `counts` may be empty: there are none yet."""
+    after = list(counts) or [0] * values**2
+    for (a, b), more in coincidences(units).items():
+        after[(a - lowest) * values + b - lowest] += more
+    return tuple(after)
+
+
+def alpha_of_counts(counts: Sequence[int], values: int, metric: Metric) -> Fraction | None:
+    """α of such a table. It is the same whatever number the lowest value has."""
+    return alpha_of({divmod(place, values): count for place, count in enumerate(counts) if count}, metric)
 
 
 def coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int]]:

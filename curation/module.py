@@ -19,8 +19,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import ClassVar, Final
 
+from curation.agreement import added, alpha_of_counts, metric_of, units_of, values_of
 from curation.answers import Answer, Kind, answer_problem, commitment, items_problem, options_problem
 from curation.closing import Closer
 from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip
@@ -39,6 +41,7 @@ from curation.limits import (
     SESSION_MS_MAX,
 )
 from curation.state import (
+    Agreed,
     Annotator,
     Asked,
     Closing,
@@ -284,12 +287,14 @@ def _settle(work: Work, task: bytes, asked: Asked, label: Answer, height: int) -
     project = work.projects[row.project]
     work.projects[row.project] = replace(project, settled=project.settled + 1)
     work.count("settled")
+    answers: list[Answer] = []
     for annotator in row.annotators:
         assignment = assignment_id(task, annotator)
         vote = work.assignments[assignment]
         if vote.answer is None:
             continue
         answer = tuple(vote.answer)
+        answers.append(answer)
         work.assignments[assignment] = replace(vote, state=Lease.SETTLED)
         person = work.annotators[annotator]
         work.annotators[annotator] = replace(person, accepted=person.accepted + (answer == label))
@@ -297,6 +302,26 @@ def _settle(work: Work, task: bytes, asked: Asked, label: Answer, height: int) -
         after = learned(asked.kind, len(asked.options), asked.many, counts, label, answer)
         if after:
             work.skills[row.project + annotator] = Skill(after)
+    if len(answers) > 1:
+        _agree(work, row.project, asked, answers)
+
+
+def _agree(work: Work, project: bytes, asked: Asked, answers: list[Answer]) -> None:
+    """The answers to one more settled task are told to the project's agreement."""
+    kind, options = asked.kind, len(asked.options)
+    before = work.agreements.get(project)
+    units, lowest = units_of(kind, options, asked.many, answers), int(kind is Kind.RATING)
+    counts = added(before.counts if before else (), values_of(kind, options, asked.many), units, lowest)
+    work.agreements[project] = Agreed(counts)
+
+
+def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
+    """Krippendorff's α over the settled tasks of a project. None: there is none, see `agreement.alpha`."""
+    row, agreed = state.projects.get(project), state.agreements.get(project)
+    if row is None or agreed is None:
+        return None
+    kind, options = row.asked.kind, len(row.asked.options)
+    return alpha_of_counts(agreed.counts, values_of(kind, options, row.asked.many), metric_of(kind))
 
 
 def _skip(work: Work, skip: Skip, peer: bytes, context: Context) -> None:

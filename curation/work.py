@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from curation.limits import ASSIGNED_MAX, CANDIDATES, SKIPS_MAX
 from curation.lists import BEGUN, FRESH, place_key
 from curation.state import (
+    Agreed,
     Annotator,
     Assignment,
     Closing,
@@ -30,7 +31,19 @@ from curation.tasks import assignment_id, task_id
 from ledger.tables import Table
 
 R = TypeVar("R")
-TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "skills", "shares", "due", "closings")
+TABLES = (
+    "projects",
+    "pages",
+    "tasks",
+    "places",
+    "annotators",
+    "assignments",
+    "skills",
+    "shares",
+    "due",
+    "closings",
+    "agreements",
+)
 
 
 class Rows(Generic[R]):
@@ -75,6 +88,7 @@ class Work:
         self.shares: Rows[Share] = Rows(state.shares)
         self.due: Rows[Due] = Rows(state.due)
         self.closings: Rows[Closing] = Rows(state.closings)
+        self.agreements: Rows[Agreed] = Rows(state.agreements)
 
     def finish(self) -> CurationState:
         tables = {}

@@ -8,12 +8,14 @@ from random import Random
 
 import pytest
 
+from curation.agreement import alpha, metric_of, units_of
 from curation.answers import Answer, Kind
 from curation.closing import Closer
 from curation.contents import Move, Review
 from curation.limits import OPENING_MS
+from curation.module import project_alpha
 from curation.state import Asked, CurationState, Lease, Phase, Stage, Step
-from curation.tasks import task_id
+from curation.tasks import assignment_id, task_id
 from tests.curation.room import AUTHOR, ONE, SEVERAL, Room, annotators
 
 PRICE = 7
@@ -93,6 +95,23 @@ def test_labels_are_those_of_the_whole_estimate_and_accepted_answers_follow() ->
         right = [vote for vote in votes if vote.annotator == who.public]
         labels = [after[task_id(project, vote.number)].label for vote in right]
         assert room.person(who).accepted == sum(vote.answer == label for vote, label in zip(right, labels, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_project_has_the_agreement_of_its_settled_tasks(kind: str) -> None:
+    asked = KINDS[kind]
+    room, project = worked_through(asked)
+    units = []
+    for key, row in room.curation.tasks.items():
+        votes = [room.curation.assignments.get(assignment_id(key, annotator)) for annotator in row.annotators]
+        answers = [tuple(vote.answer) for vote in votes if vote and vote.answer is not None]
+        if row.stage is Stage.SETTLED:
+            units += units_of(asked.kind, len(asked.options), asked.many, answers)
+    found = project_alpha(room.curation, project)
+    assert found is not None and found == alpha(units, metric_of(asked.kind)) and 0 < found < 1
+    assert project_alpha(room.curation, bytes(32)) is None
+    room.closed(project)
+    assert project_alpha(room.curation, project) == found
 
 
 @pytest.mark.parametrize("forgets", [False, True])
