@@ -18,6 +18,7 @@ import trio
 from curation.answers import answer_problem, commitment
 from curation.contents import Commit, Enrolment, LeaseWish, Opening, Skip
 from curation.limits import LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
+from curation.module import project_alpha
 from curation.state import Annotator, Assignment, CurationState, Lease, Phase, Project, Stage, TaskPage, TaskRow, page_key
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import Page, Task, assignment_id, read_page, task_id
@@ -295,7 +296,9 @@ class Annotating:
 
     def _project_view(self, state: CurationState, key: bytes) -> Json:
         row = self._project(state, key)
-        counted = {"tasks": row.tasks, "settled": row.settled, "review": row.review, "alpha": None}
+        alpha = project_alpha(state, key)
+        counted = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
+        counted |= {"alpha": None if alpha is None else round(float(alpha), 4)}  # the nearest float of a fraction: everywhere the same
         return {"project": key.hex(), "name": row.asked.name, "kind": row.asked.kind.value, **counted}
 
     async def leaderboard(self, limit: int) -> Json:
