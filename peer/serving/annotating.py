@@ -297,9 +297,10 @@ class Annotating:
     def _project_view(self, state: CurationState, key: bytes) -> Json:
         row = self._project(state, key)
         alpha = project_alpha(state, key)
-        counted = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
-        counted |= {"alpha": None if alpha is None else round(float(alpha), 4)}  # the nearest float of a fraction: everywhere the same
-        return {"project": key.hex(), "name": row.asked.name, "kind": row.asked.kind.value, **counted}
+        counts: Json = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
+        # The nearest float of a fraction is the same at every peer.
+        agreed = {"alpha": None if alpha is None else round(float(alpha), 4)}
+        return {"project": key.hex(), "name": row.asked.name, "kind": row.asked.kind.value, **counts, **agreed}
 
     async def leaderboard(self, limit: int) -> Json:
         state = self._state
