@@ -16,6 +16,7 @@ from curation.limits import OPENING_MS
 from curation.module import project_alpha
 from curation.state import Asked, CurationState, Lease, Phase, Stage, Step
 from curation.tasks import assignment_id, task_id
+from curation.work import Work
 from tests.curation.room import AUTHOR, ONE, SEVERAL, Room, annotators
 
 PRICE = 7
@@ -198,3 +199,23 @@ def test_one_after_another() -> None:
         assert now is None or (now.step in Step and room.curation.closings.get(second).next == 0)  # type: ignore[union-attr]
         room.batch()
     assert all(room.row(project).paid in (0, PRICE * room.row(project).settled) for project in (first, second))
+
+
+def test_no_more_are_closed_at_a_time_than_the_state_can_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curation.module.CLOSING_MAX", 1)
+    room = Room()
+    first, second = room.project(MOODS), room.project(MOODS)
+    room.say(AUTHOR, "curation/move", Move(first, Phase.CLOSED))
+    assert "1 projects are being closed: wait for them" in room.refused(AUTHOR, "curation/move", Move(second, Phase.CLOSED))
+
+
+def test_a_serving_peer_knows_when_a_close_begins() -> None:
+    room = Room()
+    project = room.project(MOODS)
+    assert Work(room.curation, b"").next_look_ms() is None
+    room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+    assert Work(room.curation, b"").next_look_ms() == room.now + OPENING_MS
+    room.later(OPENING_MS)
+    room.batch()
+    room.batch()
+    assert Work(room.curation, b"").next_look_ms() is None
