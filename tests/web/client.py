@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,16 +70,16 @@ class Site:
     seconds: float = 30.0
     _network: dict[str, Any] = field(default_factory=dict)
 
-    def ask(self, method: str, path: str, body: Any = None, token: str = "") -> Reply:
+    def ask(self, method: str, path: str, body: Any = None, token: str = "", headers: Mapping[str, str] | None = None) -> Reply:
         """Raises `OSError` or `http.client.HTTPException` if nobody answers."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.seconds)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        sent = {"Authorization": f"Bearer {token}"} if token else {}
         data = None
         if body is not None:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            headers["Content-Type"] = "application/json"
+            sent["Content-Type"] = "application/json"
         try:
-            connection.request(method, path, data, headers)
+            connection.request(method, path, data, {**sent, **(headers or {})})
             response = connection.getresponse()
             return Reply(
                 response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()
