@@ -25,6 +25,7 @@ import trio
 from curation import module
 from curation.calls import CurationCalls, ImportRequest
 from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Skip
+from curation.limits import LEASE_MS
 from curation.state import CurationState, Lease
 from ledger.core.genesis import Founder, Genesis
 from peer.daemon.daemon import Daemon, running
@@ -266,12 +267,12 @@ async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
 
 async def _late(stage: Stage, eve: Person) -> None:
     """An answer after the lease, whose place somebody else has. The lease is a short one, and the first of the network."""
-    site, lasts = stage.site, module.LEASE_MS
+    site, lasts = stage.site, LEASE_MS
     (dan,) = await enrolled(site, "dan")
-    module.LEASE_MS = 1_000  # type: ignore[misc]  # at all peers, which run in this process
+    setattr(module, "LEASE_MS", 1_000)  # noqa: B010 - of all peers, which run in this process
     (task,) = await assigned(site, dan)
     await stage.together()
-    module.LEASE_MS = lasts  # type: ignore[misc]
+    setattr(module, "LEASE_MS", lasts)  # noqa: B010
     key = bytes.fromhex(task["assignment"])
     while (row := stage.state().assignments.get(key)) is None or row.state is not Lease.EXPIRED:
         await stage.daemons[LIAR].driver.applied.wait()

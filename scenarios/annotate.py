@@ -84,8 +84,8 @@ class Crowd:
     async def person(self, number: int, pause: float, end: float) -> None:
         random, home = Random(f"{self.seed}/{number}"), number % len(self.sites)
         person = Person(f"person {number}", hashlib.sha256(f"{self.seed}/{number}".encode()).digest())
-        while (reply := await self.ask(person.enrol, self.sites[home])) is None or reply.status != 201:
-            await trio.sleep(1.0)  # noqa: ASYNC110
+        while (reply := await self.ask(person.enrol, self.sites[home])) is None or reply.status != 201:  # noqa: ASYNC110
+            await trio.sleep(1.0)
         await trio.sleep(random.uniform(0, pause))
         while trio.current_time() < end:
             site = self.sites[home]
