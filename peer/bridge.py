@@ -6,6 +6,7 @@ A handler awaits a call; Trio runs it and hands the result back. What the site r
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import trio
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from web.app import application
 from web.problems import Problem
@@ -20,6 +22,18 @@ from web.site import Site
 
 CALLS_AT_ONCE_MAX = 256  # of strangers; whoever comes then is told to come again
 SHUTDOWN_SECONDS = 1.0
+
+log = logging.getLogger("site")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """A stranger's malformed request, or one that it left, is no news: it would fill the log."""
+    return not (
+        record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError | ConnectionError)
+    )
+
+
+log.addFilter(_is_ours)
 
 
 class Bridge:
@@ -59,7 +73,8 @@ class Bridge:
 
     async def _listen(self, send: trio.MemorySendChannel[tuple[str, int] | OSError]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        runner = web.AppRunner(application(cast(Site, _Bridged(self))), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        app = application(cast(Site, _Bridged(self)))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
         try:
             listener = web.TCPSite(runner, self._host, self._port)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from web.problems import Problem
 from web.site import Site
@@ -43,8 +44,8 @@ def application(site: Site) -> web.Application:
             web.get("/api/stats", calls.stats),
             web.get("/api/leaderboard", calls.leaderboard),
             web.get("/api/v1/projects/{id}/export", calls.export),
-            web.static("/static", STATIC),
-            web.static("/vendor", VENDOR),
+            web.get("/static/{name}", _files(STATIC)),
+            web.get("/vendor/{name}", _files(VENDOR)),
         ]
     )
     return app
@@ -60,25 +61,42 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
         response = _problem(Problem("too-large", f"a body has at most {BODY_BYTES_MAX} bytes"))
     except web.HTTPNotFound:
         response = _problem(Problem("not-found", f"there is nothing at {request.path}"))
-    except web.HTTPMethodNotAllowed as error:
-        response = web.json_response(
-            {"title": "method not allowed", "status": 405, "code": "method", "detail": str(error)},
-            status=405,
-            content_type="application/problem+json",
-        )
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        code = "method" if error.status == 405 else error.reason.lower().replace(" ", "-")
+        response = _refusal(error.status, code, f"{request.method} {request.path}: {error.reason}")
     for name, value in SECURITY.items():
         response.headers.setdefault(name, value)
     return response
 
 
 def _problem(problem: Problem) -> web.Response:
-    body = {"title": problem.code.replace("-", " "), "status": problem.status, "code": problem.code, "detail": problem.detail}
-    headers = {"Retry-After": str(problem.retry_after)} if problem.retry_after is not None else {}
-    return web.json_response(body, status=problem.status, content_type="application/problem+json", headers=headers)
+    response = _refusal(problem.status, problem.code, problem.detail)
+    if problem.retry_after is not None:
+        response.headers["Retry-After"] = str(problem.retry_after)
+    return response
+
+
+def _refusal(status: int, code: str, detail: str) -> web.Response:
+    body = {"title": code.replace("-", " "), "status": status, "code": code, "detail": detail}
+    return web.json_response(body, status=status, content_type="application/problem+json")
 
 
 async def _page(request: web.Request) -> web.StreamResponse:
     return web.FileResponse(STATIC / "label.html")
+
+
+def _files(folder: Path) -> Handler:
+    """Those that the folder has now: what a stranger names is no path."""
+    files = {path.name: path for path in folder.iterdir() if path.is_file()}
+
+    async def file(request: web.Request) -> web.StreamResponse:
+        if (path := files.get(request.match_info["name"])) is None:
+            raise Problem("not-found", "there is no such file")
+        return web.FileResponse(path)
+
+    return file
 
 
 async def _health(request: web.Request) -> web.StreamResponse:
@@ -143,7 +161,11 @@ class Calls:
 
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
-        body = json.loads(await request.read())
+        data = await request.read()
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise Problem("malformed", "the body is not encoded as its headers say") from None
+    try:
+        body = json.loads(data)
     except (ValueError, RecursionError):
         raise Problem("malformed", "the body is no JSON") from None
     if not isinstance(body, dict):

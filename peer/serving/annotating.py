@@ -63,7 +63,14 @@ class _Open:
     nonce: bytes
     expires_ms: int
     signature: bytes
-    answered: deque[float] = field(default_factory=deque)  # when, of the last minute
+
+
+@dataclass
+class _Pending:
+    """A commitment that waits for its decision. Until then no other answer takes its place, here or in the vault."""
+
+    commitment: bytes
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 class Annotating:
@@ -78,6 +85,8 @@ class Annotating:
         self._sessions: OrderedDict[str, _Open] = OrderedDict()
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
         self._kept = {kept.assignment: kept for kept in self._vault.all()}
+        self._pending: dict[bytes, _Pending] = {}  # by assignment
+        self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
 
     @property
     def _state(self) -> CurationState:
@@ -88,6 +97,7 @@ class Annotating:
         """Opens answers as soon as all votes asked for are committed; and sees to it that what expires is seen."""
         while True:
             height, state = self._desk.height, self._state
+            self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
             for kept in list(self._kept.values()):
                 row = state.assignments.get(kept.assignment)
                 if row is None or row.state in (Lease.LEASED, Lease.EXPIRED):
@@ -140,6 +150,7 @@ class Annotating:
             raise Problem("already-enrolled", f"this key annotates as {known.name!r} already")
         if self._desk.setting("sign_up") != "open" and invitation not in self._invitations():
             raise Problem("forbidden", "this peer takes invited annotators only: ask its operator for an invitation")
+        self._require_room()
         await self._decided(self.gatherer.put(Enrolment(key, name, custodial, signature)))
         if self._state.annotators.get(key) is None:
             raise Problem("forbidden", "this peer's places for annotators are taken: try another peer")
@@ -181,6 +192,7 @@ class Annotating:
             shown = list(self._shown(state, session.key, limit))
             lacks = limit - len(self._person(state, session.key).leases)
             if lacks > 0 and not wished and Work(state, self._root(state)).draw(session.key) is not None:
+                self._require_room()
                 wish = LeaseWish(session.key, session.nonce, session.expires_ms, session.signature, min(lacks, LEASES_MAX))
                 done, wished = self.gatherer.put(wish), True
                 with trio.move_on_at(deadline):
@@ -249,15 +261,23 @@ class Annotating:
             return 200, self._receipt(row, assignment)
         if row.state not in (Lease.LEASED, Lease.EXPIRED) or not self._has_place(state, row):
             raise Problem("gone", "the lease is over, and somebody else has the task")
-        self._count_answer(session)
-        kept = Kept(assignment, salt, answer)
-        await trio.to_thread.run_sync(self._vault.keep, kept)
-        self._kept[assignment] = kept
-        done = self.gatherer.put(Commit(assignment, said, signature))
-        if self._closes(state, row):
-            self.gatherer.put(Opening(assignment, salt, answer))
+        pending = self._pending.get(assignment)
+        if pending is not None and pending.done.is_set():
+            pending = None  # it was passed over
+        if pending is not None and pending.commitment != said:
+            raise Problem("already-answered", "another answer to this assignment waits for its decision")
+        if pending is None:
+            self._require_room()
+            self._count_answer(session.key)
+            pending = self._pending[assignment] = _Pending(said)
+            kept = Kept(assignment, salt, answer)
+            await trio.to_thread.run_sync(self._vault.keep, kept)
+            self._kept[assignment] = kept
+            self.gatherer.put(Commit(assignment, said, signature), pending.done)
+            if self._closes(state, row):
+                self.gatherer.put(Opening(assignment, salt, answer))
         with trio.move_on_after(DECIDED_SECONDS):
-            await done.wait()
+            await pending.done.wait()
             after = self._state.assignments.get(assignment)
             assert after is not None
             if after.commitment == said:
@@ -276,6 +296,7 @@ class Annotating:
             raise Problem("gone", f"this assignment is {row.state.value}")
         if row.peer != self._desk.me:
             raise Problem("forbidden", "another peer took this lease: skip it there")
+        self._require_room()
         await self._decided(self.gatherer.put(Skip(assignment, reason)))
         return {"assignment": assignment.hex(), "state": "skipped"}
 
@@ -394,14 +415,23 @@ class Annotating:
         receipt = self._desk.sign(Receipt(assignment, row.commitment, row.height))
         return {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
 
-    def _count_answer(self, session: _Open) -> None:
+    def _count_answer(self, key: bytes) -> None:
+        """Of an annotator, whatever its session."""
         now = trio.current_time()
-        while session.answered and session.answered[0] <= now - 60:
-            session.answered.popleft()
-        if len(session.answered) >= ANSWERS_PER_MINUTE:
-            wait = 1 + int(session.answered[0] + 60 - now)
+        while self._answered and next(iter(self._answered.values()))[-1] <= now - 60:
+            self._answered.popitem(last=False)
+        answered = self._answered.setdefault(key, deque())
+        while answered and answered[0] <= now - 60:
+            answered.popleft()
+        if len(answered) >= ANSWERS_PER_MINUTE:
+            wait = 1 + int(answered[0] + 60 - now)
             raise Problem("too-many", f"{ANSWERS_PER_MINUTE} answers in a minute are enough", wait)
-        session.answered.append(now)
+        answered.append(now)
+        self._answered.move_to_end(key)
+
+    def _require_room(self) -> None:
+        if self.gatherer.is_full:
+            raise Problem("no-quorum", "the network decides nothing at the moment: try again later", 10)
 
     def _require_signed(self, key: bytes, statement: Any, signature: bytes) -> None:
         signed = preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))

@@ -13,6 +13,7 @@ from features.parts import Desk
 from protocol.errors import UserError
 
 GATHER_SECONDS = 0.25  # a statement waits that long for others
+WAITING_MAX = 8 * BATCH_MAX  # statements that wait for a decision
 REST_SECONDS = 0.25  # between two batches of this peer: annotation makes two blocks a second at most
 
 Statement = Enrolment | LeaseWish | Commit | Opening | Skip
@@ -29,11 +30,24 @@ class Gatherer:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._waiting: deque[tuple[Statement, trio.Event]] = deque()
+        self._events: dict[Statement, trio.Event] = {}  # of all that are not decided yet
         self._there_is_one = trio.Event()
 
-    def put(self, statement: Statement) -> trio.Event:
-        """Set when the batch with this statement is decided, whether the statement acted or not."""
-        done = trio.Event()
+    @property
+    def is_full(self) -> bool:
+        """Nothing is decided, it seems: more of what strangers say would only fill the memory."""
+        return len(self._events) >= WAITING_MAX
+
+    def put(self, statement: Statement, done: trio.Event | None = None) -> trio.Event:
+        """Set when the batch with this statement is decided, whether the statement acted or not.
+
+        The same statement again, while the first one waits, is the first one.
+        """
+        known = self._events.get(statement)
+        if known is not None and done is None:
+            return known
+        done = trio.Event() if done is None else done
+        self._events[statement] = done
         self._waiting.append((statement, done))
         self._there_is_one.set()
         return done
@@ -67,5 +81,6 @@ class Gatherer:
                 self._there_is_one.set()
                 await trio.sleep(1.0)
             return
-        for _, done in taken:
+        for statement, done in taken:
+            self._events.pop(statement, None)
             done.set()

@@ -1,0 +1,322 @@
+"""What `python -m scenarios.annotate --abuse` tries: by HTTP, as a person who cheats, and in batches, as a peer that lies.
+
+Four peers run in this process, on real sockets. Two serve; of one of these the scenario also writes transactions. Each trial says
+what has to come back, and then nothing decided of curation may have changed but the count of statements that were passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from curation import module
+from curation.calls import CurationCalls, ImportRequest
+from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Skip
+from curation.limits import LEASE_MS
+from curation.state import CurationState, Lease
+from ledger.core.genesis import Founder, Genesis
+from peer.daemon.daemon import Daemon, running
+from peer.driver.author import Author
+from peer.features import founding_modules
+from peer.settings.config import load
+from peer.settings.datadir import DataDirectory
+from protocol import codec
+from protocol.errors import UserError
+from protocol.identity import Identity
+from scenarios.trials import report
+from tests.web.client import Person, Reply, Site, committed, receipt_holds
+from tests.web.room import assigned, enrolled, said, served_at, settled
+
+SECONDS_MAX = 300.0
+QUIET_SECONDS = 0.8  # without a change of what is decided: whatever was on its way has come
+PEERS = 4
+HONEST, LIAR, VOTER = 0, 1, 2
+SALT = b"a" * 16
+PASSED = "passed over"
+
+
+@dataclass
+class Stage:
+    """The network, and the people in it."""
+
+    folder: Path
+    daemons: list[Daemon]
+    sites: list[Site]  # of the honest serving peer and of the lying one
+    project: str = ""  # of one vote
+    rows: list[list[str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def site(self) -> Site:
+        return self.sites[HONEST]
+
+    def state(self, peer: int = LIAR) -> CurationState:
+        found: CurationState = self.daemons[peer].driver.state.of(CurationState)
+        return found
+
+    def print(self, peer: int = LIAR) -> bytes:
+        """Of all that is decided of curation, but not of how much was passed over."""
+        return hashlib.sha256(codec.encode(replace(self.state(peer), passed_over=0))).digest()
+
+    @property
+    def api(self) -> CurationCalls:
+        found: CurationCalls = self.daemons[HONEST].api  # type: ignore[assignment]
+        return found
+
+    async def found(self, name: str, votes: int) -> str:
+        """A new project's id."""
+        file = self.folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"text": f"{name} {number}"}) + "\n" for number in range(12)))
+        request = ImportRequest(str(file), name, "", "label", ("glad", "sad"), False, votes, 1, "", False)
+        return (await self.api.import_tasks(request)).project
+
+    def require(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self.failures.append(problem)
+
+    async def quiet(self) -> None:
+        while True:
+            before = [self.print(peer) for peer in range(PEERS)]
+            await trio.sleep(QUIET_SECONDS)
+            if before == [self.print(peer) for peer in range(PEERS)] and len(set(before)) == 1:
+                return
+
+    async def together(self) -> None:
+        """Returns once all have applied what one has."""
+        height = max(daemon.driver.state.height for daemon in self.daemons)
+        for daemon in self.daemons:
+            while daemon.driver.state.height < height:
+                await daemon.driver.applied.wait()
+
+    # Trials ----------------------------------------------------------------------------------------------------------
+
+    async def trial(self, what: str, expected: str, do: Callable[[], Awaitable[str]]) -> None:
+        before = self.print()
+        came = await do()
+        await self.quiet()
+        is_same = self.print() == before
+        held = came == expected and is_same
+        print(f"{what}: {came}", file=sys.stderr, flush=True)
+        self.rows.append([what, expected, came, "no" if is_same else "YES", "yes" if held else "no"])
+        if not held:
+            self.failures.append(f"{what}: {came}, expected {expected}" + ("" if is_same else "; what is decided has changed"))
+
+    async def asked(self, call: Callable[..., Reply], *arguments: Any) -> str:
+        return shown(await said(call, *arguments))
+
+    async def carried(self, peer: int = LIAR, **statements: Any) -> str:
+        """A batch of the lying peer with these statements, written past all its checks: whether all were passed over."""
+        batch = Batch(**{name: tuple(items) for name, items in statements.items()})
+        before = self.state(peer).passed_over
+        try:
+            await Author(self.daemons[peer].driver).submit("curation/batch", batch)
+        except UserError:
+            return "refused"
+        passed = self.state(peer).passed_over - before
+        return PASSED if passed == batch.size else f"{batch.size - passed} of {batch.size} acted"
+
+
+def shown(reply: Reply) -> str:
+    return f"{reply.status} {reply.code}" if reply.status >= 400 else str(reply.status)
+
+
+def bits(statement: dict[str, Any]) -> tuple[bytes, bytes, bytes, tuple[int, ...]]:
+    """Assignment, signature, salt and answer of a submission's body."""
+    return (*(bytes.fromhex(statement[name]) for name in ("assignment", "signature", "salt")), tuple(statement["answer"]))  # type: ignore[return-value]
+
+
+def commit_of(statement: dict[str, Any], signature: bytes | None = None) -> Commit:
+    assignment, signed, salt, answer = bits(statement)
+    return Commit(assignment, committed(assignment, salt, answer), signature or signed)
+
+
+async def play(stage: Stage) -> None:
+    """All trials, in this order."""
+    site, ann, bob = stage.site, *await enrolled(stage.site, "ann", "bob")
+    (eve,) = await enrolled(stage.sites[LIAR], "eve")
+    await _late(stage, eve)
+    tasks = [task["assignment"] for task in await assigned(site, ann, 3)]
+    chain, trial, asked, carried = site.network["chain_id"], stage.trial, stage.asked, stage.carried
+
+    first = await said(ann.submit, site, tasks[0], (1,), SALT)
+    assert first.status == 201, first
+    statement = await said(ann.statement, site, tasks[0], (1,), SALT)
+    await settled(site, tasks[0])
+    await stage.quiet()
+    await trial("replayed: the same submission", "200", partial(asked, ann.submit, site, tasks[0], (1,), SALT))
+    await trial("replayed: a decided commitment, by a peer", PASSED, partial(carried, commits=[commit_of(statement)]))
+    await trial(
+        "replayed: a decided opening, by a peer", PASSED,
+        partial(carried, openings=[Opening(bytes.fromhex(tasks[0]), SALT, (1,))]),
+    )  # fmt: skip
+    wish = ann.sign(chain, "enrol", "ann", site.peer_key, False)
+    await trial(
+        "replayed: an enrolment, by a peer", PASSED, partial(carried, enrolments=[Enrolment(ann.key, "ann", False, wish)])
+    )
+    challenge = (await said(ann.challenge, site)).body
+    assert (await said(ann.begin, site, **challenge)).status == 201
+    await trial("replayed: a session's nonce", "401 unauthorized", partial(asked, lambda: ann.begin(site, **challenge)))
+
+    await trial(
+        "re-signed: the answer with another salt", "409 already-answered", partial(asked, ann.submit, site, tasks[0], (1,))
+    )
+    await trial("re-signed: by another annotator", "403 forbidden", partial(asked, bob.submit, site, tasks[1], (1,), SALT))
+    theirs = await said(bob.statement, site, tasks[1], (1,), SALT)
+    await trial("re-signed: by another annotator, by a peer", PASSED, partial(carried, commits=[commit_of(theirs)]))
+    await trial("re-signed: by the peer itself", PASSED, partial(carried, commits=[commit_of(statement, bytes(64))]))
+
+    await trial("double: another answer", "409 already-answered", partial(asked, ann.submit, site, tasks[0], (0,), SALT))
+    other = await said(ann.statement, site, tasks[0], (0,), SALT)
+    await trial("double: another answer, by a peer", PASSED, partial(carried, commits=[commit_of(other)]))
+
+    foreign = bytes(32).hex()
+    elsewhere = ann.sign(foreign, "annotation", *_said(tasks[1], (1,)))
+    body = {**await said(ann.statement, site, tasks[1], (1,), SALT), "signature": elsewhere.hex()}
+    token = await said(ann.token, site)
+    await trial("foreign chain: a submission", "422 bad-signature", partial(asked, site.ask, "POST", "/api/submit", body, token))
+    await trial("foreign chain: a commitment, by a peer", PASSED, partial(carried, commits=[commit_of(body)]))
+    abroad = Person("abroad")
+    signed = abroad.sign(foreign, "enrol", "abroad", site.peer_key, False)
+    entry = {"key": abroad.key.hex(), "name": "abroad", "signature": signed.hex()}
+    await trial("foreign chain: an enrolment", "422 bad-signature", partial(asked, site.ask, "POST", "/api/v1/annotators", entry))
+
+    await trial(
+        "foreign peer: its session's token", "401 unauthorized",
+        partial(asked, stage.sites[LIAR].get, "/api/tasks?limit=1", token),
+    )  # fmt: skip
+    nonce, until = bytes.fromhex(challenge["nonce"]), challenge["expires_ms"]
+    session = ann.sign(chain, "session", site.peer_key, nonce, until)
+    lease = LeaseWish(ann.key, nonce, until, session, 8)
+    await trial("foreign peer: leases by its session, by a peer", PASSED, partial(carried, leases=[lease]))
+    await trial("foreign peer: an enrolment there, by a peer", PASSED, partial(carried, enrolments=[
+        Enrolment(abroad.key, "abroad", False, abroad.sign(chain, "enrol", "abroad", site.peer_key, False))
+    ]))  # fmt: skip
+    await trial("foreign peer: a skip of its lease, by a peer", PASSED, partial(carried, skips=[
+        Skip(bytes.fromhex(tasks[1]), "no")
+    ]))  # fmt: skip
+    await trial("foreign peer: one that serves nobody", "refused", partial(carried, VOTER, leases=[lease]))
+
+    await trial("oversize: a body", "413 too-large", partial(asked, site.ask, "POST", "/api/submit", b" " * (65 << 10), token))
+    await trial("oversize: a batch of 514", "refused", partial(carried, leases=[lease] * 257, skips=[
+        Skip(bytes.fromhex(tasks[1]), "no")
+    ] * 257))  # fmt: skip
+
+    await _openings(stage, ann, bob)
+
+    receipt, commitment = first.body["receipt"], committed(bytes.fromhex(tasks[0]), SALT, (1,))
+    assert receipt_holds(receipt, site, tasks[0], commitment, first.body["height"]), "the honest one holds"
+
+    async def forged() -> str:
+        no_vote = committed(bytes.fromhex(tasks[0]), SALT, (0,))
+        by_liar = (await said(eve.sign, chain, "receipt", bytes.fromhex(tasks[0]), commitment, first.body["height"])).hex()
+        tries = (
+            receipt_holds(receipt, site, tasks[0], no_vote, first.body["height"]),
+            receipt_holds(receipt, site, tasks[0], commitment, first.body["height"] + 1),
+            receipt_holds(receipt, stage.sites[LIAR], tasks[0], commitment, first.body["height"]),
+            receipt_holds(receipt[:-128] + by_liar, site, tasks[0], commitment, first.body["height"]),
+        )
+        return "shows nothing" if not any(tries) else f"{sum(tries)} of {len(tries)} convince"
+
+    await trial("forged receipt: other answer, height, peer, key", "shows nothing", forged)
+
+
+def _said(assignment: str, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
+    key = bytes.fromhex(assignment)
+    return key, committed(key, SALT, answer)
+
+
+async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
+    """Of a task with two votes: too early, with what was not committed to, and of a commitment that is a copy."""
+    site, trial, carried, chain = stage.site, stage.trial, stage.carried, stage.site.network["chain_id"]
+    await stage.api.move_project(stage.project, "paused")
+    several = await stage.found("several", votes=7)
+    (task,) = [task for task in await assigned(site, ann, 3) if task["project"] == several]
+    assert (await said(ann.submit, site, task["assignment"], (1,), SALT)).status == 201
+    await stage.quiet()
+    key = bytes.fromhex(task["assignment"])
+    await trial("early opening, by a peer", PASSED, partial(carried, openings=[Opening(key, SALT, (1,))]))
+    (mine,) = [found for found in await assigned(site, bob) if found["task"] == task["task"]]
+    copy, copied = bytes.fromhex(mine["assignment"]), committed(key, SALT, (1,))
+    # Whoever copies a commitment can commit to it, and only that. The honest vote is opened meanwhile.
+    acted = await carried(commits=[Commit(copy, copied, bob.sign(chain, "annotation", copy, copied))])
+    assert acted == "1 of 1 acted", acted
+    await stage.quiet()
+    await trial("false opening: another answer, by a peer", PASSED, partial(carried, openings=[Opening(copy, SALT, (0,))]))
+    await trial("false opening: another salt, by a peer", PASSED, partial(carried, openings=[Opening(copy, bytes(16), (1,))]))
+    await trial("copied commitment: opened as the original", PASSED, partial(carried, openings=[Opening(copy, SALT, (1,))]))
+    await trial(
+        "copied commitment: the original's answer", "409 already-answered",
+        partial(stage.asked, bob.submit, site, mine["assignment"], (1,), SALT),
+    )  # fmt: skip
+    states = [row.state for row in (stage.state().assignments.get(key), stage.state().assignments.get(copy)) if row]
+    stage.require(states == [Lease.OPENED, Lease.COMMITTED], f"the original is opened and the copy is not: {states}")
+
+
+async def _late(stage: Stage, eve: Person) -> None:
+    """An answer after the lease, whose place somebody else has. The lease is a short one, and the first of the network."""
+    site, lasts = stage.site, LEASE_MS
+    (dan,) = await enrolled(site, "dan")
+    setattr(module, "LEASE_MS", 1_000)  # noqa: B010 - of all peers, which run in this process
+    (task,) = await assigned(site, dan)
+    await stage.together()
+    setattr(module, "LEASE_MS", lasts)  # noqa: B010
+    key = bytes.fromhex(task["assignment"])
+    while (row := stage.state().assignments.get(key)) is None or row.state is not Lease.EXPIRED:
+        await stage.daemons[LIAR].driver.applied.wait()
+    (given,) = await assigned(stage.sites[LIAR], eve)
+    assert given["task"] == task["task"], "begun tasks are given first"
+    await stage.quiet()
+    statement = await said(dan.statement, site, task["assignment"], (1,), SALT)
+    await stage.trial(
+        "late: the lease is over", "410 gone", partial(stage.asked, dan.submit, site, task["assignment"], (1,), SALT)
+    )
+    await stage.trial("late: the lease is over, by a peer", PASSED, partial(stage.carried, commits=[commit_of(statement)]))
+
+
+@asynccontextmanager
+async def staged(folder: Path) -> AsyncIterator[Stage]:
+    keys = [Identity(hashlib.sha256(b"abuse" + bytes([number])).digest()) for number in range(PEERS)]
+    founders = {key.public: Founder(f"peer-{number}", ()) for number, key in enumerate(keys)}
+    modules = founding_modules()
+    genesis = Genesis("abuse", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
+    async with AsyncExitStack() as stack:
+        daemons: list[Daemon] = []
+        for number, key in enumerate(keys):
+            directory = DataDirectory.create(folder / str(number))
+            directory.write_identity(key)
+            directory.write_genesis(codec.encode(genesis))
+            others = ((await daemons[0].api.status()).address,) if daemons else ()
+            flags = {
+                "data_directory": folder / str(number), "role": "annotator" if number in (HONEST, LIAR) else "voter",
+                "listen": "127.0.0.1:0", "bootstrap": others, "web_listen": "127.0.0.1:0", "sign_up": "open",
+            }  # fmt: skip
+            daemons.append(await stack.enter_async_context(running(load(flags, {"HOME": str(folder)}).config)))
+        stage = Stage(folder, daemons, [Site(*await served_at(daemons[number])) for number in (HONEST, LIAR)])
+        while not all("annotator" in stage.daemons[0].driver.state.members.members[keys[n].public].roles for n in (HONEST, LIAR)):
+            await daemons[0].driver.applied.wait()
+        stage.project = await stage.found("one", votes=1)
+        yield stage
+
+
+async def run(options: argparse.Namespace) -> int:
+    started = trio.current_time()
+    with tempfile.TemporaryDirectory(prefix="folkmoot-abuse-") as folder, trio.fail_after(SECONDS_MAX):
+        async with staged(Path(folder)) as stage:
+            await play(stage)
+            await stage.quiet()
+    title = f"abuse of annotation, {PEERS} peers, {trio.current_time() - started:.0f} s in all"
+    columns = ["what", "expected", "came", "changed", "held"]
+    return report(options, title, columns, stage.rows, stage.failures, {"trials": stage.rows})

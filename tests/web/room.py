@@ -1,0 +1,85 @@
+"""A real daemon in this process that serves annotators on a real socket, and people who speak to it in threads of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+from curation.calls import CurationCalls, ImportRequest, ProjectView
+from peer import cli
+from peer.daemon.daemon import Daemon, running
+from peer.settings.config import load
+from tests.web.client import Person, Reply, Site
+
+T = TypeVar("T")
+SECONDS_MAX = 60.0
+SAYS = "annotators are served at http://"
+
+
+class Room:
+    """A peer alone in its network. Its disk outlives its process: it may be served again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.directory = folder, folder / "peer"
+        said = ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]
+        assert cli.main(said) == 0
+
+    @asynccontextmanager
+    async def serving(self, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[Daemon, Site]]:
+        flags = {"data_directory": self.directory, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": sign_up, **more}
+        config = load(flags, {"HOME": str(self.folder)}).config
+        with trio.fail_after(SECONDS_MAX):
+            async with running(config) as daemon:
+                yield daemon, Site(*await served_at(daemon))
+
+    async def project(self, daemon: Daemon, tasks: int = 3, votes: int = 1, name: str = "moods") -> ProjectView:
+        file = self.folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(tasks)))
+        request = ImportRequest(str(file), name, "", "label", ("glad", "sad"), False, votes, 1, "", False)
+        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        return await api.import_tasks(request)
+
+
+async def served_at(daemon: Daemon) -> tuple[str, int]:
+    seen = 0
+    while True:
+        for event in await daemon.api.events(seen, SECONDS_MAX):
+            seen = event.number
+            if event.text.startswith(SAYS):
+                host, _, port = event.text.removeprefix(SAYS).rstrip("/").rpartition(":")
+                return host, int(port)
+
+
+async def said(call: Callable[..., T], *arguments: Any, **more: Any) -> T:
+    """What a call comes back with that waits for its reply."""
+    return await trio.to_thread.run_sync(partial(call, *arguments, **more))
+
+
+async def enrolled(site: Site, *names: str) -> list[Person]:
+    people = [Person(name) for name in names]
+    for person in people:
+        reply = await said(person.enrol, site)
+        assert (reply.status, reply.body) == (201, {"annotator": person.key.hex()}), reply
+    return people
+
+
+async def assigned(site: Site, person: Person, limit: int = 1) -> list[dict[str, Any]]:
+    reply = await said(person.tasks, site, limit)
+    assert reply.status == 200, reply
+    tasks: list[dict[str, Any]] = reply.body["tasks"]
+    return tasks
+
+
+async def settled(site: Site, assignment: str) -> Reply:
+    """What the site says of an annotation whose task is settled; returns as soon as it is."""
+    while True:
+        reply = await said(site.annotation, assignment)
+        if reply.status == 200 and reply.body["state"] == "settled":
+            return reply
+        await trio.sleep(0.05)

@@ -1,0 +1,226 @@
+"""Annotators at a real peer: a client that shares no code with it, over real sockets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from curation.contents import Opening
+from peer.serving import annotating
+from peer.serving.gathering import Gatherer
+from tests.web.client import Person, Reply, committed, receipt_holds
+from tests.web.room import Room, assigned, enrolled, said, settled
+
+SALT = b"s" * 16
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    yield Room(tmp_path)
+
+
+def problem(reply: Reply) -> tuple[int, str]:
+    return reply.status, reply.code
+
+
+async def test_people_enrol_label_and_read_what_was_decided(room: Room) -> None:
+    async with room.serving() as (daemon, site):
+        view = await room.project(daemon, tasks=3)
+        network = await said(lambda: site.network)
+        assert set(network) == {"name", "wire", "chain_id", "peer_key", "height", "time_ms", "sign_up"}
+        assert (network["name"], network["sign_up"]) == ("lab", "open") and site.peer_key == daemon.driver.signer.public
+        (ann,) = await enrolled(site, "ann")
+        assert (await said(ann.enrol, site)).status in (200, 201), "the same wish again is no error"
+        assert problem(await said(Person("bob", bytes(ann._secret)).enrol, site)) == (409, "already-enrolled")
+        challenge = await said(ann.challenge, site)
+        assert challenge.status == 201 and set(challenge.body) == {"nonce", "expires_ms"}
+        assert re.fullmatch("[0-9a-f]{32}", challenge.body["nonce"])
+        tasks = await assigned(site, ann, 8)
+        assert sorted(task["text"] for task in tasks) == ["text 0", "text 1", "text 2"]
+        assert all(set(task) == {"assignment", "task", "project", "kind", "text", "options", "many"} for task in tasks)
+        assert {task["project"] for task in tasks} == {view.project} and tasks[0]["options"] == ["glad", "sad"]
+        assert (await said(ann.tasks, site, 8)).body["tasks"] == tasks, "leases stay"
+        assignment = tasks[0]["assignment"]
+        reply = await said(ann.submit, site, assignment, (1,))
+        assert reply.status == 201 and reply.body["annotation"] == assignment
+        commitment = committed(bytes.fromhex(assignment), SALT, (1,))
+        assert receipt_holds(reply.body["receipt"], site, assignment, commitment, reply.body["height"])
+        assert not receipt_holds(reply.body["receipt"], site, assignment, commitment, reply.body["height"] + 1)
+        again = await said(ann.submit, site, assignment, (1,))
+        assert again.status == 200 and again.body == reply.body
+        assert problem(await said(ann.submit, site, assignment, (0,))) == (409, "already-answered")
+        assert problem(await said(ann.submit, site, assignment, (1,), b"t" * 16)) == (409, "already-answered")
+        skipped = await said(ann.skip, site, tasks[1]["assignment"], "I cannot read it")
+        assert skipped.status == 200
+        assert (await said(ann.submit, site, tasks[2]["assignment"], (0,))).status == 201
+        annotation = await settled(site, assignment)
+        assert annotation.body == {
+            "annotation": assignment, "state": "settled", "height": reply.body["height"], "label": [1]
+        }  # fmt: skip
+        stats = await said(site.stats)
+        assert set(stats) == {"height", "state_root", "annotators", "annotations", "settled", "projects"}
+        assert (stats["annotators"], stats["annotations"]) == (1, 2)
+        (shown,) = stats["projects"]
+        assert {"project", "name", "kind", "tasks", "settled", "alpha"} <= set(shown) and shown["tasks"] == 3
+        board = await said(site.leaderboard)
+        (row,) = board["rows"]
+        assert set(row) == {"rank", "annotator", "name", "accepted", "points"} and (row["rank"], row["name"]) == (1, "ann")
+        export = await said(site.export, view.project)
+        lines = export.text.splitlines()
+        assert export.status == 200 and len(lines) == stats["settled"] == 2
+        assert all(f'"annotator": "{ann.key.hex()}"' in line for line in lines)
+        assert problem(await said(site.export, view.project, "parquet")) == (400, "malformed")
+
+
+async def test_each_refusal_has_its_status_and_code(room: Room) -> None:
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=6)
+        ann, bob = await enrolled(site, "ann", "bob")
+        (task,) = await assigned(site, ann)
+        await said(bob.token, site)
+        assignment, unknown = task["assignment"], "00" * 32
+
+        async def submitted(by: Person = ann, token: str | None = None, **changes: Any) -> tuple[int, str]:
+            body = ann.statement(site, assignment, (1,), SALT) | changes
+            return problem(await said(site.ask, "POST", "/api/submit", body, by.token(site) if token is None else token))
+
+        assert await submitted(token="") == (401, "unauthorized")
+        assert await submitted(token="no such token") == (401, "unauthorized")
+        assert problem(await said(site.get, "/api/tasks?limit=1", "x" * 32)) == (401, "unauthorized")
+        assert await submitted(by=bob) == (403, "forbidden")
+        assert await submitted(assignment=unknown) == (404, "not-found")
+        assert await submitted(assignment=assignment.upper()) == (400, "malformed"), "bytes are in lower-case hex"
+        assert await submitted(answer=[2]) == (422, "misfit")
+        assert await submitted(answer=[0, 1]) == (422, "misfit")
+        assert await submitted(answer="glad") == (400, "malformed")
+        assert await submitted(answer=[0]) == (422, "bad-signature"), "signed for another answer"
+        assert await submitted(salt="ab" * 16) == (422, "bad-signature")
+        assert await submitted(signature="00" * 64) == (422, "bad-signature")
+        assert await submitted(padding="x" * (64 << 10)) == (413, "too-large")
+        for path in ("/api/v1/annotations/" + unknown, f"/api/v1/projects/{unknown}/export", "/api/v2"):
+            assert problem(await said(site.get, path)) == (404, "not-found")
+        assert problem(await said(site.get, "/api/v1/annotations/xyz")) == (400, "malformed")
+        assert problem(await said(site.get, "/api/tasks?limit=9", ann.token(site))) == (400, "malformed")
+        assert problem(await said(site.ask, "POST", "/api/v1/challenges", b"{")) == (400, "malformed")
+        assert (await said(site.ask, "DELETE", "/api/tasks")).code == "method"
+        assert problem(await said(bob.skip, site, assignment, "why not")) == (403, "forbidden")
+        assert (await said(ann.skip, site, assignment, "unclear")).status == 200
+        assert await submitted() == (410, "gone"), "the lease was given back"
+        # Sessions and enrolment.
+        challenge = (await said(ann.challenge, site)).body
+        expires = challenge["expires_ms"]
+        assert problem(await said(bob.begin, site, challenge["nonce"], expires)) == (401, "unauthorized"), "another's nonce"
+        assert problem(await said(ann.begin, site, challenge["nonce"], expires, bytes(64))) == (422, "bad-signature")
+        assert problem(await said(ann.begin, site, challenge["nonce"], 1)) == (422, "misfit")
+        assert (await said(ann.begin, site, challenge["nonce"], expires)).status == 201
+        assert problem(await said(ann.begin, site, challenge["nonce"], expires)) == (401, "unauthorized"), "used once"
+        stranger = Person("eve")
+        challenge = (await said(stranger.challenge, site)).body
+        assert problem(await said(stranger.begin, site, **challenge)) == (403, "forbidden"), "not enrolled"
+        assert problem(await said(Person("x" * 33).enrol, site)) == (422, "misfit")
+        signed = {"key": stranger.key.hex(), "name": "eve", "signature": "00" * 64}
+        assert problem(await said(site.ask, "POST", "/api/v1/annotators", signed)) == (422, "bad-signature")
+
+
+async def test_a_peer_for_invited_people_asks_for_an_invitation(room: Room) -> None:
+    async with room.serving("invited", sign_up_codes=("open sesame",)) as (_, site):
+        assert (await said(lambda: site.network))["sign_up"] == "invited"
+        ann = Person("ann")
+        assert problem(await said(ann.enrol, site)) == (403, "forbidden")
+        assert problem(await said(ann.enrol, site, "please")) == (403, "forbidden")
+        assert (await said(ann.enrol, site, "open sesame")).status == 201
+
+
+async def test_a_lease_that_is_over_is_gone_once_somebody_has_its_place(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curation.module.LEASE_MS", 1_500)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=1)
+        ann, bob = await enrolled(site, "ann", "bob")
+        (task,) = await assigned(site, ann)
+        tasks: list[dict[str, Any]] = []
+        while not tasks:
+            tasks = await assigned(site, bob)
+        assert tasks[0]["task"] == task["task"] and tasks[0]["assignment"] != task["assignment"]
+        assert problem(await said(ann.submit, site, task["assignment"], (0,))) == (410, "gone")
+        assert (await said(bob.submit, site, tasks[0]["assignment"], (1,))).status == 201
+
+
+async def test_sixty_answers_a_minute_are_enough_whatever_the_session(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotating, "ANSWERS_PER_MINUTE", 3)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=6)
+        (ann,) = await enrolled(site, "ann")
+        tasks = [task["assignment"] for task in await assigned(site, ann, 6)]
+        for assignment in tasks[:3]:
+            assert (await said(ann.submit, site, assignment, (1,))).status == 201
+        assert (await said(ann.submit, site, tasks[0], (1,))).status == 200, "the same answer again is no other one"
+        for anew in (False, True):
+            await said(ann.token, site, anew=anew)
+            reply = await said(ann.submit, site, tasks[3], (1,))
+            assert problem(reply) == (429, "too-many") and 1 <= int(reply.headers["retry-after"]) <= 61
+
+
+async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_told(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No batch is decided for a while: an answer waits, an enrolment cannot be promised; then all of it is decided."""
+    monkeypatch.setattr(annotating, "DECIDED_SECONDS", 1.0)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=2)
+        (ann,) = await enrolled(site, "ann")
+        (task,) = await assigned(site, ann)
+        hindered, go_on = Gatherer._decide, trio.Event()
+
+        async def later(gatherer: Gatherer, taken: list[Any]) -> None:
+            await go_on.wait()
+            await hindered(gatherer, taken)
+
+        monkeypatch.setattr(Gatherer, "_decide", later)
+        reply = await said(ann.submit, site, task["assignment"], (1,))
+        assert (reply.status, reply.body) == (202, {"annotation": task["assignment"]})
+        assert problem(await said(ann.submit, site, task["assignment"], (0,))) == (409, "already-answered"), (
+            "the first one counts"
+        )
+        assert (await said(ann.submit, site, task["assignment"], (1,))).status == 202
+        assert problem(await said(site.annotation, task["assignment"])) == (404, "not-found")
+        bob = Person("bob")
+        refusal = await said(bob.enrol, site)
+        assert problem(refusal) == (503, "no-quorum") and int(refusal.headers["retry-after"]) > 0
+        assert problem(await said(bob.enrol, site)) == (503, "no-quorum")
+        go_on.set()
+        assert (await settled(site, task["assignment"])).body["label"] == [1]
+        assert (await said(ann.submit, site, task["assignment"], (1,))).status == 200
+        assert (await said(bob.enrol, site)).status == 201
+        assert (await said(site.stats))["annotators"] == 2
+
+
+async def test_a_restart_between_commitment_and_opening_loses_nothing(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Gatherer.put
+
+    def without_openings(gatherer: Gatherer, statement: Any, *done: trio.Event) -> trio.Event:
+        return trio.Event() if isinstance(statement, Opening) else put(gatherer, statement, *done)
+
+    async with room.serving() as (daemon, site):
+        view = await room.project(daemon, tasks=2, votes=7)
+        ann, bob = await enrolled(site, "ann", "bob")
+        first = await assigned(site, ann, 2)
+        assert (await said(ann.submit, site, first[0]["assignment"], (1,), b"1" * 16)).status == 201
+        assert (await said(ann.submit, site, first[1]["assignment"], (0,), b"2" * 16)).status == 201
+        second = {task["task"]: task["assignment"] for task in await assigned(site, bob, 2)}
+        assert second.keys() == {task["task"] for task in first}
+        monkeypatch.setattr(Gatherer, "put", without_openings)
+        assert (await said(bob.submit, site, second[first[0]["task"]], (1,), b"3" * 16)).status == 201
+        reply = await said(site.annotation, first[0]["assignment"])
+        assert (reply.body["state"], reply.body["label"]) == ("committed", None), "all are committed, nothing is opened"
+    monkeypatch.setattr(Gatherer, "put", put)
+    async with room.serving() as (daemon, site):
+        assert (await settled(site, first[0]["assignment"])).body["label"] == [1]
+        assert (await said(bob.submit, site, second[first[1]["task"]], (0,), b"4" * 16)).status == 201
+        assert (await settled(site, first[1]["assignment"])).body["label"] == [0]
+        lines = (await said(site.export, view.project)).text.splitlines()
+        assert len(lines) == 2 and all(line.count('"annotator"') == 2 for line in lines)
