@@ -261,6 +261,8 @@ def test_without_the_line_there_is_no_such_table(tmp_path: Path) -> None:
     assert not any(name.startswith("notes/") for name in state.tables)
     with pytest.raises(UserError, match="this network has no table 'notes/lines': it has curation/projects, curation/"):
         prove(founded(), state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
+    with pytest.raises(UserError, match="this network has no table 'notes/lines': none of its modules holds one"):
+        prove(World().genesis, World().state, (), "notes/lines", SHOWN, tmp_path / "row.proof")
     assert not (tmp_path / "row.proof").exists()
 
 

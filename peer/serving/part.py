@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import trio
 
-from curation.module import CurationModule
+from curation.module import is_run
 from curation.state import CurationState, page_key
 from features.parts import Desk
-from ledger.network import NetworkState
 from protocol.addresses import parse_address
 
 LISTEN = "web_listen"
@@ -20,7 +19,8 @@ class Serve:
     desk: Desk
 
     async def run(self) -> None:
-        await _until_curated(self.desk)
+        while not is_run(self.desk.state):
+            await self.desk.block_above(self.desk.height)
         try:
             # Only a peer that serves needs aiohttp, and pays for it.
             from peer.bridge import Bridge
@@ -43,12 +43,6 @@ class Serve:
             nursery.start_soon(site.follow)
             nursery.start_soon(_fetch_pages, self.desk, nursery)
             self.desk.tell(f"annotators are served at http://{shown}:{address[1]}/")
-
-
-async def _until_curated(desk: Desk) -> None:
-    """A network that was founded before there was curation has its module after an upgrade only."""
-    while all(module.name != CurationModule.name for module in desk.state.of(NetworkState).modules):
-        await desk.block_above(desk.height)
 
 
 async def _fetch_pages(desk: Desk, nursery: trio.Nursery) -> None:
