@@ -248,10 +248,13 @@ class Annotating:
             return 200, self._receipt(row, assignment)
         if row.state not in (Lease.LEASED, Lease.EXPIRED) or not self._has_place(state, row):
             raise Problem("gone", "the lease is over, and somebody else has the task")
-        self._count_answer(session)
         kept = Kept(assignment, salt, answer)
-        await trio.to_thread.run_sync(self._vault.keep, kept)
+        if self._kept.get(assignment, kept) != kept:
+            # The first one's commitment is on its way, and this salt would not open it.
+            raise Problem("already-answered", "another answer to this assignment is being decided")
+        self._count_answer(session)
         self._kept[assignment] = kept
+        await trio.to_thread.run_sync(self._vault.keep, kept)
         done = self.gatherer.put(Commit(assignment, said, signature))
         if self._closes(state, row):
             self.gatherer.put(Opening(assignment, salt, answer))
@@ -261,6 +264,8 @@ class Annotating:
             assert after is not None
             if after.commitment == said:
                 return 201, self._receipt(after, assignment)
+            if assignment in self._kept:
+                self._forget(kept)
             raise Problem("gone", "the lease was over before the answer was decided")
         return 202, {"annotation": assignment.hex()}
 
