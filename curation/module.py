@@ -62,6 +62,7 @@ from curation.work import Work
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.members import MembersState
+from ledger.network import NetworkState
 from protocol import codec
 from protocol.identity import preimage
 from protocol.names import name_problem
@@ -77,6 +78,11 @@ class Passed(Exception):
 def project_id(author: bytes, nonce: int) -> bytes:
     """Of the project that this transaction founds."""
     return hashlib.sha256(b"folkmoot/project\x00" + author + nonce.to_bytes(8, "big")).digest()
+
+
+def is_run(view: View) -> bool:
+    """Whether this network has the module. One that was founded before there was curation has it after an upgrade."""
+    return any(module.name == CurationModule.name for module in view.of(NetworkState).modules)
 
 
 def serving(members: MembersState) -> tuple[bytes, ...]:

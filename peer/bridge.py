@@ -54,14 +54,14 @@ class Bridge:
             thread.start()
             try:
                 listening = await receive.receive()
-                if isinstance(listening, OSError):
-                    raise listening
-                task_status.started(listening)
-                await trio.sleep_forever()
+                if not isinstance(listening, OSError):
+                    task_status.started(listening)
+                    await trio.sleep_forever()
             finally:
                 self._stop()
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self._ended.wait, 2 * SHUTDOWN_SECONDS)
+        raise listening  # outside the nursery, which would wrap it
 
     # In the thread of asyncio ----------------------------------------------------------------------------------------
 

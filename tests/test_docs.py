@@ -25,6 +25,12 @@ from consensus.block import Block, Header, block_digest, encode_block, encode_he
 from consensus.chain_proof import Anchor
 from consensus.evidence import Evidence
 from consensus.voters import VoterSet
+from curation import contents, statements, tasks
+from curation import limits as curation_limits
+from curation import state as curation
+from curation.answers import commitment
+from curation.module import project_id
+from curation.tasks import Task, assignment_id, leaf_of, task_id
 from ledger import jobs, members
 from ledger.audits import draws
 from ledger.audits import state as audits
@@ -41,6 +47,7 @@ from ledger.tables import Table
 from peer import features
 from peer.api.new_job import NOT_SET_BY_NAME
 from peer.features import modules_of
+from peer.serving.annotating import Receipt
 from peer.settings.invitation import InvitationString
 from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
@@ -61,6 +68,7 @@ from training.replicated.state import State
 from training.sequences import batch_offsets
 from training.spec import Compression, JobSpec
 from training.transformer import ModelSpec
+from web.problems import STATUS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -114,7 +122,33 @@ RECORDS: tuple[type, ...] = (
     Manifest,
     RowProofFile,
     RowProof,
+    statements.Enrol,
+    statements.Session,
+    statements.Annotation,
+    Receipt,
+    contents.Enrolment,
+    contents.LeaseWish,
+    contents.Commit,
+    contents.Opening,
+    contents.Skip,
+    Task,
+    tasks.Entry,
+    tasks.Page,
+    curation.CurationState,
+    curation.Queue,
+    curation.Project,
+    curation.Asked,
+    curation.TaskPage,
+    curation.TaskRow,
+    curation.Place,
+    curation.Annotator,
+    curation.Assignment,
+    curation.Skill,
+    curation.Share,
+    curation.Due,
 )
+# Where two records have one name.
+NAMES: dict[type, str] = {tasks.Entry: "TaskEntry"}
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
@@ -148,7 +182,7 @@ def described(kind: Any) -> str:
         return f"map of ({described(arguments[0])}) to ({described(arguments[1])})"
     if origin is Table:
         return f"table of ({described(arguments[0])})"
-    return str(kind.__name__)
+    return NAMES.get(kind, str(kind.__name__))
 
 
 def number(value: int) -> str:
@@ -160,12 +194,18 @@ def number(value: int) -> str:
 
 def heading(kind: type) -> str:
     tag = getattr(kind, "TAG", None)
-    return f"### {kind.__name__}" + (f" `{tag}`" if tag else "")
+    return f"### {NAMES.get(kind, kind.__name__)}" + (f" `{tag}`" if tag else "")
 
 
 def limit_rows() -> list[str]:
     rows = re.findall(r"^([A-Z_]+): Final = .*?  # (.+)$", inspect.getsource(limits), re.MULTILINE)
     return [f"| `{name}` | {getattr(limits, name)} | {reason} |" for name, reason in rows]
+
+
+def curation_limit_rows() -> list[str]:
+    reasons = dict(re.findall(r"^([A-Z_]+): Final = .*?  # (.+)$", inspect.getsource(curation_limits), re.MULTILINE))
+    values = ((name, value) for name, value in vars(curation_limits).items() if name.isupper())
+    return [f"| `{name}` | {value} | {reasons.get(name, '')} |" for name, value in values]
 
 
 def verdict_rows() -> list[str]:
@@ -213,7 +253,7 @@ CHAIN = hashlib.sha256(b"chain").digest()
 
 
 def vectors() -> dict[str, str]:
-    return {**of_values(), **of_agreement(), **of_ledger(), **of_training()}
+    return {**of_values(), **of_agreement(), **of_ledger(), **of_training(), **of_curation()}
 
 
 def of_values() -> dict[str, str]:
@@ -289,6 +329,30 @@ def of_training() -> dict[str, str]:
     }
 
 
+def of_curation() -> dict[str, str]:
+    project = project_id(SECOND.public, 1)
+    task = task_id(project, 0)
+    assignment = assignment_id(task, SIGNER.public)
+    said = commitment(assignment, bytes(range(16)), (1,))
+    enrol = statements.Enrol("ann", SECOND.public, False)
+    session = statements.Session(SECOND.public, bytes(range(16)), 1_700_000_000_000)
+    annotation = statements.Annotation(assignment, said)
+    signed = sign(SIGNER, CHAIN, enrol)
+    return {
+        "project id": project.hex(),
+        "task id": task.hex(),
+        "assignment id": assignment.hex(),
+        "leaf of a task": leaf_of(bytes(16), Task("Is this a sentence?")).hex(),
+        "commitment": said.hex(),
+        "signed bytes of the enrol": preimage("enrol", CHAIN, signed.body).hex(),
+        "signature of the enrol": signed.signature.hex(),
+        "body of the session": encode(session).hex(),
+        "signature of the session": sign(SIGNER, CHAIN, session).signature.hex(),
+        "body of the annotation": encode(annotation).hex(),
+        "signature of the annotation": sign(SIGNER, CHAIN, annotation).signature.hex(),
+    }
+
+
 def shown(value: str) -> list[str]:
     width = 96
     return [f"    {value[start : start + width]}" for start in range(0, len(value), width)]
@@ -301,6 +365,7 @@ def rewritten(page: str) -> str:
     page = _put(page, r"\| kind \| content \|\n\|---\|---\|\n", r"(?:\|[^\n]*\n)*", kind_rows())
     page = _put(page, r"\| state \| event \| [^\n]*\n\|---\|---\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", transition_rows())
     page = _put(page, r"\| limit \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", limit_rows())
+    page = _put(page, r"\| bound \| value \| reason \|\n\|---\|---\|---\|\n", r"(?:\|[^\n]*\n)*", curation_limit_rows())
     for name, value in vectors().items():
         page = _put(page, rf"{re.escape(name)}:\n", r"(?:[ \t]+[^\n]+\n)*", shown(value))
     return page
@@ -332,6 +397,22 @@ def test_every_limit_is_documented_with_its_value_and_reason(protocol: str) -> N
     rows = limit_rows()
     assert names == {row.split("`")[1] for row in rows}, "a limit without a reason beside it"
     assert not [row for row in rows if row not in protocol.splitlines()]
+
+
+def test_every_bound_of_curation_is_documented(protocol: str) -> None:
+    assert not [row for row in curation_limit_rows() if row not in protocol.splitlines()]
+
+
+def test_every_problem_of_the_http_api_is_documented_with_its_status(protocol: str) -> None:
+    documented = dict(re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", protocol, re.MULTILINE))
+    assert documented == {code: str(status) for code, status in {**STATUS, "method": 405}.items()}
+
+
+def test_every_path_of_the_http_api_is_documented(protocol: str) -> None:
+    routes = re.findall(r'web\.(get|post)\("([^"]+)"', (ROOT / "web" / "app.py").read_text())
+    assert len(routes) > 10
+    documented = {(method, re.sub(r"\{\w+\}", "{id}", path)) for method, path in re.findall(r"`(GET|POST) (/[^`?]*)", protocol)}
+    assert {(method.upper(), path) for method, path in routes} == documented
 
 
 def test_every_transaction_is_in_the_list_of_them(protocol: str) -> None:

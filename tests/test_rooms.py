@@ -51,6 +51,9 @@ PLANTED = {
     ),
     "a clock in what is decided": ("ledger/audits/draws.py", "import time"),
     "torch in the daemon": ("peer/driver/news.py", "import torch"),
+    "a second event loop": ("peer/serving/part.py", "import asyncio"),
+    "handlers in what is decided": ("curation/labels.py", "import aiohttp"),
+    "training in what people say": ("curation/labels.py", "from training.spec import JobSpec"),
     "a new room of the peer without a place": ("peer/attic/__init__.py", ""),
 }
 

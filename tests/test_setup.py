@@ -12,7 +12,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.rooms import PROJECT, ROOMS
+
 ROOT = Path(__file__).parents[1]
+EXTRAS = ("dev", "web")
 
 
 def constraints() -> dict[str, str]:
@@ -21,10 +24,11 @@ def constraints() -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    """Versions, without their local part, of everything that `.[dev]` asks for and that is there, directly or not."""
+    """Versions, without their local part, of everything that `.[dev,web]` asks for and that is there, directly or not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: dict[str, str] = {}
-    waiting = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    extras = (text for name in EXTRAS for text in project["optional-dependencies"][name])
+    waiting = [Requirement(text) for text in (*project["dependencies"], *extras)]
     seen: set[tuple[str, str]] = set()
     while waiting:
         requirement = waiting.pop()
@@ -50,7 +54,7 @@ def needed(distribution: metadata.Distribution, extra: str) -> Iterator[Requirem
 def test_every_package_that_set_up_installs_is_pinned_to_the_version_that_is_here() -> None:
     """The build of torch for GPUs brings nineteen packages that the one for processors alone does not."""
     pinned, here = constraints(), installed()
-    assert {"torch", "numpy", "sympy", "ruff"} <= here.keys()
+    assert {"torch", "numpy", "sympy", "ruff", "aiohttp", "multidict"} <= here.keys()
     assert {name: pinned.get(name) for name in here} == here
 
 
@@ -58,6 +62,18 @@ def test_constraints_name_each_package_once_with_one_exact_version() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert len(lines) == len(constraints())
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][\w.]*", line) for line in lines)
+
+
+def test_make_setup_installs_the_extras() -> None:
+    assert f"--editable '.[{','.join(EXTRAS)}]'" in (ROOT / "Makefile").read_text()
+
+
+def test_files_that_are_no_code_are_shipped() -> None:
+    """setuptools takes modules by itself, and of all else only what is named."""
+    named = PROJECT["tool"]["setuptools"]["package-data"]
+    shipped = {file for room, patterns in named.items() for pattern in patterns for file in (ROOT / room).glob(pattern)}
+    there = {file for room in ROOMS for file in (ROOT / room).rglob("*") if file.is_file()}
+    assert {file for file in there if file.suffix not in (".py", ".pyc")} == shipped
 
 
 def test_make_test_says_first_how_long_it_takes() -> None:

@@ -282,6 +282,8 @@ class Annotating:
             assert after is not None
             if after.commitment == said:
                 return 201, self._receipt(after, assignment)
+            if assignment in self._kept:
+                self._forget(kept)
             raise Problem("gone", "the lease was over before the answer was decided")
         return 202, {"annotation": assignment.hex()}
 

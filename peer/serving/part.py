@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import trio
 
+from curation.module import is_run
 from curation.state import CurationState, page_key
 from features.parts import Desk
-from peer.bridge import Bridge
-from peer.serving.annotating import Annotating
 from protocol.addresses import parse_address
 
 LISTEN = "web_listen"
@@ -20,14 +19,29 @@ class Serve:
     desk: Desk
 
     async def run(self) -> None:
+        while not is_run(self.desk.state):
+            await self.desk.block_above(self.desk.height)
+        try:
+            # Only a peer that serves needs aiohttp, and pays for it.
+            from peer.bridge import Bridge
+            from peer.serving.annotating import Annotating
+        except ModuleNotFoundError as error:
+            self.desk.tell(f"annotators are not served: the package {error.name} is not installed; the extra `web` has it")
+            return
+
         host, port = parse_address(str(self.desk.setting(LISTEN)))
         site = Annotating(self.desk)
         async with trio.open_nursery() as nursery:
+            try:
+                address = await nursery.start(Bridge(site, host, port).run)
+            except OSError as error:
+                # Most often a second peer of this machine: both have the default address. It goes on with all else.
+                self.desk.tell(f"annotators are not served: {error.strerror}; name another address with --web-listen, or port 0")
+                return
+            shown = f"[{address[0]}]" if ":" in address[0] else address[0]
             nursery.start_soon(site.gatherer.run)
             nursery.start_soon(site.follow)
             nursery.start_soon(_fetch_pages, self.desk, nursery)
-            address = await nursery.start(Bridge(site, host, port).run)
-            shown = f"[{address[0]}]" if ":" in address[0] else address[0]
             self.desk.tell(f"annotators are served at http://{shown}:{address[1]}/")
 
 

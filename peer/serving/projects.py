@@ -16,7 +16,7 @@ from curation.calls import CurationCalls, ExportView, ImportRequest, ProjectView
 from curation.contents import AddPage, Found, Move
 from curation.importing import in_pages, read_tasks
 from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTES
-from curation.module import project_id
+from curation.module import is_run, project_id
 from curation.state import Asked, CurationState, Phase, Project, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, root_of, task_id
 from protocol import codec
@@ -30,7 +30,10 @@ class CurationAnswers(CurationCalls):
 
     @property
     def _state(self) -> CurationState:
-        found: CurationState = self.peer.driver.state.of(CurationState)
+        state = self.peer.driver.state
+        if not is_run(state):
+            raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
+        found: CurationState = state.of(CurationState)
         return found
 
     async def projects(self) -> tuple[ProjectView, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from curation.calls import ProjectView
 from protocol.api import (
     AuditsView,
     AuditView,
@@ -27,6 +28,7 @@ from protocol.api import (
 from protocol.errors import UserError
 
 ME, OTHER = "abcd" + "a" * 48, "abce" + "b" * 48
+PROJECTS = (ProjectView("5" * 64, "shuffled", "label", "open", ME, 3, 40, 9, 4, 1),)
 STATUS = StatusView(
     ME, "anna", "lab", "c" * 64, "trainer", "0.1.0", "127.0.0.1:7700", "/data", 4711, 12, 0, "d" * 64, True, 4, 1, 3, 2, "", 61.5
 )
@@ -178,6 +180,9 @@ class FakeApi:
     async def upgrade(self, module: str, version: int, height: int) -> str:
         self.asked.append((module, version, height))
         return f"1 of the 3 voters needed want {version} from height {height}"
+
+    async def projects(self) -> tuple[ProjectView, ...]:
+        return PROJECTS
 
     async def export(self, path: str) -> ExportView:
         return ExportView(path, 12, "d" * 64, "f" * 64, 7, 123_456)

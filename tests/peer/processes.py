@@ -146,3 +146,7 @@ def children(pid: int) -> list[int]:
 
 def has_torch(pid: int) -> bool:
     return b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes()
+
+
+def has_aiohttp(pid: int) -> bool:
+    return b"/aiohttp/" in Path(f"/proc/{pid}/maps").read_bytes()

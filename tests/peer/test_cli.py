@@ -20,7 +20,7 @@ from peer.commands.words import words
 from protocol.api import EventView
 from protocol.errors import UserError
 from tests.peer import fake_api
-from tests.peer.fake_api import AUDITS, INVITATIONS, JOBS, ME, MODULES, PEERS, ROUNDS, STATS, STATUS, FakeApi
+from tests.peer.fake_api import AUDITS, INVITATIONS, JOBS, ME, MODULES, PEERS, PROJECTS, ROUNDS, STATS, STATUS, FakeApi
 from tests.peer.processes import environment
 
 Result = tuple[int, str, str]
@@ -47,8 +47,11 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("--config=/nowhere run", "write `peer COMMAND --config …`"),
         ("run --rol voter", "unknown argument '--rol'; did you mean --role?"),
         ("run --role boss", "role = 'boss' (command line) is no role"),
-        ("run --role annotator", "is no role; there are voter, trainer, full"),
-        ("run --role rlhf", "is no role; there are voter, trainer, full"),
+        ("run --role rlhf", "is no role; there are voter, trainer, annotator, full"),
+        ("run --role annotator --web-listen here", "web_listen = 'here' (command line) 'here' is not an address"),
+        ("run --sign-up maybe", "sign_up = 'maybe' (command line) is neither open nor invited"),
+        ("tasks import", "FILE|PROJECT"),
+        ("tasks burn all", "'burn'"),
         ("run --listen here", "'here' is not an address"),
         ("run --threads many", "threads = 'many' (command line) is not a whole number"),
         ("run --config /nowhere.toml", "/nowhere.toml cannot be read"),
@@ -119,7 +122,8 @@ def test_every_word_of_the_prompt_is_a_command_but_for_those_about_the_prompt() 
 def test_help_and_version_answer_without_loading_what_is_heavy() -> None:
     code = (
         "import sys\nfrom peer.cli import main\ntry:\n main(['--help'])\nexcept SystemExit: pass\n"
-        "print('HEAVY', [name for name in ('torch', 'numpy', 'trio', 'rich', 'nacl', 'prompt_toolkit') if name in sys.modules])"
+        "heavy = ('torch', 'numpy', 'trio', 'rich', 'nacl', 'prompt_toolkit', 'aiohttp', 'asyncio')\n"
+        "print('HEAVY', [name for name in heavy if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "peer demo" in out
@@ -213,7 +217,7 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
     await nursery.start(serve, FakeApi(log=list(events)), tmp_path)
     place = ("--data-dir", str(tmp_path))
     views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS, "invitations": INVITATIONS}
-    views |= {"audits": AUDITS, "log": events, "features": MODULES}
+    views |= {"audits": AUDITS, "log": events, "features": MODULES, "projects": PROJECTS}
     assert set(views) == {name for name, word in words().items() if word.has_json}
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import resource
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import trio
 
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from tests.peer.processes import SECONDS_MAX, Daemon, children, command, daemons, has_torch, peer
+from tests.peer.processes import SECONDS_MAX, Daemon, children, command, daemons, has_aiohttp, has_torch, peer
 from training.host import ModelHost
 
 
@@ -81,8 +85,54 @@ async def test_a_voter_loads_no_torch_not_even_after_a_round(daemon: Daemon) -> 
     await daemon.start(*RUN).answers()
     await daemon.client.test()
     await daemon.until(height=3)
-    assert not has_torch(daemon.pid)
+    assert not has_torch(daemon.pid) and not has_aiohttp(daemon.pid)
     assert children(daemon.pid) == []  # and nobody who could have
+
+
+async def said(daemon: Daemon, beginning: str) -> str:
+    """The event of the part `serve` that begins so."""
+    with trio.fail_after(SECONDS_MAX):
+        while True:
+            texts = [event.text for event in await daemon.client.events(0, 0.1) if event.kind == "serve"]
+            if texts:
+                assert texts[0].startswith(beginning)
+                return texts[0]
+
+
+SERVE = ("run", "--role", "annotator", "--listen", "127.0.0.1:0")
+
+
+async def test_a_peer_that_serves_annotators_loads_no_torch_and_alone_needs_aiohttp(daemon: Daemon) -> None:
+    await daemon.start(*SERVE, "--web-listen", "127.0.0.1:0").answers()
+    address = (await said(daemon, "annotators are served at http://127.0.0.1:")).rsplit(" ", 1)[1]
+
+    def get() -> bytes:
+        with urlopen(f"{address}healthz", timeout=SECONDS_MAX) as reply:
+            return bytes(reply.read())
+
+    assert await trio.to_thread.run_sync(get) == b"ok\n"
+    assert has_aiohttp(daemon.pid) and not has_torch(daemon.pid) and children(daemon.pid) == []
+    assert daemon.terminate() == 0 and "Traceback" not in daemon.log
+
+
+async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_on(daemon: Daemon) -> None:
+    """Two peers on one machine have the same default."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        await daemon.start(*SERVE, "--web-listen", f"127.0.0.1:{other.getsockname()[1]}").answers()
+        told = await said(daemon, "annotators are not served: ")
+    assert "address already in use" in told and told.endswith("name another address with --web-listen, or port 0")
+    await daemon.client.test()
+    assert daemon.terminate() == 0 and "Traceback" not in daemon.log
+
+
+def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohttp() -> None:
+    """The part `serve` is there as well, before it runs."""
+    script = (
+        "import sys, peer.daemon.daemon, peer.serving.part, peer.serving.projects\n"
+        "print([name for name in ('torch', 'aiohttp', 'asyncio', 'web', 'peer.bridge') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
 
+from curation.calls import CurationCalls
 from peer.daemon.daemon import running
 from peer.export.replaying import audit
 from peer.export.writing import FORMAT, MANIFEST
@@ -50,6 +52,8 @@ async def test_a_peer_of_an_earlier_program_goes_on_where_it_was(kept: Path, tmp
             roots = {key.hex(): job.model_root.hex() for key, job in driver.state.jobs.jobs.items()}
             assert driver.ledger.certified_root.hex() == said["state_root"]
             assert roots.items() >= {job: model["root"] for job, model in said["models"].items()}.items()
+            with pytest.raises(UserError, match="this network does not run the module curation: `upgrade curation 1`"):
+                await cast(CurationCalls, daemon.api).projects()
             height = driver.state.height
             await daemon.api.test()
             while driver.state.height == height:

@@ -1,0 +1,146 @@
+"""Annotators at a running peer, over HTTP: what their programs do is written here once more, from docs/protocol/curation.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import msgpack
+import pytest
+import trio
+from nacl.signing import SigningKey
+
+from curation.calls import CurationCalls, ImportRequest
+from peer import cli
+from peer.daemon.daemon import running
+from peer.settings.config import load
+from tests.peer.network import SECONDS_MAX
+
+Reply = tuple[int, Any]
+TASKS = "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
+
+
+@dataclass
+class Site:
+    """A serving peer, as strangers see it."""
+
+    address: str
+    api: CurationCalls
+
+    async def ask(self, method: str, path: str, body: Any = None, token: str = "") -> Reply:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = Request(self.address + path, json.dumps(body).encode() if body else None, headers, method=method)
+
+        def send() -> Reply:
+            try:
+                with urlopen(request, timeout=SECONDS_MAX) as reply:
+                    return reply.status, json.loads(reply.read())
+            except HTTPError as problem:
+                with problem:
+                    return problem.code, json.loads(problem.read())["code"]
+
+        return await trio.to_thread.run_sync(send)
+
+    async def project(self, folder: Path, votes: int, tasks: str = TASKS) -> str:
+        file = folder / f"{votes}.jsonl"
+        file.write_text(tasks)
+        request = ImportRequest(str(file), "", "", "label", ("glad", "sad"), False, votes, 1, "", False)
+        return (await self.api.import_tasks(request)).project
+
+
+class Annotator:
+    def __init__(self, site: Site, name: str) -> None:
+        self.site, self.name, self.secret, self.token = site, name, SigningKey(hashlib.sha256(name.encode()).digest()), ""
+
+    @property
+    def key(self) -> str:
+        return bytes(self.secret.verify_key).hex()
+
+    def sign(self, tag: str, *fields: Any) -> str:
+        signed = b"folkmoot/2/" + tag.encode() + b"\0" + self.chain + msgpack.packb([tag, *fields])
+        return self.secret.sign(signed).signature.hex()
+
+    async def sign_up(self) -> Reply:
+        _, network = await self.site.ask("GET", "/api/v1/network")
+        self.chain, self.peer = bytes.fromhex(network["chain_id"]), bytes.fromhex(network["peer_key"])
+        body = {"key": self.key, "name": self.name, "signature": self.sign("enrol", self.name, self.peer, False)}
+        return await self.site.ask("POST", "/api/v1/annotators", body)
+
+    async def begin(self) -> None:
+        assert await self.sign_up() == (201, {"annotator": self.key})
+        _, said = await self.site.ask("POST", "/api/v1/challenges", {"key": self.key})
+        signature = self.sign("session", self.peer, bytes.fromhex(said["nonce"]), said["expires_ms"])
+        status, reply = await self.site.ask("POST", "/api/v1/sessions", {"key": self.key, **said, "signature": signature})
+        assert status == 201
+        self.token = reply["token"]
+
+    async def tasks(self, limit: int = 1) -> list[Any]:
+        status, reply = await self.site.ask("GET", f"/api/tasks?limit={limit}", token=self.token)
+        assert status == 200
+        return cast(list[Any], reply["tasks"])
+
+    async def submit(self, assignment: str, answer: list[int], salt: bytes = bytes(16)) -> Reply:
+        said = hashlib.sha256(b"folkmoot/answer\0" + bytes.fromhex(assignment) + salt + msgpack.packb(answer)).digest()
+        signature = self.sign("annotation", bytes.fromhex(assignment), said)
+        body = {"assignment": assignment, "answer": answer, "salt": salt.hex(), "signature": signature}
+        return await self.site.ask("POST", "/api/submit", body, self.token)
+
+
+@pytest.fixture
+async def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Site]:
+    directory = tmp_path / "peer"
+    said = ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(directory)]
+    assert await trio.to_thread.run_sync(cli.main, said) == 0
+    values = {"data_directory": directory, "role": "annotator", "sign_up": "open", "web_listen": "127.0.0.1:0"}
+    async with running(load(values, {"HOME": str(tmp_path)}).config) as daemon:
+        while not (told := [event.text for event in await daemon.api.events(0, 0.1) if event.kind == "serve"]):
+            pass
+        yield Site(told[0].split()[-1].rstrip("/"), cast(CurationCalls, daemon.api))
+
+
+async def test_a_person_labels(site: Site, tmp_path: Path) -> None:
+    with trio.fail_after(SECONDS_MAX):
+        project = await site.project(tmp_path, votes=1)
+        ann = Annotator(site, "ann")
+        await ann.begin()
+        task, *_ = await ann.tasks(3)
+        assert (task["kind"], task["options"], task["many"], task["project"]) == ("label", ["glad", "sad"], False, project)
+        status, receipt = await ann.submit(task["assignment"], [1])
+        assert (status, receipt["annotation"]) == (201, task["assignment"])
+        assert await ann.submit(task["assignment"], [1]) == (200, receipt)
+        assert await ann.submit(task["assignment"], [0]) == (409, "already-answered")
+        assert await ann.submit(task["assignment"], [2]) == (422, "misfit")
+        _, annotation = await site.ask("GET", f"/api/v1/annotations/{task['assignment']}")
+        assert (annotation["state"], annotation["label"]) == ("settled", [1])
+        assert await site.ask("POST", "/api/v1/sessions", {"key": ann.key}) == (400, "malformed")
+
+
+async def test_of_two_answers_at_once_the_first_is_opened(site: Site, tmp_path: Path) -> None:
+    """Both were kept under one name, and the second one's salt does not open the first one's commitment."""
+    with trio.fail_after(SECONDS_MAX):
+        await site.project(tmp_path, votes=2, tasks=TASKS.splitlines(True)[0])
+        ann, bob = Annotator(site, "ann"), Annotator(site, "bob")
+        replies: list[int] = []
+
+        async def send(salt: bytes) -> None:
+            replies.append((await ann.submit(assignment, [1], salt))[0])
+
+        for who in (ann, bob):
+            await who.begin()
+        assignment = (await ann.tasks())[0]["assignment"]
+        async with trio.open_nursery() as nursery:
+            for salt in (b"a" * 16, b"b" * 16):
+                nursery.start_soon(send, salt)
+        assert Counter(replies) == {201: 1, 409: 1}
+        assert (await bob.submit((await bob.tasks())[0]["assignment"], [1]))[0] == 201
+        annotation: Any = {}
+        while annotation.get("state") != "settled":
+            _, annotation = await site.ask("GET", f"/api/v1/annotations/{assignment}")
+        assert annotation["label"] == [1]
