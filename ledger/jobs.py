@@ -21,7 +21,6 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.identity import Signed, short_id
 from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
-from protocol.reasons import label
 from rounds.ballots import Outcome, RoundTerms
 
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
@@ -74,7 +73,6 @@ class JobTerms:
     base: Base | None = None
     requires: ModuleVersion = JOBS  # the network must run this module, in this version or a later one
     role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
-    reasons: tuple[str, ...] = ()  # labels of the objective's own verdicts
 
     @property
     def is_reexecuted(self) -> bool:
@@ -385,8 +383,8 @@ class JobsModule(Module[JobsState]):
         for trainer in closed.accepted:
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
-        own = self.rules.terms(job.spec).reasons
-        told = {trainer: label(verdict, own) for trainer, verdict in closed.rejected.items()}
+        # Names of codes, not the objective's labels: those belong to the program, and another release may have others.
+        told = {trainer: verdict.label for trainer, verdict in closed.rejected.items()}
         told |= dict.fromkeys(closed.absent, "absent")
         for trainer, reason in told.items():
             reasons = rejected.setdefault(trainer, {})

@@ -27,6 +27,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.limits import MESSAGE_BYTES_MAX, ROW_BYTES_MAX
 from protocol.messages import Link, Name
+from protocol.names import name_problem
 
 PROOF_LINKS_MAX: Final = 1 << 16  # a network that changes its voters every hour needs so many after seven years
 # Two modules of the size that a newcomer fetches, of which the network's own is a thousandth, and links of ordinary voter sets.
@@ -106,6 +107,12 @@ def sealed(content: RowProof) -> bytes:
 # Checking ----------------------------------------------------------------------------------------------------------------
 
 
+def chain_of(data: bytes) -> bytes:
+    """The chain that a file says it is of, before anything else is checked. Raises `RemoteProtocolError`."""
+    file = codec.decode_message(data, (RowProofFile,), PROOF_FILE_BYTES_MAX)
+    return Genesis.decode(codec.decode(RowProof, file.content, PROOF_FILE_BYTES_MAX).genesis).chain_id
+
+
 def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) -> ProvenRow:
     """Raises `RemoteProtocolError`, which names what does not fit. `modules` are those that this program knows.
 
@@ -116,6 +123,9 @@ def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) 
         raise _bad("the file has other bytes than whoever made it wrote")
     content = codec.decode(RowProof, file.content, PROOF_FILE_BYTES_MAX)
     genesis = Genesis.decode(content.genesis)
+    for name in (content.module, *content.digests):
+        if "/" in name or name_problem(name):
+            raise _bad(f"{name!a} is no name of a module")
     certified, voters = _followed(genesis, content.links, verifier)
     if root_over(content.digests) != certified.header.state_root:
         raise _bad(f"the modules are not those under the state root in block {certified.header.height}")

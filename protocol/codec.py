@@ -61,9 +61,12 @@ COUNT_MAX = 2**53 - 1
 Count = Annotated[int, Between(0, COUNT_MAX)]  # heights, views, sizes, milliseconds: exact in every language's double
 
 
-def added(default: Any) -> Any:
-    """A field of a record that an earlier release did not have. `default` is what its absence means, for ever."""
-    return dataclasses.field(default=default, metadata=_ADDED)
+def added(default: Any = dataclasses.MISSING, *, factory: Any = dataclasses.MISSING) -> Any:
+    """A field of a record that an earlier release did not have. The default, or what `factory` makes, is what its absence means,
+    for ever.
+    """
+    field: Any = dataclasses.field(default=default, default_factory=factory, metadata=_ADDED)
+    return field
 
 
 _ADDED = {"added": True}
@@ -141,6 +144,15 @@ def item(data: bytes, index: int) -> bytes:
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
         pass
     raise RemoteProtocolError("malformed", f"an array that has no item {index}")
+
+
+def count(data: bytes) -> int:
+    """How many items the array has that `data` begins with. Raises `RemoteProtocolError` if it is none."""
+    try:
+        found, _ = _read_count(data, 0)
+    except IndexError:
+        raise RemoteProtocolError("malformed", "an array that ends early") from None
+    return found
 
 
 # Plain values: for programs of one person on one machine, which need no types to agree ------------------------------------
@@ -222,23 +234,31 @@ def _record_writer(kind: Any) -> Writer:
     return write
 
 
-def _write_grown(head: list[Plain], names: tuple[str, ...], defaults: tuple[Any, ...], value: Any) -> Plain:
-    """Of a record with fields that were added."""
-    values = [getattr(value, name) for name in names]
+def _write_grown(head: list[Plain], names: tuple[str, ...], defaults: tuple[bytes, ...], value: Any) -> Plain:
+    """Of a record with fields that were added. Bytes are compared: 0 is equal to −0 and to False, but not the same."""
+    plain = [to_plain(getattr(value, name)) for name in names]
     for default in reversed(defaults):
-        if values[-1] != default:
+        if msgpack.packb(plain[-1], use_bin_type=True) != default:
             break
-        values.pop()
-    return head + [to_plain(item) for item in values]
+        plain.pop()
+    return head + plain
 
 
-def _added_defaults(kind: Any) -> tuple[Any, ...]:
-    """Of the fields that were added to a record, which are its last ones."""
+@functools.cache
+def _added_defaults(kind: Any) -> tuple[bytes, ...]:
+    """The encoded defaults of the fields that were added to a record, which are its last ones."""
     fields = dataclasses.fields(kind)
     found = [field for field in fields if field.metadata.get("added")]
     assert not found or fields[-len(found) :] == tuple(found), f"{kind.__name__}: fields are added behind all others"
     assert not any(field.kw_only for field in found), f"{kind.__name__}: an added field is positional"
-    return tuple(field.default for field in found)
+    hints = typing.get_type_hints(kind, include_extras=True) if found else {}
+    defaults = []
+    for field in found:
+        factory: Any = field.default_factory
+        default = factory() if field.default is dataclasses.MISSING else field.default
+        defaults.append(encode(default))
+        _whole(_reader(hints[field.name]), defaults[-1], hints[field.name])  # it is a value of the field's own type
+    return tuple(defaults)
 
 
 def _field_names(kind: Any) -> tuple[str, ...]:
@@ -535,11 +555,12 @@ def _record(kind: type) -> Reader:
         values: list[Any] = []
         try:
             for reader in readers if count == len(readers) else readers[:count]:
+                start = at
                 value, at = reader(data, at)
                 values.append(value)
         except RemoteProtocolError as error:
             raise RemoteProtocolError(error.reason, f"{names[len(values)]}: {error.detail}") from None
-        if count > least and values[-1] == defaults[count - least - 1]:
+        if count > least and data[start:at] == defaults[count - least - 1]:
             raise RemoteProtocolError("non-canonical", f"{names[count - 1]} has its default, and is left out then")
         return kind(**dict(zip(names, values, strict=False))) if by_name else kind(*values), at
 

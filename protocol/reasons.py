@@ -80,6 +80,12 @@ def label(code: Verdict | Finding, own: Sequence[str]) -> str:
     return own[number] if 0 <= number < len(own) else code.label
 
 
+def shown(name: str, own: Sequence[str]) -> str:
+    """For people: as `label`, of a code by its name."""
+    code = Verdict.__members__.get(name.upper())
+    return name if code is None else label(code, own)
+
+
 def with_label(text: str, own: Sequence[str]) -> Verdict | None:
     """The verdict that `label` calls so. None: none, as for a trainer that was absent."""
     return next((verdict for verdict in Verdict if label(verdict, own) == text), None)

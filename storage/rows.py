@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ledger.tables import Table
+from ledger.tables import Table, TableRoot
 from ledger.tables.rows import PATH_BYTES, Replacement, Stored, loaded, replaced
-from ledger.tables.tree import Node, hash_of
+from ledger.tables.tree import Node
 from ledger.tables.versions import Version
 from protocol.errors import StorageError
 from storage.sealed import damaged, storage_error
@@ -102,8 +102,8 @@ class SqliteRows:
     def attach(self, tables: Mapping[str, Table[Any]]) -> None:
         """Makes the rows of the stored state's tables be here. Raises `StorageError` if they are not those of their roots."""
         for name, table in tables.items():
-            if hash_of(self._trees.get(name)) != table.root.hash:
-                raise damaged(self.path, f"the rows of {name} are not those of the state")
+            if TableRoot.of(self._trees.get(name)) != table.root:
+                raise self._damaged(f"the rows of {name} are not those of the state")
             table.settle(self._trees.get(name), self.version)
             self._tables[name] = table
 
@@ -127,7 +127,14 @@ class SqliteRows:
         return None
 
     def lost(self) -> StorageError:
-        return damaged(self.path, "rows of a table have other bytes")
+        return self._damaged("rows of a table have other bytes")
+
+    def _damaged(self, what: str) -> StorageError:
+        """Votes stand elsewhere, so lost rows cost nobody a key."""
+        kept = "what this peer signed is not lost, and others hold these rows"
+        return StorageError(
+            f"{self.path} is damaged ({what}): {kept}; check the disk, and ask for help before you delete anything"
+        )
 
     def _remember(self, slot: int, of: bytes, data: bytes) -> None:
         self._forget(slot)

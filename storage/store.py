@@ -41,6 +41,7 @@ Tables = Mapping[str, Table[Any]]
 SCHEMA_VERSION = 6
 FIRST_SCHEMA_VERSION = 6  # from release 0.2.0 on, all are read
 # Version -> what makes a database of it one of the next version. Each stays for ever.
+# A table whose columns change is made anew, with the SQL text of a fresh one, and its rows are sealed again over all columns.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
@@ -135,11 +136,14 @@ class Store:
         elif version > SCHEMA_VERSION:
             newer = f"{self.path} has format {version}, this program reads formats up to {SCHEMA_VERSION}"
             raise StorageError(f"{newer}: install the newer program that wrote it")
-        elif version < SCHEMA_VERSION:
-            self._migrate(version)
+        elif version == SCHEMA_VERSION:
+            self._check_schema()
         self._check_content()
         if self._get("chain") != chain_id:
             raise StorageError(f"{self.path} belongs to another network: use the data directory made for this one")
+        if 0 < version < SCHEMA_VERSION:  # whole, and of this network
+            self._migrate(version)
+            self._check_schema()
         self._committed.open(self._get("transactions"))
         self.rows = SqliteRows(self.path)
 
@@ -164,10 +168,12 @@ class Store:
             self._database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             self._database.execute("COMMIT")
 
-    def _check_content(self) -> None:
-        """That every row which must be here is here as it was written."""
+    def _check_schema(self) -> None:
         if not {(table,) for table in _TABLES} <= set(self._rows("SELECT sql FROM sqlite_schema")):
             raise self._damaged("its schema has other bytes")
+
+    def _check_content(self) -> None:
+        """That every row which must be here is here as it was written, whatever the form of the other tables."""
         for table in _SEALS_CHECKED_AT_START:
             self._sealed(table)
         count, first, last = self._rows("SELECT count(*), min(height), max(height) FROM blocks")[0]

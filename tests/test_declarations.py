@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,23 @@ from peer import features
 from peer.driver.auditing import describe
 from peer.features import FEATURES, founding_modules
 from peer.roles.trainer import Trainer
+from peer.roles.voter import fetch_declared
 from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.reasons import Finding, Verdict, label, with_label
+from storage.blobs import Blobs
 from tests.notes.engine import KIND, Slate
 from tests.notes.feature import NOTES
 from tests.notes.objective import COUNTED_BYTES, OBJECTIVES, Counted
 from tests.peer import chain, network
-from tests.peer.network import SECONDS_MAX, Network, Seat, has_finished
+from tests.peer.network import SECONDS_MAX, Network, Seat, has_finished, service_of
 from tests.training.replicated.support import proposed
 from training import tasks
 from training.data import corpus
 from training.data.default_text import default_text
 from training.objectives import registry
+from training.objectives.objective import Objective, Reason
 from training.replicated.model import ReplicatedModel
 from training.spec import AuditMode, JobSpec
 
@@ -91,7 +95,12 @@ async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason
             for seat in made.seats:
                 await seat.until(has_finished(job))
         liar = made.seats[3].public
-        assert all(rejections(seat, job) == {liar: {"miscounted": LETTERS.rounds}} for seat in made.seats)
+        assert all(rejections(seat, job) == {liar: {"own_0": LETTERS.rounds}} for seat in made.seats), (
+            "a code has one name in the state"
+        )
+        # The state has a code's own name; people read what the objective calls it.
+        view = next(view for view in await service_of(made.seats[0]).jobs() if view.job == job.hex())
+        assert list(view.rejected.values()) == [{"miscounted": LETTERS.rounds}]
         stored = made.seats[0].store.round(job, 0)
         assert (
             stored is not None and stored.verdicts[liar] == "miscounted" and list(stored.verdicts.values()).count("accept") == 3
@@ -150,3 +159,42 @@ async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
     text.write_bytes(TEXT)
     with pytest.raises(UserError, match="engine 'slate' makes no declarations, which the objective 'letters' asks for"):
         Jobs(KIND, lambda: None, 1 << 30).answer(tasks.OpenJob(bytes(32), LETTERS.encode(), str(text), None))
+
+
+async def test_a_challenge_finds_the_step_whose_declaration_is_invented(feature: None, tmp_path: Path) -> None:
+    """Its states follow from what was invented, so that no step of them is false."""
+    text, model = tmp_path / "text", tmp_path / "model"
+    text.write_bytes(TEXT)
+    ReplicatedModel.initial(ME, LETTERS).save(model)
+    honest, liar = Counting(False), Counting(True)
+    opened = tasks.OpenJob(ME, LETTERS.encode(), str(text), None)
+    for worker in (honest, liar):
+        await worker.ask(opened)
+    made = await liar.ask(
+        tasks.Propose(ME, 0, ME, str(model), None, None, str(tmp_path / "m"), declared_out=str(tmp_path / "declared"))
+    )
+    files = {bytes.fromhex(file.name): str(file) for file in (tmp_path / "declared").iterdir()}
+    declared = tasks.Declared(made.declaration, files)
+    asked = tasks.Reexecute(ME, 0, ME, str(model), None, str(tmp_path / "states"), declared)
+    assert await honest.ask(asked) == tasks.Reexecuted(None, 0)
+
+
+async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(feature: None, tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path / "blobs", tmp_path / "buffers")
+    large = blobs.add(bytes(COUNTED_BYTES + 1))
+
+    async def fetch(*_: object) -> None:
+        """Everything is here."""
+
+    past = SimpleNamespace(spec=LETTERS, blobs=blobs, fetch=fetch, needs=object())
+    declaration = codec.encode(Counted(large, 1))
+    with pytest.raises(RemoteProtocolError, match="a blob of 2049 bytes, at most 2048 are allowed"):
+        await fetch_declared(past, ME, SimpleNamespace(declaration=declaration))  # type: ignore[arg-type]
+
+
+def test_labels_of_reasons_are_nobody_else_s(feature: None) -> None:
+    for labels in (("accept",), ("own_1",), ("withheld",), ("twice", "twice")):
+        kind = type("Odd", (Objective,), {"name": "odd", "reasons": tuple(Reason(label, "") for label in labels)})()
+        with pytest.raises(AssertionError, match="odd"):
+            registry.add((kind,))
+        registry._known.pop("odd")

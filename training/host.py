@@ -59,7 +59,6 @@ class ModelHost:
             audits=_audit_terms(job) if job.audit is AuditMode.SAMPLED else None,
             base=job.base,
             role=job.kind.role,
-            reasons=job.kind.labels,
         )
 
     def misfit(self, base: bytes, spec: bytes) -> str | None:

@@ -61,7 +61,8 @@ class Proposed:
 @dataclass(frozen=True, slots=True)
 class Reexecuted:
     TAG: ClassVar[str] = "reexecuted"
-    trace: Digest | None  # None: what the proposal goes on from is no inner state
+    trace: Digest | None  # None: what the proposal goes on from is no inner state, or its declaration is refuted
+    refuted: Count | None = None  # the first step that goes by what the objective refutes
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class Genesis:
             check_name(founder.name)
             check_roles(founder.roles)
         names = [module.name for module in genesis.modules]
+        for name in names:
+            check_name(name)
         if len(set(names)) < len(names):
             raise RemoteProtocolError("bad-genesis", f"modules {names} name one twice")
         return genesis

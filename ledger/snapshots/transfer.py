@@ -31,6 +31,7 @@ OFFERS_SECONDS_MAX: Final = 5.0  # twice as long after each snapshot of which to
 AGAIN_SECONDS: Final = 1.0  # a peer that had nothing to offer is asked again; the network has moved on meanwhile
 STALL_SECONDS: Final = 10.0  # nothing for so long: 4 MiB take that over 3 Mbit/s
 REST_SECONDS_MAX: Final = 120.0  # a peer that stalled or refused rests, twice as long each time
+DRIP_SECONDS: Final = 5.0  # and a part whose pieces have come for this long, and are not all here
 HEDGE_SECONDS: Final = 1.0  # a part that a peer has not sent for this long is asked of an idle peer, too
 STARVED_SECONDS: Final = 15.0  # not one part for so long: all peers that offer this snapshot rest, and another is chosen
 OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
@@ -83,13 +84,19 @@ def in_turn(peers: Iterable[bytes], voters: VoterSet, last: bytes) -> list[bytes
 class _Pending:
     """One thing that was asked of one peer."""
 
-    asked: float
+    asked: float  # when it was asked for, or the last piece of it came
+    begun: float  # when it was asked for
     pieces: list[bytes] = field(default_factory=list)
     pieces_asked: int = 1
 
     @property
     def size(self) -> int:
         return sum(map(len, self.pieces))
+
+    @property
+    def late(self) -> float:
+        """From when on an idle peer is asked for it too: also where pieces come, but one by one."""
+        return min(self.asked + HEDGE_SECONDS, self.begun + DRIP_SECONDS)
 
 
 @dataclass(slots=True)
@@ -224,7 +231,7 @@ class Transfer:
         if self._assembly is not None:
             yield self._leaves
         if any(source.tip and not source.pending for source in self._sources.values()):
-            yield from (pending.asked + HEDGE_SECONDS for _, pending in self._asked_of_one())
+            yield from (pending.late for _, pending in self._asked_of_one())
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
@@ -427,7 +434,7 @@ class Transfer:
     def _ask(self, peer: bytes, source: _Source, key: Key) -> None:
         if not source.pending:
             source.heard = self._now
-        source.pending[key] = _Pending(self._now)
+        source.pending[key] = _Pending(self._now, self._now)
         self._send_request(peer, key, 0 if key.in_pieces else key.index)
 
     def _send_request(self, peer: bytes, key: Key, index: int) -> None:
@@ -444,7 +451,7 @@ class Transfer:
         """For an idle peer: a part that another peer does not send."""
         if source.pending:
             return None
-        late = (key for key, pending in self._asked_of_one() if pending.asked + HEDGE_SECONDS <= self._now)
+        late = (key for key, pending in self._asked_of_one() if pending.late <= self._now)
         return next(late, None)
 
     def _conclude(self) -> None:

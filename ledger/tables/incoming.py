@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from ledger.tables.proofs import Range, RangeProof, proven_rows, ranges
 from ledger.tables.table import Table
 from ledger.tables.tree import Node, Row, built, joined, nowhere, path_of
 from protocol import codec
+from protocol.errors import RemoteProtocolError
+
+_ROWS_FIELD = [field.name for field in fields(RangeProof)].index("rows")
 
 
 class IncomingRows:
@@ -20,6 +24,8 @@ class IncomingRows:
 
     def put(self, of: Range, data: bytes) -> None:
         """Raises `RemoteProtocolError` if these are not the rows of the range under the root."""
+        if (count := codec.count(codec.item(data, _ROWS_FIELD))) > self.root.rows:
+            raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table that has {self.root.rows}")
         rows: list[Row] = []
         for key, value in proven_rows(self.root.hash, of, codec.decode(RangeProof, data, len(data))):
             rows.append((path_of(key), key, value))

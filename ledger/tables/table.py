@@ -99,7 +99,8 @@ class Table(Generic[R]):
             node = tree.changed(node, ascending, _reader(version))
             # What was written is decoded again when it is read, as another peer's is that starts in between.
             written = {key for layer in layers for key in layer}
-            still = {key: value for key, value in known.items() if key not in written}
+            # A copy: another thread may read rows of the table before, which shares what is known, while this one hashes.
+            still = {key: value for key, value in known.copy().items() if key not in written}
             self._now = (node, version, (), still)
         return node, _reader(version)
 

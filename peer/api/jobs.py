@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -15,7 +16,7 @@ from peer.api.running import RunningPeer
 from protocol.api import JobCalls, JobView, RoundView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import peer_id
-from protocol.reasons import Verdict
+from protocol.reasons import Verdict, shown
 from storage.store import StoredRound
 from training.data import corpus as data
 from training.replicated.aggregate import is_plain_mean
@@ -97,6 +98,10 @@ class JobAnswers(JobCalls):
         return f"{want}; its author can end it alone, the others have to say the same"
 
 
+def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
+    return {shown(reason, own): count for reason, count in reasons.items()}
+
+
 def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
     spec = JobSpec.decode(job.spec)
     return JobView(
@@ -110,7 +115,7 @@ def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
         audit=spec.audit.value,
         data=_data(spec),
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
-        rejected={peer_id(trainer): dict(reasons) for trainer, reasons in job.rejected.items()},
+        rejected={peer_id(trainer): _shown(reasons, spec.kind.labels) for trainer, reasons in job.rejected.items()},
         started_height=job.started,
         suspended={peer_id(trainer): until for trainer, until in audits.suspended.items() if until > job.round},
         audits_open=_open_audits(audits),

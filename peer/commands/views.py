@@ -131,19 +131,27 @@ def stats(view: StatsView) -> Pairs:
 
 
 def proven_row(found: RowVerdict) -> Pairs:
-    at = datetime.fromtimestamp(found.certified_ms / 1000).astimezone()
+    at = _moment(found.certified_ms)
     return Pairs(
         {
             "network": f"{found.network}, chain id {found.chain_id}",
             "trust from": found.trust,
             "state": f"after height {found.height}, root {found.state_root}",
-            "certified": f"by block {found.certified_by} of {at:%Y-%m-%d %H:%M:%S}, which {found.signatures} of {found.voters} "
+            "certified": f"by block {found.certified_by} of {at}, which {found.signatures} of {found.voters} "
             f"voters signed; {counted(found.links, 'change')} of the voters since the genesis",
             "table": f"{found.table}, {counted(found.rows, 'row')}" + ("" if found.is_table else NOT_CHECKED),
             "key": _bytes(found.key),
             "value": _row(found) if found.has_row else "none: this key has no row",
         }
     )
+
+
+def _moment(ms: int) -> str:
+    """A time that somebody else wrote: it may be none that a calendar has."""
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms after 1970"
 
 
 def _row(found: RowVerdict) -> str:

@@ -378,6 +378,8 @@ class Auditing:
             try:
                 theirs = await self._theirs(past, due)
                 own = await self._reexecuted(role, past, due, folder)
+                if isinstance(own, int):
+                    return own, 0.0
                 return await trio.to_thread.run_sync(bisect, own, theirs, past.spec.replay_tolerance, until)
             finally:
                 with trio.CancelScope(shield=True):
@@ -397,7 +399,8 @@ class Auditing:
         listed = Trace.decode(read_fetched(past, due.proposal.trace, trace_bytes_max(past.spec)), past.spec)
         return States(listed, past.spec, revealed, past.model.parameters)
 
-    async def _reexecuted(self, role: Computing, past: Round, due: Due, folder: Path) -> States:
+    async def _reexecuted(self, role: Computing, past: Round, due: Due, folder: Path) -> States | int:
+        """This peer's own states; or the first step whose declaration is refuted."""
         inner, states = due.proposal.inner_from, folder / "states"
         if inner is not None:
             await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)
@@ -405,6 +408,8 @@ class Auditing:
         declared = await fetch_declared(past, due.trainer, due.proposal)
         model = str(past.model_directory)
         done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, model, begun, str(states), declared))
+        if done.refuted is not None:
+            return done.refuted
         if done.trace is None:
             raise RemoteProtocolError("bad-trace", "the proposal goes on from something that is no inner state")
         listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)

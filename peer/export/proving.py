@@ -9,7 +9,7 @@ from typing import Any
 
 from features.as_json import plain
 from ledger.core.genesis import Genesis
-from ledger.row_proofs import PROOF_FILE_BYTES_MAX, ProvenRow, proven_row, row_proof
+from ledger.row_proofs import PROOF_FILE_BYTES_MAX, ProvenRow, chain_of, proven_row, row_proof
 from ledger.state import State
 from peer.features import known_modules
 from protocol import codec
@@ -78,13 +78,8 @@ def verify(path: Path, trusted: str, genesis: Path | None, unknown_module: bool 
     `trusted` is the chain id that the caller knows, in hex; `genesis` is a file that has it. Both may be missing. With
     `unknown_module` the caller takes the file's word that a field is a table, where this program does not know the module.
     """
-    found = _checked(_read(path, PROOF_FILE_BYTES_MAX), str(path))
-    module, field = found.table.split("/")
-    if not (found.is_known or unknown_module):
-        lacks = f"this program does not know {module} {found.version}"
-        way_out = "install one that does, or take the file's word with --unknown-module"
-        raise UserError(f"{path}: {lacks} and cannot tell whether its field {field} is a table: {way_out}")
-    chain_id, trust = found.genesis.chain_id.hex(), ""
+    data = _read(path, PROOF_FILE_BYTES_MAX)
+    chain_id, trust = _chain_of(data, str(path)), ""
     if genesis is not None:
         _require_same(path, chain_id, _chain_id(genesis), str(genesis))
         trust = f"the genesis in {genesis}"
@@ -93,6 +88,13 @@ def verify(path: Path, trusted: str, genesis: Path | None, unknown_module: bool 
             raise UserError(f"--chain-id {trusted!r} is no chain id, which has 64 hexadecimal digits")
         _require_same(path, chain_id, trusted.lower(), "--chain-id")
         trust = trust or "the chain id that you gave"
+    found = _checked(data, str(path))
+    module, field = found.table.split("/")
+    if not (found.is_known or unknown_module):
+        lacks = f"this program does not know {module} {found.version}"
+        way_out = "install one that does, or take the file's word with --unknown-module"
+        raise UserError(f"{path}: {lacks} and cannot tell whether its field {field} is a table: {way_out}")
+    assert found.genesis.chain_id.hex() == chain_id
     header = found.certified.header
     return RowVerdict(
         network=found.genesis.network,
@@ -113,6 +115,13 @@ def verify(path: Path, trusted: str, genesis: Path | None, unknown_module: bool 
         value=found.value.hex() if found.value is not None else "",
         record=plain(found.record),
     )
+
+
+def _chain_of(data: bytes, what: str) -> str:
+    try:
+        return chain_of(data).hex()
+    except RemoteProtocolError as error:
+        raise UserError(f"{what} proves nothing: {error}") from None
 
 
 def _checked(data: bytes, what: str) -> ProvenRow:

@@ -203,6 +203,9 @@ async def fetch_declared(round: Round, trainer: bytes, proposal: Proposal) -> De
     files = dict[bytes, str]()
     for digest, size_max in round.spec.declared_blobs(proposal.declaration).items():
         await fetch_reveal(round, digest, size_max, trainer)
+        size = round.blobs.size(digest)
+        if size is not None and size > size_max:  # it was here as something else
+            raise RemoteProtocolError("bad-declaration", f"a blob of {size} bytes, at most {size_max} are allowed")
         files[digest] = str(round.blobs.path(digest))
     return Declared(proposal.declaration, files)
 

@@ -102,7 +102,7 @@ class Jobs:
             case tasks.Propose():
                 return proposals.propose(request, self._update(request.job), self._declarer(request.job))
             case tasks.Reexecute():
-                return proposals.reexecute(request, self._update(request.job))
+                return proposals.reexecute(request, self._update(request.job), self._declarer(request.job))
             case tasks.Audit():
                 return proposals.audit(request, self._update(request.job), self._declarer(request.job))
             case tasks.Replay():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError
@@ -287,6 +288,33 @@ def test_an_added_field_at_its_default_is_left_out_at_the_end(fields: list[objec
     with pytest.raises(RemoteProtocolError, match="has its default, and is left out then"):
         codec.decode(Second, msgpack.packb(fields))
     assert codec.decode(Second, msgpack.packb([1, "red", [2, "red"]])) == Second(1, Colour.RED, Leaf(2, Colour.RED))
+
+
+@dataclass(frozen=True, slots=True)
+class Third:
+    number: int
+    real: float = codec.added(0.0)
+    names: tuple[str, ...] = codec.added(factory=tuple)
+    rows: Table[Leaf] = codec.added(factory=lambda: Table(Leaf))
+
+
+def test_what_is_left_out_are_the_default_s_own_bytes() -> None:
+    assert codec.encode(Third(1)) == codec.encode(First(1))
+    minus = codec.encode(Third(1, -0.0))
+    assert math.copysign(1, codec.decode(Third, minus).real) == -1 and minus != codec.encode(Third(1))
+    emptied = Third(1, rows=Table(Leaf).with_row(b"k", Leaf(1, Colour.RED)).without(b"k"))
+    assert codec.encode(emptied) == codec.encode(Third(1)), "a table without rows has one encoding, whatever was in it before"
+    one, other = (codec.decode(Third, codec.encode(First(1))) for _ in range(2))
+    assert one.rows is not other.rows
+
+
+def test_a_default_is_a_value_of_its_field() -> None:
+    @dataclass(frozen=True)
+    class Wrong:
+        small: Annotated[int, Between(1, 5)] = codec.added(0)
+
+    with pytest.raises(RemoteProtocolError, match=r"outside 1\.\.5"):
+        codec.encode(Wrong())
 
 
 def test_a_field_is_added_behind_all_others() -> None:

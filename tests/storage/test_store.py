@@ -23,6 +23,7 @@ from protocol.identity import Signed, sign
 from protocol.messages import Ballot, CutOff, GetRound
 from storage.crash_points import VARIABLE
 from storage.highwater import HighWater
+from storage.sealed import insert
 from storage.store import Store, StoredRound
 from tests.rooms import ROOT
 from tests.sim.keys import FastSigner
@@ -224,12 +225,21 @@ with later():
 
 @contextmanager
 def later() -> Iterator[None]:
-    """A program with two more forms of the database: a column of what was measured, then an index of it."""
-    column, index = "ALTER TABLE measured ADD COLUMN unit TEXT", "CREATE INDEX by_unit ON measured (unit)"
+    """A program with two more forms of the database: what was measured has a unit, and then there is a table of units."""
     real = storage.store.SCHEMA_VERSION, storage.store._TABLES
-    others = (table for table in real[1] if "TABLE measured" not in table)
-    storage.store.SCHEMA_VERSION, storage.store._TABLES = real[0] + 2, (*others, index)
-    storage.store.MIGRATIONS.update({real[0]: lambda db: db.execute(column), real[0] + 1: lambda db: db.execute(index)})
+    (old,) = (table for table in real[1] if "TABLE measured" in table)
+    wide, units = old.replace("value REAL,", "value REAL, unit TEXT,"), "CREATE TABLE units (unit TEXT PRIMARY KEY)"
+
+    def widen(database: sqlite3.Connection) -> None:
+        database.execute("ALTER TABLE measured RENAME TO before")
+        database.execute(wide)
+        for job, round, name, value, _ in database.execute("SELECT * FROM before").fetchall():
+            insert(database, "INSERT", "measured", job, round, name, value, "nats")
+        database.execute("DROP TABLE before")
+
+    storage.store.SCHEMA_VERSION = real[0] + 2
+    storage.store._TABLES = (*(wide if table == old else table for table in real[1]), units)
+    storage.store.MIGRATIONS.update({real[0]: widen, real[0] + 1: lambda database: database.execute(units)})
     try:
         yield
     finally:
@@ -239,12 +249,39 @@ def later() -> Iterator[None]:
 
 def test_a_database_of_an_earlier_form_is_migrated_with_all_that_is_in_it(filled: Path) -> None:
     with closing(Store(filled, CHAIN)) as before:
+        before.measure(JOB, 3, {"loss": 2.5})
         decided = before.decided_height
     with later(), closing(Store(filled, CHAIN)) as store:
         assert store.decided_height == decided
         assert store._rows("PRAGMA user_version")[0][0] == storage.store.FIRST_SCHEMA_VERSION + 2
+        for table in (
+            "meta",
+            "blocks",
+            "votes",
+            "undecided",
+            "prepared",
+            "round_votes",
+            "evidence",
+            "roots",
+            "rounds",
+            "measured",
+        ):
+            store._sealed(table)
+        assert (3, "loss", 2.5, "nats") in [tuple(row[1:5]) for row in store._sealed("measured")]
     with pytest.raises(StorageError, match="install the newer program"):
         Store(filled, CHAIN)
+
+
+@pytest.mark.parametrize("how", ["another network", "a damaged vote"])
+def test_a_database_is_migrated_only_if_it_is_whole_and_of_this_network(filled: Path, how: str) -> None:
+    if how == "a damaged vote":
+        with closing(sqlite3.connect(filled, isolation_level=None)) as database:
+            database.execute("UPDATE round_votes SET signed = x'00'")
+            database.execute("UPDATE votes SET signed = x'00'")
+    with later(), pytest.raises(StorageError):
+        Store(filled, CHAIN if how == "a damaged vote" else b"d" * 32)
+    with closing(sqlite3.connect(filled)) as database:
+        assert database.execute("PRAGMA user_version").fetchone()[0] == storage.store.FIRST_SCHEMA_VERSION
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -260,7 +297,7 @@ def test_a_crash_while_a_database_is_migrated_leaves_the_old_form_or_the_new_one
 
 def test_a_migration_that_fails_changes_nothing(filled: Path) -> None:
     def fails(database: sqlite3.Connection) -> None:
-        database.execute("ALTER TABLE measured ADD COLUMN unit TEXT")
+        database.execute("DROP TABLE measured")
         raise sqlite3.OperationalError("disk I/O error")
 
     with later():

@@ -86,7 +86,10 @@ class DeclaringEngine(Engine, Protocol):
         step: int | None,
         on_step: Beat = ...,
     ) -> Reason | None:
-        """The objective's own reason that refutes the declaration, as far as this step goes by it; None as `step`: all steps."""
+        """The objective's own reason that refutes the declaration, as far as this step goes by it; None as `step`: all steps.
+
+        Whatever the bytes of a blob cause is a `RemoteProtocolError`: an auditor must end with a verdict.
+        """
 
 
 class EngineKind(Protocol):

@@ -76,7 +76,8 @@ class Step:
 
 
 class Objective:
-    """Everybody who runs a network must find the same here for the same job: whether it is sound, its tensors, its steps.
+    """Everybody who runs a network must find the same here for the same job: whether it is sound, its tensors, its steps, what it
+    asks of a declaration, and the order of its reasons.
 
     An objective whose update takes no training has `known_update`, and every voter computes it. All others say what a step is
     made of, which is text unless they say otherwise, and name for each engine that can train them what gives the loss.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protocol.reasons import MEANINGS, OWN_MAX
+from protocol.reasons import MEANINGS, OWN_MAX, Finding, Verdict
 from training.objectives.language import Language
 from training.objectives.objective import Objective
 from training.objectives.scratch import Scratch
@@ -18,7 +18,10 @@ def add(objectives: Iterable[Objective]) -> None:
     """Objectives of a feature. Adding one again changes nothing."""
     for objective in objectives:
         assert _known.setdefault(objective.name, objective) is objective, f"two objectives are called {objective.name!r}"
-        assert len(objective.reasons) <= OWN_MAX and MEANINGS.keys().isdisjoint(objective.labels), objective.name
+        labels = objective.labels
+        common = {code.label for code in (*Verdict, *Finding)} | MEANINGS.keys()
+        assert len(set(labels)) == len(labels) <= OWN_MAX and common.isdisjoint(labels), objective.name
+        assert objective.declaration is None or objective.needs_worker, "an engine makes and checks declarations"
 
 
 def find(name: str) -> Objective | None:

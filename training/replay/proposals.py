@@ -95,13 +95,17 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     return Proposed(payload, *digests, loss, seconds, *committed, feedback_from, inner_from, encoded)
 
 
-def reexecute(request: Reexecute, update: Update) -> Reexecuted:
-    """Somebody else's update, of which only the states are kept."""
+def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = None) -> Reexecuted:
+    """Somebody else's update, of which only the states are kept; or the first step whose declaration is refuted."""
     model = _open(request)
     try:
         inner, declaration = _previous_inner(request, model.spec), _declaration(request, model.spec)
     except RemoteProtocolError:
         return Reexecuted(None)
+    if _refutation(request, model, declaration, declarer, None) is not None:
+        steps = range(model.spec.kind.steps(model.spec))
+        refuted = (step for step in steps if _refutation(request, model, declaration, declarer, step) is not None)
+        return Reexecuted(None, next(refuted, 0))
     record = model.records.get(request.trainer)
     begun = record.inner if record and request.previous_inner else None
     states = StateWriter(Path(request.states_out), model.spec, model.parameters, begun)
@@ -122,9 +126,9 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update, declarer: Dec
         m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
         previous, declaration = _previous_inner(request, spec), _declaration(request, spec)
-    except RemoteProtocolError:  # what it commits to, or goes on from, is none
+        number = _refutation(request, model, declaration, declarer, None)
+    except RemoteProtocolError:  # what it commits to, goes on from or declares, is none
         return Verdict.REPLAY, RELATIVE_ERROR_MAX
-    number = _refutation(request, model, declaration, declarer, None)
     if number is not None:
         return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX
     payload = Path(request.payload).read_bytes()
@@ -224,7 +228,11 @@ def _declaration(request: Reexecute | Audit | Replay, spec: JobSpec) -> Declarat
 
 
 def _refutation(
-    request: Audit | Replay, model: ReplicatedModel, declaration: Declaration | None, declarer: Declarer | None, step: int | None
+    request: Reexecute | Audit | Replay,
+    model: ReplicatedModel,
+    declaration: Declaration | None,
+    declarer: Declarer | None,
+    step: int | None,
 ) -> int | None:
     """The number of the objective's own reason by which the declaration is refused."""
     if declaration is None:

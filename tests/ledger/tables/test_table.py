@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -9,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.tables import MemoryRows, RangeProof, Table, proofs, proven_rows, ranges, verify
+from ledger.tables import IncomingRows, MemoryRows, RangeProof, Table, proofs, proven_rows, ranges, verify
 from ledger.tables.proofs import Leaf, Proof
 from ledger.tables.rows import Stored, loaded
 from ledger.tables.table import KNOWN_MAX
@@ -455,3 +458,38 @@ def test_keys_have_a_length(key: bytes) -> None:
 def test_a_proof_is_checked_without_the_type_of_the_record() -> None:
     table = table_of({b"a": Note(1)})
     assert verify(table.root.hash, b"a", codec.encode(Note(1)), table.prove(b"a"))
+
+
+def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> None:
+    """A block's table is hashed beside the loop, which judges the next transactions by the table before it."""
+    rows = {b"%d" % number: Note(number) for number in range(4_000)}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    before, stop, failures = table_of(rows), threading.Event(), list[BaseException]()
+
+    def hash_the_next() -> None:
+        try:
+            while not stop.is_set():
+                assert before.with_rows({b"%d" % number: Note(3) for number in range(50)}).root
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=hash_the_next)
+    thread.start()
+    deadline = time.monotonic() + 1.5
+    number = 0
+    while time.monotonic() < deadline and not failures:
+        number += 1
+        before.get(b"%d" % (number % 20_000))
+    stop.set()
+    thread.join()
+    sys.setswitchinterval(interval)
+    assert not failures
+
+
+def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
+    table = table_of(many(30))
+    incoming = IncomingRows(Table.from_wire(table.root, Note))
+    flood = codec.encode(RangeProof((), None, tuple((b"%d" % number, b"x") for number in range(31))))
+    with pytest.raises(RemoteProtocolError, match="31 rows in a range of a table that has 30"):
+        incoming.put("", flood)
