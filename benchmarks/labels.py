@@ -5,7 +5,7 @@ A spammer guesses. An adversary says the contrary of what an honest one would. W
 each.
 
 Where a project runs, two votes are asked for first, and one more at a time until the running estimate is sure, as in `curation`.
-Of the annotators a fifth is of one kind:
+Points are also divided where each task has five votes and nobody sees another's. Of the annotators a fifth is of one kind:
 
 | kind     | what it says |
 |----------|--------------|
@@ -40,7 +40,8 @@ from scenarios.trials import COUNT, Parser
 
 PEOPLE, TASKS, VOTES, OPTIONS = 40, 500, 5, 2
 LOW, HIGH = 0.8, 0.95  # of honest annotators
-FIRST = 2  # votes that a task is asked for before any is opened
+AS_IT_RUNS = 2, VOTES_MAX  # votes that a task is asked for before any is opened, and at most
+FIVE_BLIND = VOTES, VOTES
 FRESH_ANSWERS = 10  # of one key
 PRICE = 1_000  # points of a task
 KINDS = ("lazy", "random", "copying", "fresh", "colluding")
@@ -103,25 +104,37 @@ class Project:
     keys: int = 0
 
 
-def run(people: Sequence[Person], draw: np.random.Generator, tasks: int | None, answers: int) -> Project:
-    """Tasks one after another, so many; or until each person has given so many answers, on average."""
+def run(
+    people: Sequence[Person], draw: np.random.Generator, tasks: int | None, answers: int, votes: tuple[int, int] = AS_IT_RUNS
+) -> Project:
+    """Tasks one after another, so many; or until each person has given so many answers, on average.
+
+    `votes` of a task: how many are asked for before any is opened, and how many at most.
+    """
     project, counts = Project(), defaultdict[int, tuple[int, ...]](tuple)
     while len(project.truth) < tasks if tasks else len(project.votes) < answers * len(people):
-        _task(project, people, counts, draw)
+        _task(project, people, counts, draw, votes)
     return project
 
 
-def _task(project: Project, people: Sequence[Person], counts: dict[int, tuple[int, ...]], draw: np.random.Generator) -> None:
+def _task(
+    project: Project,
+    people: Sequence[Person],
+    counts: dict[int, tuple[int, ...]],
+    draw: np.random.Generator,
+    votes: tuple[int, int],
+) -> None:
+    first, most = votes
     task, truth, agreed = len(project.truth), int(draw.integers(OPTIONS)), int(draw.integers(OPTIONS))
     told: list[tuple[int, Answer]] = []
     opened = 0
-    for person in (people[number] for number in draw.permutation(len(people))[:VOTES_MAX]):
+    for person in (people[number] for number in draw.permutation(len(people))[:most]):
         said = _said(person, truth, agreed, [answer[0] for _, answer in told[:opened]], draw)
         key = _key(project, person)
         told.append((key, (said,)))
         project.votes.append((task, key, said))
         project.blind.append(int(opened == 0))
-        if len(told) < FIRST:
+        if len(told) < first:
             continue
         opened = len(told)
         label, sure = estimate(Kind.LABEL, OPTIONS, False, [(counts[key], answer) for key, answer in told])
@@ -189,12 +202,12 @@ class Points:
     correlation: float  # of ranks: weights, and how often a person is right
 
 
-def paid(kind: str, seed: int, tasks: int | None, answers: int = 0) -> Points:
+def paid(kind: str, seed: int, tasks: int | None, answers: int = 0, votes: tuple[int, int] = AS_IT_RUNS) -> Points:
     draw = np.random.default_rng(seed)
     few = PEOPLE // 5
     people = [Person(kind, 1 / OPTIONS) for _ in range(few)]
     people += [Person("honest", float(draw.uniform(LOW, HIGH))) for _ in range(PEOPLE - few)]
-    project = run(people, draw, tasks, answers)
+    project = run(people, draw, tasks, answers, votes)
     whole = estimated(OPTIONS, len(project.truth), project.keys, np.array(project.votes, dtype=np.int64))
     # Votes of a task are in another order there.
     blind = {(task, key): mark for (task, key, _), mark in zip(project.votes, project.blind, strict=True)}
@@ -241,6 +254,7 @@ class Figures:
     crowds: list[Crowd] = field(default_factory=list)
     stops: list[Stopped] = field(default_factory=list)
     points: list[Points] = field(default_factory=list)
+    five: list[Points] = field(default_factory=list)  # with five votes on each task, none of which saw another
     long: list[Points] = field(default_factory=list)  # with as many answers as a reputation takes
 
 
@@ -255,6 +269,7 @@ def measure(seed: int, figures: Figures) -> None:
     figures.crowds += [crowd(name, *mix, seed) for name, mix in CROWDS.items()]
     figures.stops.append(stopped(seed))
     figures.points += [paid(kind, seed, TASKS) for kind in KINDS]
+    figures.five += [paid(kind, seed, TASKS, votes=FIVE_BLIND) for kind in KINDS]
     figures.long += [paid(kind, seed, None, ANSWERS) for kind in KINDS]
 
 
@@ -279,6 +294,10 @@ def verdicts(figures: Figures) -> Iterator[str]:
         yield verdict(
             most <= SHARE_MAX, f"a fifth {kind}: ≤ {SHARE_MAX:.0%} of an honest one's points, the most of all: {most:.1%}"
         )
+        five = [of for of in figures.five if of.kind == kind]
+        text = f"a fifth {kind}, five votes each: ≤ {SHARE_MAX:.0%} in the mean"
+        share, most = mean([of.mean for of in five]), max(of.most for of in five)
+        yield verdict(share <= SHARE_MAX, f"{text}: {share:.1%}; the luckiest of {PEOPLE // 5 * len(five)}: {most:.1%}")
         text = f"a fifth {kind}: rank correlation of weights with truth ≥ {CORRELATION_MIN} at {ANSWERS} answers"
         yield verdict(ranked >= CORRELATION_MIN, f"{text}: {ranked:.3f}")
 
@@ -301,7 +320,7 @@ def show(figures: Figures) -> None:
         "rank correlation",
     ):
         screen.add_column(heading, justify="right")
-    for rows in (figures.points, figures.long):
+    for rows in (figures.points, figures.five, figures.long):
         for kind in KINDS:
             found = [of for of in rows if of.kind == kind]
             cells = [

@@ -16,6 +16,7 @@ from web.site import Site
 BODY_BYTES_MAX = 64 << 10
 STATIC = Path(__file__).with_name("static")
 VENDOR = Path(__file__).with_name("vendor")
+UNKNOWN = "/{path:.*}"
 SECURITY = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -31,21 +32,22 @@ def application(site: Site) -> web.Application:
     calls = Calls(site)
     app.add_routes(
         [
-            web.get("/", _page),
-            web.get("/healthz", _health),
-            web.get("/api/v1/network", calls.network),
-            web.post("/api/v1/annotators", calls.enrol),
-            web.post("/api/v1/challenges", calls.challenge),
-            web.post("/api/v1/sessions", calls.session),
-            web.get("/api/tasks", calls.tasks),
-            web.post("/api/submit", calls.submit),
-            web.post("/api/v1/assignments/{id}/skip", calls.skip),
-            web.get("/api/v1/annotations/{id}", calls.annotation),
-            web.get("/api/stats", calls.stats),
-            web.get("/api/leaderboard", calls.leaderboard),
-            web.get("/api/v1/projects/{id}/export", calls.export),
-            web.get("/static/{name}", _files(STATIC)),
-            web.get("/vendor/{name}", _files(VENDOR)),
+            web.get("/", _page, expect_handler=_expect),
+            web.get("/healthz", _health, expect_handler=_expect),
+            web.get("/api/v1/network", calls.network, expect_handler=_expect),
+            web.post("/api/v1/annotators", calls.enrol, expect_handler=_expect),
+            web.post("/api/v1/challenges", calls.challenge, expect_handler=_expect),
+            web.post("/api/v1/sessions", calls.session, expect_handler=_expect),
+            web.get("/api/tasks", calls.tasks, expect_handler=_expect),
+            web.post("/api/submit", calls.submit, expect_handler=_expect),
+            web.post("/api/v1/assignments/{id}/skip", calls.skip, expect_handler=_expect),
+            web.get("/api/v1/annotations/{id}", calls.annotation, expect_handler=_expect),
+            web.get("/api/stats", calls.stats, expect_handler=_expect),
+            web.get("/api/leaderboard", calls.leaderboard, expect_handler=_expect),
+            web.get("/api/v1/projects/{id}/export", calls.export, expect_handler=_expect),
+            web.get("/static/{name}", _files(STATIC), expect_handler=_expect),
+            web.get("/vendor/{name}", _files(VENDOR), expect_handler=_expect),
+            web.route("*", UNKNOWN, _unknown, expect_handler=_expect),
         ]
     )
     return app
@@ -81,6 +83,22 @@ def _problem(problem: Problem) -> web.Response:
 def _refusal(status: int, code: str, detail: str) -> web.Response:
     body = {"title": code.replace("-", " "), "status": status, "code": code, "detail": detail}
     return web.json_response(body, status=status, content_type="application/problem+json")
+
+
+async def _expect(request: web.Request) -> None:
+    """The library's own handler fails over what is no text in UTF-8."""
+    if request.headers["Expect"].lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text="Expect: 100-continue is all that is expected here\n")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # of the reply, nothing is written
+
+
+async def _unknown(request: web.Request) -> web.StreamResponse:
+    allowed: set[str] = set()
+    for resource in request.app.router.resources():
+        if resource.canonical != "/{path}":
+            allowed |= (await resource.resolve(request))[1]
+    raise web.HTTPMethodNotAllowed(request.method, allowed) if allowed else web.HTTPNotFound()
 
 
 async def _page(request: web.Request) -> web.StreamResponse:

@@ -56,7 +56,7 @@ HEADERS = (
     "Content-Type: text/plain; charset=nonsense", "Content-Type: multipart/form-data", "Accept-Encoding: gzip;q=x, *",
     "Authorization: Bearer", "Authorization: Bearer  x", "Authorization: Basic eA==", "Cookie: a=b; c",
     "X: " + "y" * 9_000, "No colon here", ": nothing", "A\x00B: c", "Host: a\r\nHost: b", " folded: x",
-    "Connection: keep-alive, close", "Authorization: Bearer \xff\xfe",
+    "Connection: keep-alive, close", "Authorization: Bearer \xff\xfe", "Expect: \xff\xfe",
 )  # fmt: skip
 
 

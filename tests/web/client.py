@@ -70,7 +70,9 @@ class Site:
     seconds: float = 30.0
     _network: dict[str, Any] = field(default_factory=dict)
 
-    def ask(self, method: str, path: str, body: Any = None, token: str = "", headers: Mapping[str, str] | None = None) -> Reply:
+    def ask(
+        self, method: str, path: str, body: Any = None, token: str = "", headers: Mapping[str, str | bytes] | None = None
+    ) -> Reply:
         """Raises `OSError` or `http.client.HTTPException` if nobody answers."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.seconds)
         sent = {"Authorization": f"Bearer {token}"} if token else {}

@@ -34,3 +34,14 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_malformed(tmp_path: Path
 
 def _encoded(site: Site, data: bytes) -> str:
     return site.ask("POST", "/api/v1/challenges", data, headers={"Content-Encoding": "gzip"}).code
+
+
+async def test_an_expectation_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        for path in ("/api/stats", "/nothing"):
+            for expectation, status in ((b"\xff\xfe", 417), (b"everything", 417)):
+                reply = await said(site.ask, "GET", path, None, "", {"Expect": expectation})
+                assert reply.status == status, path
+        assert (await said(site.ask, "GET", "/api/stats", None, "", {"Expect": "100-continue"})).status == 200
+        assert (await said(site.get, "/nothing")).code == "not-found"
+        assert (await said(site.ask, "DELETE", "/api/stats")).code == "method"
