@@ -196,7 +196,8 @@ class Peer:
         state = rules.first_state()
         self.applied = state
         self.journal = Log()
-        self.node = Node(keys, rules, Ledger(rules, state, state.root), Restart(), verifier, lambda job, number: {})
+        ledger = Ledger(rules, state, state.root)
+        self.node = Node(keys, rules, ledger, Restart(), verifier, lambda job, number: {}, lambda job, number: ())
         self.inbox: deque[Item] = deque()
         self.free = self.uplink_free = 0.0
         self.spent = Spent()

@@ -33,6 +33,7 @@ class RoundVoted:
     job: bytes
     round: int
     signed: Signed
+    accepted: tuple[Signed, ...] = ()  # with a Ballot: the proposals of others that it accepts, which stay as long
 
 
 @dataclass(frozen=True, slots=True)

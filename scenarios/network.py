@@ -54,7 +54,7 @@ _RECORDER = """
 CREATE TABLE IF NOT EXISTS every_vote (slot TEXT, signed BLOB);
 CREATE TRIGGER IF NOT EXISTS record_vote AFTER INSERT ON votes BEGIN
     INSERT INTO every_vote VALUES (NEW.tag || ' ' || NEW.height || ' ' || NEW.view, NEW.signed); END;
-CREATE TRIGGER IF NOT EXISTS record_round_vote AFTER INSERT ON round_votes BEGIN
+CREATE TRIGGER IF NOT EXISTS record_round_vote AFTER INSERT ON round_votes WHEN NEW.tag <> 'accepted' BEGIN
     INSERT INTO every_vote VALUES (NEW.tag || ' ' || hex(NEW.job) || ' ' || NEW.round || ' ' || hex(NEW.signer), NEW.signed); END;
 """
 

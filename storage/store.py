@@ -43,6 +43,7 @@ FIRST_SCHEMA_VERSION = 6  # from release 0.2.0 on, all are read
 # Version -> what makes a database of it one of the next version. Each stays for ever.
 # A table whose columns change is made anew, with the SQL text of a fresh one, and its rows are sealed again over all columns.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
+ACCEPTED = "accepted"  # tag, in the table of own round messages, of the proposals that an own ballot accepts
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
 _SCHEMA = """
@@ -259,9 +260,12 @@ class Store:
         match record:
             case Voted(slot=(tag, height, view), signed=signed):
                 self._write_once(database, "votes", {"tag": tag, "height": height, "view": view}, signed)
-            case RoundVoted(tag=tag, job=job, round=number, signed=signed):
+            case RoundVoted(tag=tag, job=job, round=number, signed=signed, accepted=accepted):
                 slot = {"tag": tag, "job": job, "round": number, "signer": signed.signer}
                 self._write_once(database, "round_votes", slot, signed)
+                for proposal in accepted:
+                    row = ACCEPTED, job, number, proposal.signer, codec.encode(proposal)
+                    insert(database, "INSERT OR IGNORE", "round_votes", *row)
             case StoredBlock(height=height, digest=digest, block=block):
                 insert(database, "INSERT OR IGNORE", "undecided", digest, height, block)
             case StoredCertificate(height=height, certificate=certificate):
@@ -392,7 +396,12 @@ class Store:
     def round_votes(self, signer: bytes, job: bytes, number: int) -> dict[str, Signed]:
         """What we signed in this round with this key, by message tag; `peer rekey` may have given us another one since."""
         rows = self._sealed("round_votes", "WHERE job = ? AND round = ? AND signer = ?", job, number, signer)
-        return {tag: self._decoded(Signed, signed) for tag, *_, signed in rows}
+        return {tag: self._decoded(Signed, signed) for tag, *_, signed in rows if tag != ACCEPTED}
+
+    def accepted_proposals(self, job: bytes, number: int) -> tuple[Signed, ...]:
+        """Those of others that a ballot of ours in this round accepts."""
+        rows = self._sealed("round_votes", "WHERE job = ? AND round = ? AND tag = ?", job, number, ACCEPTED)
+        return tuple(self._decoded(Signed, signed) for *_, signed in rows)
 
     def forget_round_votes(self, job: bytes, before: int) -> None:
         with crash_points("forget"), self._transaction() as database:

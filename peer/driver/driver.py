@@ -119,7 +119,8 @@ class Driver:
         ledger = self._restored_ledger()
         spoken = partial(self.store.round_votes, self.signer.public)
         restart = restart_of(self.store, ledger.state.height)
-        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, self._anchor_height, measured)
+        accepted = self.store.accepted_proposals
+        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, self._anchor_height, measured)
 
     def _restored_ledger(self) -> Ledger:
         encoded = self.store.state()

@@ -120,9 +120,9 @@ class Node:
 
     `ledger` holds the last applied state, `restart` what the journal had. Decided heights in the journal above the applied one
     must be applied first thing, each with an `AppliedBlock`. `spoken(job, round)` reads from disk what this key signed in a
-    round: {message tag: signed}; it is called when a round opens. `verifier` is asked about every signature outside the
-    transition rules; give the one that `rules` has, and a caching one. `anchor_height` is as for `Replica`,
-    `measured` what the node knew whose state this one's replaces.
+    round: {message tag: signed}, and `accepted(job, round)` the proposals that its ballot there accepts; both are called when
+    a round opens. `verifier` is asked about every signature outside the transition rules; give the one that `rules` has, and a
+    caching one. `anchor_height` is as for `Replica`, `measured` what the node knew whose state this one's replaces.
 
     The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
     passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.turn.persist`, then `deliver`.
@@ -138,6 +138,7 @@ class Node:
         restart: Restart,
         verifier: Verifier,
         spoken: Callable[[bytes, int], Mapping[str, Signed]],
+        accepted: Callable[[bytes, int], Sequence[Signed]],
         anchor_height: int = 0,
         measured: Measured | None = None,
     ) -> None:
@@ -151,7 +152,7 @@ class Node:
         self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise
         self.refused: dict[str, int] = {}  # how many messages were not for us, by reason
         self._signer = signer
-        self._spoken = spoken
+        self._spoken, self._accepted = spoken, accepted
         self._links: dict[bytes, float] = {}  # when each last said something
         self._recall = Recall()
         self._untold: dict[bytes, _Untold] = {}
@@ -355,7 +356,7 @@ class Node:
         for key in opened:
             job, spoken = self.state.jobs.jobs[key[0]], self._spoken(*key)
             seconds = self.rules.jobs.rules.terms(job.spec).proposal_seconds
-            self._say(self.rounds.open(key[0], job, self._now, spoken, seconds, self._links))
+            self._say(self.rounds.open(key[0], job, self._now, spoken, seconds, self._links, self._accepted(*key)))
             self._changes.append(RoundOpened(key, job, Proposal.TAG in spoken, renewed=key in closed))
 
     # Messages --------------------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from types import MappingProxyType
 
@@ -19,7 +20,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
 from protocol.messages import Ballot, CutOff, Proposal
 from protocol.reasons import Verdict
-from rounds.ballots import RoundBook, RoundTerms, RoundTimers
+from rounds.ballots import RoundBook, RoundTerms, RoundTimers, body_digest
 
 REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
 REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer, or slower than before
@@ -89,6 +90,7 @@ class Rounds:
         self.books, self.measured = books, measured or Measured()
         self._finished: Set[bytes] = frozenset()  # finished jobs: no message of theirs counts any more
         self._opened: dict[bytes, int] = {}  # by book: the height that gave the round to its voters
+        self._patience: dict[bytes, int] = {}  # by book: of its job
         self._replaced: dict[bytes, RoundBook] = {}  # books of renewed rounds, until these are opened again
         self._early = Early(signer.public)
         self._sought: dict[bytes, float] = {}
@@ -127,17 +129,19 @@ class Rounds:
         spoken: Mapping[str, Signed],
         proposal_seconds: float,
         heard: Mapping[bytes, float] = NOBODY,
+        accepted: Sequence[Signed] = (),
     ) -> Effects:
-        """Opens the round, with our messages of it from before a restart (`spoken`, by tag) and with those that came too early.
+        """Opens the round, with our messages of it from before a restart (`spoken`, by tag), the proposals of others that our
+        ballot accepts (`accepted`), and the messages that came too early.
 
         `proposal_seconds` bounds T1. `heard` has the time of the last message from each peer that we are linked with.
         """
         terms = job.terms(key)
-        replays = REPLAY_FACTOR * self._replays_seconds(terms) * 2**job.patience
         usual, trainers = self._usual_pace(key, job, terms)
         returning = self._returning(key, terms, heard)
         self.measured.begun[key] = now
-        timers = RoundTimers(proposal_seconds, max(REPLAYS_SECONDS_MIN, replays), usual, trainers, returning)
+        self._patience[key] = job.patience
+        timers = RoundTimers(proposal_seconds, self._replays(terms), usual, trainers, returning)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
         replaced = self._replaced.pop(key, None)
@@ -145,6 +149,9 @@ class Rounds:
             self.books[key].take_over(replaced)
         effects = Effects(sends=list(spoken.values()))
         self._resume(self.books[key], spoken, now, effects)
+        for signed in accepted:
+            with contextlib.suppress(RemoteProtocolError):  # the round may have been given to others since
+                self._put(self.books[key], signed, _decoded(signed, Proposal), now, effects)
         for kept in self._early.take((key, job.round)):
             try:
                 self._hear(self.books[key], kept.signed, kept.message, now, effects)
@@ -201,6 +208,10 @@ class Rounds:
                 # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
                 self.mute((book.terms.job, book.terms.round))
 
+    def _replays(self, terms: RoundTerms) -> float:
+        """T2 − T1."""
+        return max(REPLAYS_SECONDS_MIN, REPLAY_FACTOR * self._replays_seconds(terms) * 2 ** self._patience[terms.job])
+
     def _replays_seconds(self, terms: RoundTerms) -> float:
         """How long judging every proposal takes. A voter that re-executes nothing measures it by the re-executors' ballots."""
         if not terms.audited:
@@ -242,7 +253,7 @@ class Rounds:
         self.mute((message.job, message.round))
         if not book.has_heard(signed.signer, message):
             self._put(book, signed, message, now, effects)
-            effects.records.append(RoundVoted(message.TAG, message.job, message.round, signed))
+            effects.records.append(_record(book, signed, message))
 
     def mute(self, key: RoundKey) -> None:
         """Nothing more is signed in this open round."""
@@ -281,6 +292,8 @@ class Rounds:
             self.measured.replays = [*self.measured.replays, seconds][-MEASURED_MAX:]
         if book is not None and book.terms.round == key[1]:
             book.judge(trainer, verdict, now)
+            # A peer that came back in the middle of the round opened it on a guess, and may be needed for its cut-off.
+            book.timers = replace(book.timers, replays=self._replays(book.terms))
 
     # Messages out
 
@@ -317,7 +330,7 @@ class Rounds:
 
     def _say(self, book: RoundBook, message: RoundMessage, now: float) -> Effects:
         signed = sign(self._signer, self._chain_id, message)
-        effects = Effects([RoundVoted(message.TAG, message.job, message.round, signed)], [signed])
+        effects = Effects([_record(book, signed, message)], [signed])
         self._put(book, signed, message, now, effects)
         return effects
 
@@ -361,6 +374,20 @@ class Rounds:
         times = [time for book in self.books.values() if (time := book.deadline(now)) is not None]
         times += [due for key, book in self.books.items() if (due := self._seek_due(key, book)) is not None]
         return min(times, default=None)
+
+
+def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> RoundVoted:
+    """A ballot's has the proposals that it accepts. A closing needs their bytes: were they kept in memory alone, a round could
+    never close after all who accept had been restarted, if the trainer's disk was lost.
+    """
+    judgements = message.judgements if isinstance(message, Ballot) else ()
+    others = [
+        (j.proposal, book.proposals.get(j.trainer))
+        for j in judgements
+        if j.verdict is Verdict.ACCEPT and j.trainer != signed.signer
+    ]
+    accepted = [held for digest, held in others if held is not None and body_digest(held) == digest]
+    return RoundVoted(message.TAG, message.job, message.round, signed, tuple(accepted))
 
 
 def _is_open(book: RoundBook) -> bool:

@@ -46,6 +46,10 @@ class Journal(MemoryJournal):
         kept = [r for r in self.records if isinstance(r, RoundVoted) and (r.job, r.round) == (job, number)]
         return {record.tag: record.signed for record in kept}
 
+    def accepted(self, job: bytes, number: int) -> list[Signed]:
+        kept = [r for r in self.records if isinstance(r, RoundVoted) and (r.job, r.round) == (job, number)]
+        return [proposal for record in kept for proposal in record.accepted]
+
 
 class Shell:
     """What the daemon does around its node. The journal outlives `start`."""
@@ -61,7 +65,8 @@ class Shell:
         state = rules.first_state()
         self._applying = state
         ledger = Ledger(rules, state, state.root)
-        self.node = Node(self.signer, rules, ledger, self.journal.load(), FastVerifier(), self.journal.spoken)
+        journal = self.journal
+        self.node = Node(self.signer, rules, ledger, journal.load(), FastVerifier(), journal.spoken, journal.accepted)
         self.links: set[bytes] = set()
         self.last = Turn()
         self.turn()

@@ -180,9 +180,9 @@ def test_a_round_is_opened_with_what_tells_who_is_alive(pack: Pack, monkeypatch:
     told: list[dict[bytes, float]] = []
     real = pack[0].node.rounds.open
 
-    def opens(key: bytes, job: Job, now: float, spoken: Any, seconds: float, heard: dict[bytes, float]) -> Any:
+    def opens(key: bytes, job: Job, now: float, spoken: Any, seconds: float, heard: dict[bytes, float], accepted: Any) -> Any:
         told.append(dict(heard))
-        return real(key, job, now, spoken, seconds, heard)
+        return real(key, job, now, spoken, seconds, heard, accepted)
 
     monkeypatch.setattr(pack[0].node.rounds, "open", opens)
     linked = pack.now

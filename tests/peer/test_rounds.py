@@ -126,6 +126,53 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(ch
     assert after.due(NOW + 2_000) == Effects()
 
 
+def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chain: Chain, key: bytes) -> None:
+    """A closing needs these bytes: all voters may be restarted while a trainer's disk is lost."""
+    before = rounds_of(chain)
+    open_all(before, chain)
+    before.publish(proposal(chain, key), NOW)
+    for person in chain.people[1:3]:
+        hear(before, chain, person, proposal(chain, key))
+    for person, verdict in zip(chain.people, (ACCEPT, ACCEPT, Verdict.REPLAY), strict=False):
+        before.judge((key, 0), person.public, verdict, None, NOW)
+    (record,) = before.due(NOW + 1_000).records
+    assert record.accepted == (before.books[key].proposals[chain.people[1].public],), "not its own, nor what it rejects"
+    store = Store(chain.store.path.with_name("mine.db"), chain.id)
+    store.append([record])
+    after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
+    after.follow(chain.ledger.state)
+    after.open(key, job, NOW, store.round_votes(me, key, 0), 60.0, accepted=store.accepted_proposals(key, 0))
+    assert after.books[key].proposals == {chain.people[1].public: record.accepted[0]}
+    assert after.held((key, 0)) == [*record.accepted, record.signed] and after.own() == [record.signed]
+    store.forget_round_votes(key, 1)
+    assert store.accepted_proposals(key, 0) == ()
+    store.close()
+
+
+def test_a_proposal_that_a_ballot_accepts_is_left_out_if_its_trainer_takes_no_part_any_more(chain: Chain, key: bytes) -> None:
+    rounds, job = rounds_of(chain), chain.ledger.state.jobs.jobs[key]
+    stranger = sign(Identity(bytes(31) + b"s"), chain.id, proposal(chain, key))
+    rounds.follow(chain.ledger.state)
+    rounds.open(key, job, NOW, {}, 60.0, accepted=(stranger,))
+    assert rounds.books[key].proposals == {}
+
+
+def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has_measured_something(
+    chain: Chain, key: bytes
+) -> None:
+    """Its guess is long, and the round may need its cut-off."""
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    guessed = rounds.books[key].timers.replays
+    assert guessed == rounds_module.REPLAY_FACTOR * 4 * rounds_module.REPLAY_SECONDS_START
+    for person in chain.people[:2]:
+        hear(rounds, chain, person, proposal(chain, key))
+    rounds.judge((key, 0), chain.people[0].public, ACCEPT, None, NOW)
+    assert rounds.books[key].timers.replays == guessed, "nothing was re-executed"
+    rounds.judge((key, 0), chain.people[1].public, ACCEPT, 2.0, NOW)
+    assert rounds.books[key].timers.replays == rounds_module.REPLAY_FACTOR * 4 * 2.0
+
+
 def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain, key: bytes) -> None:
     """Two processes with one key, say: the second record is refused, so the second message is never sent."""
     first, second = rounds_of(chain), rounds_of(chain)

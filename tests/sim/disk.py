@@ -19,7 +19,7 @@ from ledger.state import State
 from protocol import codec
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.identity import Signed
-from protocol.messages import Link
+from protocol.messages import Ballot, Link
 
 KINDS: tuple[type, ...] = typing.get_args(turn.Record)
 HEADER_BYTES = 4 + 4  # length of the payload, and the first bytes of its SHA-256: a wrong length must not look like a torn tail
@@ -65,6 +65,7 @@ class Disk:
         self.evidence: list[Evidence] = []
         self.silent_below = 0
         self.rounds: dict[tuple[bytes, int], dict[str, Signed]] = {}
+        self.accepted: dict[tuple[bytes, int], tuple[Signed, ...]] = {}  # proposals of others, by a ballot of this peer
         self.links_by_height: dict[int, Link] = {}  # of heights that name another next set
         self.headers: dict[int, bytes] = {}  # of heights below the decided ones, after a snapshot
         self.fails = False  # the next append cannot be made durable
@@ -78,6 +79,7 @@ class Disk:
         other = Disk()
         other.decided, other.applied, other.evidence = dict(self.decided), dict(self.applied), list(self.evidence)
         other.rounds = {key: dict(value) for key, value in self.rounds.items()}
+        other.accepted = dict(self.accepted)
         other.links_by_height, other.headers = dict(self.links_by_height), dict(self.headers)
         other._frames, other._tail = list(self._frames), self._tail
         return other
@@ -120,10 +122,17 @@ class Disk:
         return [record for records in self._frames for record in records]
 
     def round_votes(self) -> list[RoundVoted]:
-        return [RoundVoted(tag, *key, signed) for key, table in self.rounds.items() for tag, signed in table.items()]
+        return [
+            RoundVoted(tag, *key, signed, self.accepted_in(*key) if tag == Ballot.TAG else ())
+            for key, table in self.rounds.items()
+            for tag, signed in table.items()
+        ]
 
     def spoken(self, job: bytes, number: int) -> dict[str, Signed]:
         return dict(self.rounds.get((job, number), {}))
+
+    def accepted_in(self, job: bytes, number: int) -> tuple[Signed, ...]:
+        return self.accepted.get((job, number), ())
 
     @property
     def last(self) -> int:
@@ -227,6 +236,8 @@ class Disk:
         table = self.rounds.setdefault((voted.job, voted.round), {})
         if table.setdefault(voted.tag, voted.signed).body != voted.signed.body:
             raise LocalProtocolError(f"a second {voted.tag} of round {voted.round}")
+        if voted.accepted:
+            self.accepted.setdefault((voted.job, voted.round), voted.accepted)
 
 
 def _height(record: Any) -> int:

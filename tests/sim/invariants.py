@@ -79,6 +79,7 @@ class Durable:
     votes: dict[Slot, bytes] = field(default_factory=dict)
     blocks: set[bytes] = field(default_factory=set)
     prepared: set[tuple[int, int, bytes]] = field(default_factory=set)
+    accepted: set[bytes] = field(default_factory=set)  # digests of proposals that own ballots accept
 
 
 @dataclass
@@ -367,6 +368,7 @@ class Invariants:
                     durable.votes[record.slot] = record.signed.body
                 case "RoundVoted":
                     durable.votes[record.tag, record.job, record.round] = record.signed.body
+                    durable.accepted.update(hashlib.sha256(proposal.body).digest() for proposal in record.accepted)
                 case "StoredBlock":
                     durable.blocks.add(record.digest)
                 case "StoredCertificate":
@@ -574,8 +576,16 @@ class Invariants:
         if tag not in ROUND_TAGS:
             return
         slot = (tag, fields[0], fields[1])
-        if self._is_new(peer, slot, signed.body) and self._durable.get(peer, Durable()).votes.get(slot) != signed.body:
+        if not self._is_new(peer, slot, signed.body):
+            return
+        durable = self._durable.get(peer, Durable())
+        if durable.votes.get(slot) != signed.body:
             raise Violation("durable", f"a {tag} was sent before it was on the disk")
+        # A closing needs the proposals that it accepts, and all who hold them may be restarted.
+        judgements = fields[3] if tag == Ballot.TAG else ()
+        accepted = {digest for trainer, digest, verdict in judgements if verdict == 0 and trainer != peer}
+        if peer not in self.excused and not durable.accepted.issuperset(accepted):
+            raise Violation("durable", "a ballot was sent before the proposals that it accepts were on the disk")
 
     def _is_new(self, peer: bytes, slot: Slot, body: bytes) -> bool:
         first = self._signed.get((peer, slot))

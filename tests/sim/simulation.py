@@ -197,7 +197,8 @@ class Peer:
 
     def _new_node(self, ledger: Ledger, restart: Restart, measured: Measured | None = None) -> Node:
         anchor_height = self.anchor.height if self.anchor else 0
-        node = Node(self.signer, self.rules, ledger, restart, self.simulation.verifier, self.disk.spoken, anchor_height, measured)
+        verifier, disk = self.simulation.verifier, self.disk
+        node = Node(self.signer, self.rules, ledger, restart, verifier, disk.spoken, disk.accepted_in, anchor_height, measured)
         self.simulation.on_new_node(self, node)
         return node
 

@@ -29,10 +29,17 @@ def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(Simulation(first_draws(seed, 4, FIRST_LIARS))).problem == ""
 
 
-# In the last one a voter leaves, and stands again.
-@pytest.mark.parametrize("seed", [0, 1, 179])
+# In 179 a voter leaves, and stands again. In 1177 all come back in the middle of a round, and the disk of a trainer whose
+# proposal they accept is lost.
+@pytest.mark.parametrize("seed", [0, 1, 179, 1177])
 def test_networks_with_all_that_is_drawn_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(campaign.prepare("seeds", seed, 4)).problem == ""
+
+
+def test_voters_that_come_back_in_the_middle_of_a_round_cut_it_off_by_what_they_measure_in_it() -> None:
+    """Two of three came back, and f + 1 cut-offs are needed: were their guess of 10 s a proposal to last, it took two minutes."""
+    simulation = campaign.keeping(campaign.prepare("seeds", 765, 4), range(1, 15))
+    assert campaign.run_one(simulation).problem == ""
 
 
 def test_a_network_of_seven_with_two_liars_agrees_and_goes_on() -> None:

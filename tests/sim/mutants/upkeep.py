@@ -80,6 +80,16 @@ def _round_votes_not_durable(planter: Planter) -> None:
     planter.replace(Rounds, "_say", say)
 
 
+def _accepted_not_durable(planter: Planter) -> None:
+    real = Rounds._say
+
+    def say(self: Rounds, book: Any, message: Any, now: float) -> Any:
+        said = real(self, book, message, now)
+        return dataclasses.replace(said, records=[dataclasses.replace(record, accepted=()) for record in said.records])
+
+    planter.replace(Rounds, "_say", say)
+
+
 def _forgets(**nothing: Any) -> Any:
     def plant(planter: Planter) -> None:
         load = Disk.load
@@ -454,6 +464,12 @@ UPKEEP = (
         _certificate_not_durable,
     ),
     Mutant("round-votes-not-durable", "ballots are sent before they are durable", ("durable",), _round_votes_not_durable),
+    Mutant(
+        "accepted-not-durable",
+        "ballots are sent before the proposals that they accept are durable",
+        ("durable",),
+        _accepted_not_durable,
+    ),
     Mutant(
         "forgets-votes",
         "a restarted peer knows nothing of what it signed",
