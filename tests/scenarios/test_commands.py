@@ -15,7 +15,7 @@ from storage.crash_points import POINTS
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 SCENARIOS = sorted(file.stem for file in FOLDER.glob("*.py") if 'if __name__ == "__main__"' in file.read_text())
-PARTS = ("proxy", "tally", "__main__")  # started by scenarios, not by people; the list of them
+PARTS = ("proxy", "tally", "serving", "__main__")  # started by scenarios, not by people; the list of them
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in PARTS])
