@@ -192,7 +192,9 @@ class CurationModule(Module[CurationState]):
         now = work.tasks[task]
         if row.state not in (Lease.LEASED, Lease.EXPIRED):
             raise Passed(f"the assignment is {row.state.value}")
-        if row.state is Lease.EXPIRED and not (now.stage is Stage.BEGUN and now.taken < now.asked):
+        if now.stage is not Stage.BEGUN:
+            raise Passed("the task takes no more votes")
+        if row.state is Lease.EXPIRED and now.taken == now.asked:
             raise Passed("the lease expired, and somebody has its place")
         if work.projects[row.project].phase is Phase.CLOSED:
             raise Passed("the project is closed")
@@ -220,8 +222,9 @@ def _expire(work: Work, now_ms: int) -> None:
         if row.state is Lease.COMMITTED and row.until_ms <= now_ms:
             task = task_id(row.project, row.number)
             now = work.tasks[task]
-            work.tasks[task] = replace(now, stage=Stage.BEGUN, committed=now.committed - 1)
-            work.give_back(assignment, Lease.FORFEITED)
+            stage = Stage.BEGUN if now.stage is Stage.OPENING else now.stage  # its author may have it by now
+            work.tasks[task] = replace(now, stage=stage)
+            work.forfeit(assignment)
 
 
 def _ask_for_openings(work: Work, task: bytes, now_ms: int) -> None:

@@ -188,8 +188,13 @@ class Work:
         self.projects[row.project] = replace(project, begun=last)
 
     def review(self, task: bytes) -> None:
+        """The author decides. Votes that nobody can open any more are free for their annotators."""
+        self.tasks[task] = replace(self.tasks[task], stage=Stage.REVIEW)
         row = self.tasks[task]
-        self.tasks[task] = replace(row, stage=Stage.REVIEW)
+        for annotator in row.annotators:
+            assignment = assignment_id(task, annotator)
+            if self.assignments[assignment].state is Lease.COMMITTED:
+                self.forfeit(assignment)
         project = self.projects[row.project]
         self.projects[row.project] = replace(project, review=project.review + 1)
 
@@ -257,6 +262,14 @@ class Work:
         self.tasks[task] = replace(now, taken=now.taken - 1)
         self.listed(task)
         self.no_longer_waits(row.annotator, assignment)
+
+    def forfeit(self, assignment: bytes) -> None:
+        """The vote was committed, and is not opened."""
+        row = self.assignments[assignment]
+        task = task_id(row.project, row.number)
+        now = self.tasks[task]
+        self.tasks[task] = replace(now, committed=now.committed - 1)
+        self.give_back(assignment, Lease.FORFEITED)
 
     def no_longer_waits(self, annotator: bytes, assignment: bytes) -> None:
         person = self.annotators[annotator]

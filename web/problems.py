@@ -16,6 +16,7 @@ STATUS: Final = {  # code -> HTTP status
     "misfit": 422,
     "bad-signature": 422,
     "too-many": 429,
+    "internal": 500,
     "no-quorum": 503,
 }
 

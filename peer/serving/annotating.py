@@ -19,16 +19,16 @@ from curation.answers import answer_problem, commitment
 from curation.contents import Commit, Enrolment, LeaseWish, Opening, Skip
 from curation.limits import LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
 from curation.module import project_alpha
-from curation.state import Annotator, Assignment, CurationState, Lease, Phase, Project, Stage, TaskPage, TaskRow, page_key
+from curation.state import Annotator, Assignment, CurationState, Lease, Phase, Project, Stage, TaskPage, TaskRow
 from curation.statements import Annotation, Enrol, Session
-from curation.tasks import Page, Task, assignment_id, read_page, task_id
+from curation.tasks import Page, Task, task_id
 from curation.work import Work
 from features.parts import Desk
+from peer.serving.exporting import page_of, pages, settled
 from peer.serving.gathering import Gatherer
 from peer.serving.vault import Kept, Vault
 from protocol import codec
 from protocol.codec import Count, Digest
-from protocol.errors import FolkmootError
 from protocol.identity import WIRE_VERSION, Ed25519Verifier, preimage
 from protocol.names import name_problem
 from web.problems import Problem
@@ -191,7 +191,7 @@ class Annotating:
             height, state = self._desk.height, self._state
             shown = list(self._shown(state, session.key, limit))
             lacks = limit - len(self._person(state, session.key).leases)
-            if lacks > 0 and not wished and Work(state, self._root(state)).draw(session.key) is not None:
+            if lacks > 0 and not wished and Work(state, self._desk.state_root).draw(session.key) is not None:
                 self._require_room()
                 wish = LeaseWish(session.key, session.nonce, session.expires_ms, session.signature, min(lacks, LEASES_MAX))
                 done, wished = self.gatherer.put(wish), True
@@ -224,21 +224,19 @@ class Annotating:
             yield body
 
     def _text(self, state: CurationState, project: Project, row: Assignment) -> Task | None:
-        for number in range(project.pages):
-            page = state.pages.get(page_key(row.project, number))
-            if page is not None and page.first <= row.number < page.first + page.count:
+        for page in pages(state, row.project, project):
+            if page.first <= row.number < page.first + page.count:
                 known = self._page(project, page)
-                entry = known.entries[row.number - page.first] if known else None
-                return entry.task if entry else None
+                return known.entries[row.number - page.first].task if known else None
         return None
 
     def _page(self, project: Project, page: TaskPage) -> Page | None:
+        """The pages that were read last stay decoded."""
         if page.digest not in self._pages:
-            try:
-                data = self._desk.read(page.digest)
-                self._pages[page.digest] = read_page(data, project.asked.kind, page.root, page.count)
-            except FolkmootError:
+            found = page_of(project, page, self._desk.read)
+            if found is None:
                 return None
+            self._pages[page.digest] = found
             if len(self._pages) > PAGES_OPEN_MAX:
                 self._pages.popitem(last=False)
         self._pages.move_to_end(page.digest)
@@ -282,8 +280,8 @@ class Annotating:
             assert after is not None
             if after.commitment == said:
                 return 201, self._receipt(after, assignment)
-            if assignment in self._kept:
-                self._forget(kept)
+            if (passed_over := self._kept.get(assignment)) is not None:
+                self._forget(passed_over)
             raise Problem("gone", "the lease was over before the answer was decided")
         return 202, {"annotation": assignment.hex()}
 
@@ -341,26 +339,8 @@ class Annotating:
             raise Problem("not-found", "no such project")
         if format != "jsonl":
             raise Problem("malformed", f"format {format!r} is not jsonl")
-        lines = [json.dumps(line, ensure_ascii=False) for line in self._exported(state, project, found)]
+        lines = [json.dumps(line, ensure_ascii=False) for line in settled(state, project, found, self._desk.read)]
         return "application/jsonl", "".join(line + "\n" for line in lines)
-
-    def _exported(self, state: CurationState, key: bytes, project: Project) -> Iterator[Json]:
-        for number in range(project.tasks):
-            task = task_id(key, number)
-            row = state.tasks.get(task)
-            if row is None or row.label is None:
-                continue
-            votes = [(who, state.assignments.get(assignment_id(task, who))) for who in row.annotators]
-            shown = self._text(state, project, Assignment(key, number, b"", b"", 0, Lease.SETTLED))
-            body: Json = {"task": task.hex(), "number": number, "label": list(row.label), "height": row.height}
-            if shown is not None:
-                body |= {"text": shown.text, "items": list(shown.items)}
-            named = [
-                {"annotator": who.hex(), "answer": list(vote.answer), "height": vote.height}
-                for who, vote in votes
-                if vote is not None and vote.answer is not None
-            ]
-            yield body | {"votes": named}
 
     # Looking up ------------------------------------------------------------------------------------------------------
 
@@ -368,9 +348,6 @@ class Annotating:
     def _now_ms(self) -> int:
         """The network's time and what has passed since: sessions are checked by blocks' times."""
         return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
-
-    def _root(self, state: CurationState) -> bytes:
-        return self._desk.state_root
 
     def _session(self, token: str) -> _Open:
         session = self._sessions.get(token)
@@ -405,7 +382,7 @@ class Annotating:
         if self._project(state, row.project).phase is Phase.CLOSED:
             return False
         task = self._task(state, row)
-        return row.state is Lease.LEASED or (task.stage is Stage.BEGUN and task.taken < task.asked)
+        return task.stage is Stage.BEGUN and (row.state is Lease.LEASED or task.taken < task.asked)
 
     def _closes(self, state: CurationState, row: Assignment) -> bool:
         """Whether this is the last vote that the task waits for: then it may be opened in the same batch."""

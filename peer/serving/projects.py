@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from curation.contents import AddPage, Found, Move
 from curation.importing import in_pages, read_tasks
 from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTES
 from curation.module import is_run, project_id
-from curation.state import Asked, CurationState, Phase, Project, page_key
-from curation.tasks import Entry, Page, Task, assignment_id, root_of, task_id
+from curation.state import Asked, CurationState, Phase, Project
+from curation.tasks import Entry, Page, Task, root_of
+from peer.serving.exporting import settled
 from protocol import codec
-from protocol.errors import FolkmootError, UserError
+from protocol.errors import UserError
 from protocol.identity import peer_id
 
 
@@ -111,7 +111,7 @@ class CurationAnswers(CurationCalls):
 
     async def export_tasks(self, project: str, path: str) -> ExportView:
         key, row = self._find(project)
-        lines = list(self._settled(key, row))
+        lines = list(settled(self._state, key, row, self.peer.driver.blobs.read))
         try:
             async with await trio.open_file(path, "x", encoding="utf-8") as file:
                 for line in lines:
@@ -121,33 +121,6 @@ class CurationAnswers(CurationCalls):
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         return ExportView(path, len(lines))
-
-    def _settled(self, key: bytes, project: Project) -> Iterator[dict[str, Any]]:
-        state = self._state
-        for number in range(project.pages):
-            page = state.pages.get(page_key(key, number))
-            assert page is not None
-            try:
-                entries = codec.decode(Page, self.peer.driver.blobs.read(page.digest)).entries
-            except FolkmootError:
-                entries = ()  # its text is not here: labels are exported all the same
-            for index in range(page.count):
-                task = task_id(key, page.first + index)
-                row = state.tasks.get(task)
-                if row is None or row.label is None:
-                    continue
-                line: dict[str, Any] = {"task": task.hex(), "number": row.number, "label": list(row.label), "height": row.height}
-                text = entries[index].task if index < len(entries) else None
-                if text is not None:
-                    line |= {"text": text.text, "items": list(text.items)}
-                votes = ((who, state.assignments.get(assignment_id(task, who))) for who in row.annotators)
-                yield line | {
-                    "votes": [
-                        {"annotator": who.hex(), "answer": list(vote.answer), "height": vote.height}
-                        for who, vote in votes
-                        if vote is not None and vote.answer is not None
-                    ]
-                }
 
 
 async def _read(path: Path) -> bytes:

@@ -321,3 +321,54 @@ def check(room: Room, project: bytes) -> None:
         person = room.person(who)
         mine = {key for key, vote in assignments.items() if vote.annotator == who.public and vote.state is Lease.LEASED}
         assert set(person.leases) == mine and len(mine) <= LEASES_MAX
+
+
+# A task that waits for its author ----------------------------------------------------------------------------------------
+
+
+def crowded(room: Room) -> tuple[list[FastSigner], list[bytes]]:
+    """The last two places of a task that as many had as may; everybody before let the lease expire."""
+    people = annotators(limits.ASSIGNED_MAX)
+    for who in people[:-2]:
+        room.leased(who)
+        room.later(LEASE_MS)
+        room.batch()
+    leases = [lease for (lease,) in room.leased(*people[-2:])]
+    return people[-2:], leases
+
+
+def test_two_that_forfeit_at_once_send_their_task_to_its_author_once(room: Room) -> None:
+    project = room.project(SEVERAL, tasks=1)
+    people, leases = crowded(room)
+    room.batch(commits=[room.commit(who, lease, (1,)) for who, lease in zip(people, leases, strict=True)])
+    assert room.task(leases[0]).stage is Stage.OPENING
+    room.later(OPENING_MS)
+    room.batch()
+    room.batch()
+    task = room.task(leases[0])
+    assert (task.stage, task.committed, task.taken, room.row(project).review) == (Stage.REVIEW, 0, 0, 1)
+    room.say(AUTHOR, "curation/review", Review(task_id(project, task.number), (1,)))
+    assert room.row(project).review == 0 and room.row(project).settled == 1
+
+
+def test_a_vote_on_a_task_that_goes_to_its_author_is_free(room: Room) -> None:
+    project = room.project(SEVERAL, tasks=1)
+    ((ann,),) = room.leased(ANN)
+    for number, who in enumerate(annotators(8)[4:], 1):
+        ((lease,),) = room.leased(who)
+        if number == SKIPS_MAX:
+            room.batch(commits=[room.commit(ANN, ann, (1,))])
+        room.batch(skips=[Skip(lease, "unclear")])
+    assert (room.task(ann).stage, room.assignment(ann).state) == (Stage.REVIEW, Lease.FORFEITED)
+    assert (room.task(ann).committed, room.task(ann).taken, room.row(project).review) == (0, 0, 1)
+
+
+def test_a_task_that_waits_for_its_author_takes_no_votes(room: Room) -> None:
+    room.project(SEVERAL, tasks=1)
+    ((ann,),) = room.leased(ANN)
+    for who in annotators(8)[4:]:
+        ((lease,),) = room.leased(who)
+        room.batch(skips=[Skip(lease, "unclear")])
+    assert (room.task(ann).stage, room.assignment(ann).state) == (Stage.REVIEW, Lease.LEASED)
+    room.batch(commits=[room.commit(ANN, ann, (1,))])
+    assert room.assignment(ann).state is Lease.LEASED and room.curation.annotations == 0

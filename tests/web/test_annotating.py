@@ -224,3 +224,46 @@ async def test_a_restart_between_commitment_and_opening_loses_nothing(room: Room
         assert (await settled(site, first[1]["assignment"])).body["label"] == [0]
         lines = (await said(site.export, view.project)).text.splitlines()
         assert len(lines) == 2 and all(line.count('"annotator"') == 2 for line in lines)
+
+
+async def test_two_that_wait_for_one_answer_are_told_alike_that_it_was_passed_over(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=1)
+        (ann,) = await enrolled(site, "ann")
+        (task,) = await assigned(site, ann)
+        submit, entered, go_on, replies = annotating.Annotating.submit, list[int](), trio.Event(), list[tuple[int, str]]()
+
+        async def counted(site: annotating.Annotating, *given: Any) -> Any:
+            entered.append(1)
+            return await submit(site, *given)
+
+        async def passes_over(gatherer: Gatherer, taken: list[Any]) -> None:
+            await go_on.wait()
+            for statement, done in taken:
+                gatherer._events.pop(statement, None)
+                done.set()
+
+        async def ask() -> None:
+            replies.append(problem(await said(ann.submit, site, task["assignment"], (1,))))
+
+        monkeypatch.setattr(annotating.Annotating, "submit", counted)
+        monkeypatch.setattr(Gatherer, "_decide", passes_over)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(ask)
+            while len(entered) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            go_on.set()
+        assert replies == [(410, "gone")] * 2
+
+
+async def test_a_slip_in_a_call_costs_that_call_and_not_the_peer(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slips(site: annotating.Annotating) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(annotating.Annotating, "stats", slips)
+    async with room.serving() as (_, site):
+        assert problem(await said(site.get, "/api/stats")) == (500, "internal")
+        assert (await said(site.get, "/api/leaderboard")).status == 200
