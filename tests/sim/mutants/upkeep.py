@@ -133,7 +133,9 @@ def _rounds_unchecked(planter: Planter) -> None:
 
 
 def _spoken_forgotten(planter: Planter) -> None:
+    """Nor of the proposals that its ballot accepted: from those alone it would sign the same ballot again."""
     planter.replace(Disk, "spoken", lambda *_: {})
+    planter.replace(Disk, "accepted_in", lambda *_: ())
 
 
 # That `Rounds.mute` does nothing shows nowhere here. After a rollback it is a second lock on the same door: what others name is
