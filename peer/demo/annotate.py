@@ -93,7 +93,8 @@ async def _run(demo: Demo) -> int:
         return 0
     crowd = gather(options.crowd, sites, truth, options.seed)
     is_finished = await _answered(demo, crowd)
-    await _alike(demo)
+    if is_finished:
+        await _alike(demo)
     await measure_all(demo)
     seconds = time.time() - demo.started
     if not options.keep:
@@ -150,7 +151,11 @@ async def _answered(demo: Demo, crowd: list[Person]) -> bool:
                 if gone:
                     _say(demo, f"{', '.join(gone)} ended")
                     break
-                (view,) = await _calls(demo.watched).projects()
+                try:
+                    (view,) = await _calls(demo.watched).projects()
+                except UserError:
+                    await trio.sleep(POLL_SECONDS)  # it ends, and then it has ended
+                    continue
                 done = view.settled + view.review
                 finished = done == view.tasks
                 if done >= shown + max(1, view.tasks // 8) or (finished and done > shown):
