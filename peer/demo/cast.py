@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -34,10 +35,15 @@ class DemoPeer:
     stats: StatsView | None = None
     looked: float = 0.0  # when `stats` were taken, seconds since the epoch
     traffic_before: int = 0  # bytes sent before the job started
+    serves: tuple[str, ...] = ()  # the settings with which it serves annotators; empty: it serves none
 
     @property
     def name(self) -> str:
-        return f"{'liar' if self.lies else 'trainer' if self.trains else 'voter'}-{self.number}"
+        return f"{'liar' if self.lies else 'server' if self.serves else self.role}-{self.number}"
+
+    @property
+    def role(self) -> str:
+        return "annotator" if self.serves else "trainer" if self.trains else "voter"
 
     @property
     def client(self) -> PeerApi:
@@ -77,8 +83,13 @@ class Demo:
 
     @property
     def watched(self) -> DemoPeer:
-        """An honest trainer: it starts the job, and measures."""
-        return next(peer for peer in self.peers if peer.trains and not peer.lies)
+        """An honest trainer: it starts the job, and measures. Where annotators are served, the peer that imports the tasks."""
+        return next(peer for peer in self.peers if (peer.trains or peer.serves) and not peer.lies)
+
+
+def key_of(seed: int, number: int) -> Identity:
+    """Keys from the seed, so that the same seed assigns the same data: such a network is for looking at, not for use."""
+    return Identity(hashlib.sha256(f"folkmoot/demo/{seed}/{number}".encode()).digest())
 
 
 def sent(peer: DemoPeer) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -24,18 +23,18 @@ from pathlib import Path
 
 import trio
 
-from ledger.core.genesis import TRAINER, Founder, Genesis
+from ledger.core.genesis import Founder, Genesis
 from peer.api.new_job import parse_overrides
 from peer.commands.terminal import EXIT_INTERRUPTED, let_go, terminals
-from peer.demo.cast import Demo, DemoPeer, sent
+from peer.demo.cast import Demo, DemoPeer, key_of, sent
 from peer.demo.display import Display
 from peer.demo.report import Disk, Report, make_places, make_report, usable, write_files
-from peer.features import founding_modules
+from peer.features import founding_modules, roles
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
 from protocol.errors import UserError
-from protocol.identity import Identity, peer_id, short_id
+from protocol.identity import peer_id, short_id
 from training import grid
 from training.data import corpus as data
 from training.data import shards
@@ -68,9 +67,14 @@ def main(options: argparse.Namespace) -> int:
     replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()
     options.json = str(Path(options.json).expanduser().absolute()) if options.json else ""
     make_places(folder, options.json)
+    return sees_it_end(demo, partial(_run, demo))
+
+
+def sees_it_end(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
+    """What `run` gives. However it ends, no peer is left running."""
     end_like_ctrl_c()
     try:
-        return trio.run(until_hung_up, partial(_run, demo))
+        return trio.run(until_hung_up, run)
     except BaseException as error:
         if not _is_interrupt(error):
             raise
@@ -149,14 +153,12 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
     peers = []
     for number in range(count):
         trains = number < trainers
-        # Keys from the seed, so that the same seed assigns the same data: such a network is for looking at, not for use.
-        identity = Identity(hashlib.sha256(f"folkmoot/demo/{options.seed}/{number}".encode()).digest())
         threads = 1 + number % 2 if options.mixed else 1
         restricted = options.mixed and number == 1
         peers.append(
             DemoPeer(
                 number,
-                identity,
+                key_of(options.seed, number),
                 folder / "peers" / str(number),
                 trains,
                 trains and number >= trainers - liars,
@@ -186,7 +188,7 @@ async def _run(demo: Demo) -> int:
 
 
 def make_directories(demo: Demo) -> None:
-    founders = {peer.identity.public: Founder(peer.name, (TRAINER,) if peer.trains else ()) for peer in demo.peers}
+    founders = {peer.identity.public: Founder(peer.name, roles()[peer.role].registers) for peer in demo.peers}
     modules = founding_modules()
     genesis = Genesis("demo", int(time.time() * 1000), secrets.token_bytes(16), dict(sorted(founders.items())), modules)
     for peer in demo.peers:
@@ -209,9 +211,9 @@ async def start(demo: Demo) -> None:
 def launch(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[str] = ("run",)) -> None:
     accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
     module = ("peer.liar", demo.options.attack, accomplices) if peer.lies else peer.module
-    settings = ["--data-dir", str(peer.directory), "--role", "trainer" if peer.trains else "voter", "--name", peer.name]
+    settings = ["--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves]
     settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]
-    settings += ["--evaluate" if peer is demo.watched else "--no-evaluate", "--no-console"]
+    settings += ["--evaluate" if peer is demo.watched and peer.trains else "--no-evaluate", "--no-console"]
     settings += ["--bootstrap", bootstrap] if bootstrap else []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")} | peer.environment
     if peer.restricted:

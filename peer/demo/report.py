@@ -48,6 +48,11 @@ class Disk:
         encoded = self._store.state()
         return self._rules.decode_state(encoded) if encoded else self._rules.first_state()
 
+    def state_with_rows(self) -> State:
+        state = self.state
+        self._store.rows.attach(state.tables)
+        return state
+
     def roots(self) -> dict[int, str]:
         return {height: root.hex() for height, root in self._store.roots().items()}
 
@@ -178,10 +183,10 @@ def _open(peer: DemoPeer) -> Disk | None:
 
 def roots_equal(disks: list[Disk]) -> bool:
     """Whether all computed the same state root after every height, and the same model root after every round."""
-    return all(_same(tables) for tables in ([disk.roots() for disk in disks], [disk.model_roots() for disk in disks]))
+    return all(same(tables) for tables in ([disk.roots() for disk in disks], [disk.model_roots() for disk in disks]))
 
 
-def _same(tables: list[dict[int, str]] | list[dict[tuple[str, int], str]]) -> bool:
+def same(tables: list[dict[int, str]] | list[dict[tuple[str, int], str]]) -> bool:
     return bool(tables[0]) and all(table == tables[0] for table in tables)
 
 

@@ -12,6 +12,7 @@ from features.parts import Desk
 from protocol.addresses import parse_address
 
 LISTEN = "web_listen"
+SERVED_AT = "annotators are served at "  # and the address
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Serve:
             nursery.start_soon(site.gatherer.run)
             nursery.start_soon(site.follow)
             nursery.start_soon(_fetch_pages, self.desk, nursery)
-            self.desk.tell(f"annotators are served at http://{shown}:{address[1]}/")
+            self.desk.tell(f"{SERVED_AT}http://{shown}:{address[1]}/")
 
 
 async def _fetch_pages(desk: Desk, nursery: trio.Nursery) -> None:

@@ -71,6 +71,10 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         ("demo --malicious 4 --beyond-bound", "at least one of the 4 peers must be honest"),
         ("demo --attack bribe", "'bribe'"),
         ("demo --rounds 0", "0 is less than 1"),
+        ("demo --crowd 3", "--crowd: say --annotate with it"),
+        ("demo --annotate --crowd 1", "a task needs two votes at least"),
+        ("demo --annotate --rounds 3", "--rounds is about training"),
+        ("demo --annotate --web-port 65533", "a port above 65535"),
         ("config hide", "'hide'"),
     ],
 )
