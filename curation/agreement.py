@@ -35,7 +35,7 @@ def metric_of(kind: Kind) -> Metric:
 
 
 def units_of(kind: Kind, options: int, many: bool, answers: Sequence[Answer]) -> list[list[int]]:
-    """What the answers to one task say, as one unit or several: of many options each, of a ranking each two items."""
+    """The units of one task: one unit, or one for each of many options, or one for each two items of a ranking."""
     if many:
         return [list(said) for said in zip(*(tuple(switches(options, answer)) for answer in answers), strict=True)]
     if kind is not Kind.RANKING:
@@ -63,7 +63,7 @@ def alpha_of_counts(counts: Sequence[int], values: int, metric: Metric) -> Fract
 
 
 def coincidences(units: Sequence[Sequence[int]]) -> Counter[tuple[int, int]]:
-    """Of values in the same unit. A unit has at most VOTES_MAX values; one alone tells nothing."""
+    """Counts pairs of values in the same unit. A unit has at most VOTES_MAX values; a single value makes no pair."""
     found: Counter[tuple[int, int]] = Counter()
     for values in units:
         assert len(values) <= VOTES_MAX
@@ -118,7 +118,7 @@ def kappa(both: Sequence[tuple[int, int]]) -> Fraction | None:
 
 
 def kappas(said: Mapping[bytes, Mapping[int, int]]) -> dict[tuple[bytes, bytes], Fraction]:
-    """Of each two annotators, the lower key first, that κ is defined for. `said`: annotator → task → value."""
+    """κ of each two annotators for whom it is defined, the lower key first. `said`: annotator → task → value."""
     found = {}
     for a, b in combinations(sorted(said), 2):
         mine, theirs = said[a], said[b]

@@ -61,5 +61,5 @@ def answer_problem(kind: Kind, options: int, many: bool, items: int, answer: Ans
 
 
 def commitment(assignment: bytes, salt: bytes, answer: Answer) -> bytes:
-    """What an annotator signs before anybody sees the answer."""
+    """The annotator signs this before anybody sees the answer."""
     return hashlib.sha256(b"folkmoot/answer\x00" + assignment + salt + codec.encode(list(answer))).digest()

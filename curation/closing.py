@@ -33,7 +33,7 @@ Key = tuple[bytes, bytes]  # chain and project: a project is closed once, and st
 
 
 class Closer:
-    """Of one ledger. It remembers the project at hand; what it does depends on the state alone."""
+    """Closes the projects of one ledger. It keeps the project at hand in memory; the result depends on the state alone."""
 
     def __init__(self) -> None:
         self._of: Key | None = None
@@ -137,7 +137,7 @@ def _relabel(work: Work, task: bytes, label: Answer | None) -> None:
 
 
 class Votes:
-    """Those of the settled tasks of a project, as far as they were read: four integers each, 32 bytes."""
+    """The votes on a project's settled tasks, as far as they were read: four integers each, 32 bytes."""
 
     def __init__(self) -> None:
         self.tasks: list[int] = []  # numbers of settled tasks, ascending
@@ -184,7 +184,7 @@ def _code(asked: Asked, answer: Answer) -> int:
 
 
 class Estimate:
-    """Of one project: as many questions as its kind asks, each with labels and then everybody's confusions."""
+    """The estimate of one project: a question for each that its kind asks, with labels and then everybody's confusions."""
 
     def __init__(self, asked: Asked, votes: Votes) -> None:
         self._asked, self.tasks = asked, votes.tasks
@@ -215,7 +215,7 @@ class Estimate:
         self._turned = max(self._turned, upto)
 
     def label(self, place: int) -> Answer | None:
-        """Of a settled task, after all turns; None: of rankings there is no whole estimate."""
+        """The label of a settled task after all turns. None: a ranking has no whole estimate."""
         if self._asked.kind is Kind.RANKING:
             return None
         found = [question.label(place) for question in self._questions]
@@ -261,7 +261,7 @@ def _of_option(rows: Ints, option: int) -> Ints:
 
 
 def _neighbours(rows: Ints, items: int) -> Ints:
-    """Of each ranking, for each item: whether it is before the next one by number, the first being next to the last."""
+    """For each ranking and item: whether the item stands before the next one by number. The first is next to the last."""
     places = np.zeros((len(rows), items), dtype=np.int64)
     for place in range(items):
         places[np.arange(len(rows)), (rows[:, 2] >> (BITS * place)) & ((1 << BITS) - 1)] = place

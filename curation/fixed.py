@@ -23,7 +23,7 @@ MANTISSA_BITS: Final = STEP_BITS + REST_BITS
 
 
 def log2(numbers: Ints) -> Ints:
-    """Of integers 1 ≤ n < 2⁶², in units of 2⁻²⁴."""
+    """The binary logarithm of integers 1 ≤ n < 2⁶², in units of 2⁻²⁴."""
     exponents, left = np.zeros_like(numbers), numbers.copy()
     for bits in (32, 16, 8, 4, 2, 1):
         high = left >> bits

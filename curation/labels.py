@@ -38,7 +38,7 @@ def classes_of(kind: Kind, options: int) -> int:
 
 
 def class_of(kind: Kind, answer: Answer) -> int:
-    """Of an answer that is a choice of one."""
+    """The class of an answer that chooses one option."""
     return answer[0] - (kind is Kind.RATING)
 
 
@@ -48,7 +48,7 @@ def answer_of(kind: Kind, found: int) -> Answer:
 
 
 def switches(options: int, answer: Answer) -> Iterator[int]:
-    """Of each option: whether an answer of many has it."""
+    """For each option: whether an answer of many has it."""
     return (int(option in answer) for option in range(options))
 
 
@@ -100,7 +100,7 @@ def likelihood(counts: Counts, classes: int, label: int, vote: int) -> tuple[int
 
 
 def posterior(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[Fraction]:
-    """Of each class, after these votes, each with its annotator's counts. All classes are equally likely before anybody voted."""
+    """The chance of each class after these votes, each with its annotator's counts. All classes are equally likely before anybody voted."""
     weights = _weights(classes, votes)
     total = sum(weights)
     return [Fraction(weight, total) for weight in weights]

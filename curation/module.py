@@ -76,7 +76,7 @@ class Passed(Exception):
 
 
 def project_id(author: bytes, nonce: int) -> bytes:
-    """Of the project that this transaction founds."""
+    """The id of the project that this author's transaction founds."""
     return hashlib.sha256(b"folkmoot/project\x00" + author + nonce.to_bytes(8, "big")).digest()
 
 

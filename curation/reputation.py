@@ -1,4 +1,4 @@
-"""What an annotator's answers to a project were worth, and how the project's points are divided.
+"""The worth of an annotator's answers to a project, and how the project's points are divided.
 
 What somebody said is held against what the *others* said of the same task, by the whole estimate: its own vote is left out. Only
 those of its votes count that were committed before the task's first opening: whoever can see an answer can repeat it.
@@ -31,7 +31,7 @@ TURNS: Final = 20  # then no table changes by a thousandth of a task
 
 
 def sureness(chance: Ints) -> Ints:
-    """Of rows of chances of classes, all in units of 1/ONE: 0 where all are equal, ONE where one is certain; Σ p², to scale."""
+    """How sure each row of chances is, in units of 1/ONE: 0 if all classes are equal, ONE if one is certain. It is Σ p², scaled."""
     classes = chance.shape[1]
     found: Ints = np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0)
     return found
@@ -83,7 +83,7 @@ def lower_bound(right: int, seen: int) -> int:
 
 
 def weight(questions: Sequence[Sequence[tuple[int, int]]]) -> int:
-    """Of an annotator, in units of 1/WEIGHT_ONE. `questions`: of each question, of each of its classes, tasks seen and right.
+    """An annotator's weight in units of 1/WEIGHT_ONE. `questions`: of each question, of each of its classes, tasks seen and right.
 
     A project asks one question, or one of each option where an answer has many.
     """

@@ -1,4 +1,4 @@
-"""What is decided of curation. Rows of tables cost a block only what it changes; what has no row yet is as its project says.
+"""The decided state of curation. Rows of tables cost a block only what it changes; what has no row yet is as its project says.
 
 | table         | key                            | row                                                              |
 |---------------|--------------------------------|------------------------------------------------------------------|
@@ -52,7 +52,7 @@ Reason = Annotated[str, Length(1, REASON_CHARACTERS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a project asks of everybody, as its author wrote it."""
+    """The question of a project, as its author wrote it."""
 
     name: Name
     kind: Kind
@@ -203,7 +203,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Of `due`: places from first on, up to before last. Times ascend, since every entry waits equally long."""
+    """The places of `due` from `first` on, up to before `last`. Times ascend, since every entry waits equally long."""
 
     first: Count = 0
     last: Count = 0

@@ -1,4 +1,4 @@
-"""What annotators sign with their own keys. Serving peers carry these statements; nobody else can make one."""
+"""Annotators sign these statements with their own keys. Serving peers carry these statements; nobody else can make one."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Text = Annotated[str, Length(0, TEXT_CHARACTERS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What an annotator sees: a text, or items to compare, with a text above them if there is one."""
+    """An annotator sees a text, or items to compare, with a text above them if there is one."""
 
     text: Text
     items: Annotated[tuple[Text, ...], Length(0, RANKED_MAX)] = ()

@@ -92,7 +92,7 @@ def estimated(classes: int, tasks: int, annotators: int, votes: Ints) -> Whole:
 
 
 def likeliest(posterior: Ints) -> Ints:
-    """Of each row: the class, the lowest of equally likely ones."""
+    """The likeliest class of each row, the lowest of equally likely ones."""
     found: Ints = posterior.argmax(axis=1)
     return found
 

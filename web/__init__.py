@@ -1,1 +1,1 @@
-"""What people see of a peer: an HTTP API for annotators and their programs, and pages. Handlers only: `peer/serving` answers."""
+"""People see a peer by this: an HTTP API for annotators and their programs, and pages. Handlers only: `peer/serving` answers."""

@@ -106,7 +106,7 @@ async def _page(request: web.Request) -> web.StreamResponse:
 
 
 def _files(folder: Path) -> Handler:
-    """Those that the folder has now: what a stranger names is no path."""
+    """Serves the files that the folder has now: a stranger names one of them, never a path."""
     files = {path.name: path for path in folder.iterdir() if path.is_file()}
 
     async def file(request: web.Request) -> web.StreamResponse:

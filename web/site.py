@@ -1,4 +1,4 @@
-"""What a site asks its peer for: each method is one call of the HTTP API. Bytes are in lower-case hex."""
+"""A site asks its peer by these calls: each method is one call of the HTTP API. Bytes are in lower-case hex."""
 
 from __future__ import annotations
 

@@ -395,7 +395,7 @@ class Annotating:
         return {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
 
     def _count_answer(self, key: bytes) -> None:
-        """Of an annotator, whatever its session."""
+        """Counts an annotator's answer, in whatever session. Refuses the one that is too many in a minute."""
         now = trio.current_time()
         while self._answered and next(iter(self._answered.values()))[-1] <= now - 60:
             self._answered.popitem(last=False)

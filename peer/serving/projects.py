@@ -1,4 +1,4 @@
-"""What people ask their own peer about projects: import, export, pause, close."""
+"""Answers calls about projects: import, export, pause, close."""
 
 from __future__ import annotations
 
