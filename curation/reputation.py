@@ -31,7 +31,7 @@ TURNS: Final = 20  # then no table changes by a thousandth of a task
 
 
 def sureness(chance: Ints) -> Ints:
-    """How sure each row of chances is, in units of 1/ONE: 0 if all classes are equal, ONE if one is certain. It is Σ p², scaled."""
+    """How sure each row of chances is, in units of 1/ONE: 0 if all classes are equal, ONE if one is certain. It is a scaled Σ p²."""
     classes = chance.shape[1]
     found: Ints = np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0)
     return found
@@ -83,7 +83,7 @@ def lower_bound(right: int, seen: int) -> int:
 
 
 def weight(questions: Sequence[Sequence[tuple[int, int]]]) -> int:
-    """An annotator's weight in units of 1/WEIGHT_ONE. `questions`: of each question, of each of its classes, tasks seen and right.
+    """An annotator's weight in units of 1/WEIGHT_ONE. `questions`: for each question and class, tasks seen and right.
 
     A project asks one question, or one of each option where an answer has many.
     """
