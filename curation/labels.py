@@ -100,7 +100,7 @@ def likelihood(counts: Counts, classes: int, label: int, vote: int) -> tuple[int
 
 
 def posterior(classes: int, votes: Sequence[tuple[Counts, int]]) -> list[Fraction]:
-    """The chance of each class after these votes, each vote with its annotator's counts. Before any vote all are equally likely."""
+    """The chance of each class after these votes, each with its annotator's counts. Before any vote all are equally likely."""
     weights = _weights(classes, votes)
     total = sum(weights)
     return [Fraction(weight, total) for weight in weights]

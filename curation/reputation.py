@@ -31,7 +31,7 @@ TURNS: Final = 20  # then no table changes by a thousandth of a task
 
 
 def sureness(chance: Ints) -> Ints:
-    """How sure each row of chances is, in units of 1/ONE: 0 if all classes are equal, ONE if one is certain. It is a scaled Σ p²."""
+    """How sure each row of chances is, in units of 1/ONE: 0 if all classes are equal, ONE if one is certain. Σ p², scaled."""
     classes = chance.shape[1]
     found: Ints = np.maximum((classes * (chance * chance).sum(axis=1) // ONE - ONE) // (classes - 1), 0)
     return found
