@@ -16,6 +16,7 @@ from features.tables import Column, Fitted, Pairs
 from peer.commands import views
 from peer.commands.drawing import drawn
 from peer.commands.words import words
+from peer.commands.words.jobs import _unchanged
 from protocol.api import DialView, JobView
 from tests.peer import fake_api
 
@@ -174,3 +175,15 @@ def test_a_long_name_is_cut_and_stays_on_its_line() -> None:
     table = Fitted(Column("name", may_be_cut=True))
     table.add_row("one two three four")
     assert shown(table, 10).split("\n")[1:] == ["one two t…", ""]
+
+
+def test_a_scratch_round_says_of_each_model_whether_it_is_as_before() -> None:
+    (model,) = fake_api.JOBS
+    test, ended = (replace(model, job=letter * 64, objective="scratch") for letter in "ab")
+    forgotten, stepped = replace(model, job="c" * 64), replace(model, round=4, model_root="1" * 64)
+    before = (model, forgotten, ended)
+    assert _unchanged(before, (model, ended, test), test.job) == f"job eeeeeeee: model root {'f' * 16} unchanged"
+    assert (
+        _unchanged(before, (stepped, ended, test), test.job) == f"job eeeeeeee: model root {'f' * 16} moved on by its own round 3"
+    )
+    assert _unchanged((ended, forgotten), (ended, test), test.job).startswith("no model is being trained")
