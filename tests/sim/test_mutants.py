@@ -20,7 +20,14 @@ from tests.sim.mutants.planting import planted
 from tests.sim.mutants.scenarios import CALM
 
 QUICK = 6  # seeds; most show at the first
-SLOW = ("parent-certificate-unchecked", "snapshot-root-unchecked", "no-answers", "old-commits-ignored", "notices-ignored")
+SLOW = (
+    "parent-certificate-unchecked",
+    "snapshot-root-unchecked",
+    "no-answers",
+    "old-commits-ignored",
+    "notices-ignored",
+    "order-of-dictionaries",
+)
 RARE = (
     "first-certificate",
     "certificates-of-any-height",
