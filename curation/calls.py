@@ -58,3 +58,7 @@ class CurationCalls(Protocol):
     async def export_tasks(self, project: str, path: str) -> ExportView:
         """Every settled task with its label and all votes, as JSONL."""
         ...
+
+    async def prove_tasks(self, project: str, directory: str) -> ExportView:
+        """The same in a new folder, with a proof of each line, for `tasks verify`."""
+        ...

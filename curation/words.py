@@ -14,7 +14,7 @@ from features.words import Asked, listing, word
 from protocol.errors import UserError
 
 SHORT = 8
-ACTIONS = ("import", "export", "pause", "open", "close")
+ACTIONS = ("import", "export", "verify", "pause", "open", "close")
 
 
 async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...]) -> None:
@@ -44,9 +44,9 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...]:
 
 
 @word(
-    "tasks for annotators: tasks import FILE; tasks export, pause, open or close PROJECT",
+    "tasks for annotators: tasks import FILE; tasks export, pause, open or close PROJECT; tasks verify DIR, offline",
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
-    Argument("what", metavar="FILE|PROJECT", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or a project's id"),
+    Argument("what", metavar="FILE|PROJECT|DIR", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or a project's id"),
     Argument("--name", default="", metavar="NAME", help="of a new project (default: the file's)"),
     Argument("--project", default="", metavar="ID", help="the project that gets more tasks; else a new one is made"),
     Argument("--kind", default="label", choices=("label", "rating", "pair", "ranking"), help="what is asked (default: label)"),
@@ -56,6 +56,10 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...]:
     Argument("--price", type=whole_number(0, PRICE_MAX), default=1, metavar="N", help="points for a settled task (default: 1)"),
     Argument("--guidelines", default="", metavar="FILE", help="text that annotators read first"),
     Argument("--suggest-first", action="store_true", help="show suggestions with the task, not after the answer"),
+    Argument(
+        "--proofs", action="store_true", help="`tasks export` writes a folder with a proof of every line, for `tasks verify`"
+    ),
+    Argument("--chain-id", default="", metavar="ID", help="of the network that `tasks verify` trusts, as `peer status` shows it"),
     Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: PROJECT.jsonl)"),
 )
 async def tasks(asked: Asked[CurationCalls]) -> None:
@@ -64,6 +68,14 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
         case "import":
             view = await asked.api.import_tasks(_request(options))
             asked.show(f"project {view.project[:SHORT]} ({view.name}): {view.tasks} tasks, {view.state}")
+        case "export" if options.proofs:
+            folder = options.output or f"{options.what}-labels"
+            exported = await asked.api.prove_tasks(options.what, str(Path(folder).expanduser().absolute()))
+            asked.show(f"{exported.path}: {exported.tasks} settled tasks, each with its proof: `peer tasks verify {folder}`")
+        case "verify":
+            from curation.checking import check, shown  # it needs all of the ledger, and no peer
+
+            asked.show(shown(check(Path(options.what).expanduser(), options.chain_id), options.chain_id))
         case "export":
             path = options.output or f"{options.what}.jsonl"
             exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()))

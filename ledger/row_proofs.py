@@ -74,6 +74,12 @@ class ProvenRow:
     key: bytes
     value: bytes | None
     record: Any
+    state: bytes  # encoding of the module's state, with the roots of its other tables
+
+    def root_of(self, state_type: type, field: str) -> TableRoot:
+        """Of another table of the same module, whose state is of this type. Raises `RemoteProtocolError`."""
+        names = [of.name for of in fields(state_type)]
+        return _table_root(self.state, self.table.split("/")[0], names.index(field))
 
 
 # Making ------------------------------------------------------------------------------------------------------------------
@@ -153,6 +159,7 @@ def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) 
         key=content.key,
         value=content.value,
         record=record,
+        state=state,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from curation.lines import line_of
 from curation.state import CurationState, Project, TaskPage, page_key
 from curation.tasks import Page, assignment_id, read_page, task_id
 from protocol.errors import FolkmootError
@@ -37,14 +38,5 @@ def settled(state: CurationState, key: bytes, project: Project, read: Read) -> I
             row = state.tasks.get(task)
             if row is None or row.label is None:
                 continue
-            line: dict[str, Any] = {"task": task.hex(), "number": row.number, "label": list(row.label), "height": row.height}
-            text = shown.entries[index].task if shown else None
-            if text is not None:
-                line |= {"text": text.text, "items": list(text.items)}
-            votes = ((who, state.assignments.get(assignment_id(task, who))) for who in row.annotators)
-            named = [
-                {"annotator": who.hex(), "answer": list(vote.answer), "height": vote.height}
-                for who, vote in votes
-                if vote is not None and vote.answer is not None
-            ]
-            yield line | {"votes": named}
+            votes = (state.assignments.get(assignment_id(task, who)) for who in row.annotators)
+            yield line_of(row, shown.entries[index].task if shown else None, votes)

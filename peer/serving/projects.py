@@ -18,6 +18,7 @@ from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTE
 from curation.module import is_run, project_id
 from curation.state import Asked, CurationState, Phase, Project
 from curation.tasks import Entry, Page, Task, root_of
+from peer.serving import proving
 from peer.serving.exporting import settled
 from protocol import codec
 from protocol.errors import UserError
@@ -121,6 +122,16 @@ class CurationAnswers(CurationCalls):
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         return ExportView(path, len(lines))
+
+    async def prove_tasks(self, project: str, directory: str) -> ExportView:
+        key, _ = self._find(project)
+        proven = await self.peer.driver.snapshots.newest_proven()
+        if proven is None:
+            raise UserError("no state is certified yet: the next decided block certifies the one before it")
+        state, links = proven
+        read = self.peer.driver.blobs.read
+        count = await trio.to_thread.run_sync(proving.write, Path(directory), self.peer.genesis, state, links, key, read)
+        return ExportView(directory, count)
 
 
 async def _read(path: Path) -> bytes:

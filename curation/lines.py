@@ -1,0 +1,30 @@
+"""How a settled task is written down, with every vote: one line of JSON, alike at every peer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from curation.state import Assignment, TaskRow
+from curation.tasks import Task, task_id
+
+
+def line_of(row: TaskRow, text: Task | None, votes: Iterable[Assignment | None]) -> dict[str, Any]:
+    """A settled task. `text` is None where the page is not here; `votes` are the assignments of all that ever had the task."""
+    assert row.label is not None
+    task = task_id(row.project, row.number)
+    line: dict[str, Any] = {"task": task.hex(), "number": row.number, "label": list(row.label), "height": row.height}
+    if text is not None:
+        line |= {"text": text.text, "items": list(text.items)}
+    opened = (vote for vote in votes if vote is not None and vote.answer is not None)
+    return line | {"votes": [_vote(vote) for vote in opened]}
+
+
+def _vote(vote: Assignment) -> dict[str, Any]:
+    assert vote.answer is not None
+    return {"annotator": vote.annotator.hex(), "answer": list(vote.answer), "height": vote.height}
+
+
+def as_text(line: dict[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False) + "\n"

@@ -1,0 +1,57 @@
+"""Writes a folder of labels with their proofs, see `curation.proving`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from curation import proving
+from curation.state import CurationState, page_key
+from ledger.core.genesis import Genesis
+from ledger.row_proofs import row_proof
+from ledger.state import State
+from peer.serving.exporting import Read, page_of
+from protocol.errors import UserError
+from protocol.messages import Link
+
+
+def write(folder: Path, genesis: Genesis, state: State, links: tuple[Link, ...], key: bytes, read: Read) -> int:
+    """Into a new folder; how many labels. `state` is the one that the last link certifies. Raises `UserError`."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(f"{folder} exists: name a new folder with -o") from None
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror}") from None
+    try:
+        return _write(folder, genesis, state, links, key, read)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {folder}: {error.strerror}") from None
+        raise
+
+
+def _write(folder: Path, genesis: Genesis, state: State, links: tuple[Link, ...], key: bytes, read: Read) -> int:
+    curation: CurationState = state.of(CurationState)
+    project = curation.projects.get(key)
+    if project is None:
+        raise UserError("the last certified state does not have this project yet: try again after the next block")
+    (folder / proving.PROJECT_PROOF).write_bytes(row_proof(genesis, state, links, "curation/projects", key))
+    (folder / proving.PAGES_PROOF).write_bytes(b"".join(proving.page_proofs(curation, key)))
+    (folder / proving.PAGES).mkdir()
+    for number in range(project.pages):
+        page = curation.pages.get(page_key(key, number))
+        assert page is not None
+        if page_of(project, page, read) is not None:  # else its lines have no text
+            (folder / proving.PAGES / str(number)).write_bytes(read(page.digest))
+    count = 0
+    with (
+        open(folder / proving.LABELS, "x", encoding="utf-8", newline="\n") as labels,
+        open(folder / proving.LABELS_PROOF, "xb") as proofs,
+    ):
+        for line, proof in proving.proven_lines(curation, key, lambda page: page_of(project, page, read)):
+            labels.write(line)
+            proofs.write(proof)
+            count += 1
+    return count
