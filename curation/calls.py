@@ -55,6 +55,10 @@ class CurationCalls(Protocol):
         """Opens, pauses or closes it."""
         ...
 
+    async def stop_project(self, project: str) -> str:
+        """Says as a voter that it be closed; what came of it."""
+        ...
+
     async def export_tasks(self, project: str, path: str) -> ExportView:
         """Every settled task with its label and all votes, as JSONL."""
         ...

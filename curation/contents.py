@@ -38,6 +38,13 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class StopProject:
+    """`curation/stop`, by a voter: the project closes once a quorum of the voters has said so."""
+
+    project: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class Review:
     """`curation/review`, by the project's author: the label of a task that waits for one."""
 

@@ -22,10 +22,11 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import ClassVar, Final
 
+from consensus.voters import VoterSet
 from curation.agreement import added, alpha_of_counts, metric_of, units_of, values_of
 from curation.answers import Answer, Kind, answer_problem, commitment, items_problem, options_problem
 from curation.closing import Closer
-from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip
+from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip, StopProject
 from curation.labels import ENOUGH, estimate, learned
 from curation.limits import (
     ANNOTATORS_MAX,
@@ -97,6 +98,7 @@ class CurationModule(Module[CurationState]):
         "curation/found": Found,
         "curation/page": AddPage,
         "curation/move": Move,
+        "curation/stop": StopProject,
         "curation/review": Review,
         "curation/batch": Batch,
     }
@@ -118,6 +120,8 @@ class CurationModule(Module[CurationState]):
                 _add_page(work, said, members)
             case Move():
                 _move(work, said, members, context.time_ms)
+            case StopProject(key):
+                _stop(work, said, members, key, context.time_ms)
             case Review():
                 _review(work, said, members, context)
             case Batch():
@@ -405,13 +409,32 @@ def _move(work: Work, said: Said, members: MembersState, now_ms: int) -> None:
         raise Refused("the project is closed for ever")
     if project.phase is move.phase:
         raise Refused(f"the project is {project.phase.value} already")
-    if move.phase is Phase.CLOSED and len(work.closing) >= CLOSING_MAX:
-        raise Refused(f"{CLOSING_MAX} projects are being closed: wait for them")
-    work.projects[move.project] = replace(project, phase=move.phase)
     if move.phase is Phase.CLOSED:
-        work.closings[move.project] = Closing(now_ms + OPENING_MS)
-        work.changed["closing"] = (*work.closing, move.project)
-        work.changed["open"] = tuple(key for key in work.open if key != move.project)
+        _close(work, move.project, now_ms)
+    else:
+        work.projects[move.project] = replace(project, phase=move.phase)
+
+
+def _close(work: Work, key: bytes, now_ms: int) -> None:
+    if len(work.closing) >= CLOSING_MAX:
+        raise Refused(f"{CLOSING_MAX} projects are being closed: wait for them")
+    work.projects[key] = replace(work.projects[key], phase=Phase.CLOSED)
+    work.closings[key] = Closing(now_ms + OPENING_MS)
+    work.changed["closing"] = (*work.closing, key)
+    work.changed["open"] = tuple(other for other in work.open if other != key)
+
+
+def _stop(work: Work, said: Said, members: MembersState, key: bytes, now_ms: int) -> None:
+    """Wishes of those that do not vote any more are dropped, as with jobs."""
+    project = work.projects.get(key)
+    if project is None or project.phase is Phase.CLOSED:
+        raise Refused("no such project is open or paused")
+    if said.author not in members.voters:
+        raise Refused("only a voter can stop a project; its author closes it")
+    stops = tuple(sorted({*project.stops, said.author} & set(members.voters)))
+    work.projects[key] = replace(project, stops=stops)
+    if len(stops) >= VoterSet(members.voters).quorum:
+        _close(work, key, now_ms)
 
 
 def _review(work: Work, said: Said, members: MembersState, context: Context) -> None:

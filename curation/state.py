@@ -41,6 +41,7 @@ from curation.limits import (
 from curation.statements import Pseudonym
 from ledger.tables import Table
 from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
 
 Options = Annotated[tuple[Annotated[str, Length(1, OPTION_CHARACTERS_MAX)], ...], Length(0, OPTIONS_MAX)]
@@ -83,6 +84,7 @@ class Project:
     settled: Count = 0
     review: Count = 0  # tasks that wait for their author
     paid: Count = 0  # points that its annotators got at the close
+    stops: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()  # voters that want it closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from features.words import Asked, listing, word
 from protocol.errors import UserError
 
 SHORT = 8
-ACTIONS = ("import", "export", "verify", "pause", "open", "close")
+ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop")
 
 
 async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...]) -> None:
@@ -44,7 +44,7 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...]:
 
 
 @word(
-    "tasks for annotators: tasks import FILE; tasks export, pause, open or close PROJECT; tasks verify DIR, offline",
+    "tasks for annotators: tasks import FILE; tasks export, pause, open, close or stop PROJECT; tasks verify DIR, offline",
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
     Argument("what", metavar="FILE|PROJECT|DIR", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or a project's id"),
     Argument("--name", default="", metavar="NAME", help="of a new project (default: the file's)"),
@@ -80,6 +80,8 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
             path = options.output or f"{options.what}.jsonl"
             exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()))
             asked.show(f"{exported.path}: {exported.tasks} settled tasks, with every vote")
+        case "stop":
+            asked.show(await asked.api.stop_project(options.what))
         case _:
             phase = {"pause": "paused", "open": "open", "close": "closed"}[options.do]
             view = await asked.api.move_project(options.what, phase)

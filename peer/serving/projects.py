@@ -10,9 +10,10 @@ from typing import Any
 
 import trio
 
+from consensus.voters import VoterSet
 from curation.answers import Kind, options_problem
 from curation.calls import CurationCalls, ExportView, ImportRequest, ProjectView
-from curation.contents import AddPage, Found, Move
+from curation.contents import AddPage, Found, Move, StopProject
 from curation.importing import in_pages, read_tasks
 from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTES
 from curation.module import is_run, project_id
@@ -109,6 +110,17 @@ class CurationAnswers(CurationCalls):
         key, _ = self._find(project)
         await self.peer.author.submit("curation/move", Move(key, Phase(phase)))
         return self._view(*self._find(key.hex()))
+
+    async def stop_project(self, project: str) -> str:
+        self.peer.require_member()
+        key, _ = self._find(project)
+        await self.peer.author.submit("curation/stop", StopProject(key))
+        _, after = self._find(key.hex())
+        if after.phase is Phase.CLOSED:
+            return f"project {after.asked.name!r} is closed"
+        quorum = VoterSet(self.peer.driver.state.members.voters).quorum
+        want = f"{len(after.stops)} of the {quorum} voters needed want project {after.asked.name!r} to be closed"
+        return f"{want}; the others have to say the same"
 
     async def export_tasks(self, project: str, path: str) -> ExportView:
         key, row = self._find(project)

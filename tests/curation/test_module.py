@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from curation import limits
 from curation.answers import Answer, Kind
-from curation.contents import AddPage, Batch, Found, Move, Review, Skip
+from curation.contents import AddPage, Batch, Found, Move, Review, Skip, StopProject
 from curation.limits import LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
 from curation.lists import BEGUN, place_key
 from curation.state import Asked, Lease, Phase, Stage
 from curation.tasks import assignment_id, task_id
+from ledger.members import Leave
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators
+from tests.ledger.world import PEOPLE
 from tests.sim.keys import FastSigner
 
 ANN, BOB, CAT, DAN = annotators(4)
@@ -372,3 +374,33 @@ def test_a_task_that_waits_for_its_author_takes_no_votes(room: Room) -> None:
     assert (room.task(ann).stage, room.assignment(ann).state) == (Stage.REVIEW, Lease.LEASED)
     room.batch(commits=[room.commit(ANN, ann, (1,))])
     assert room.assignment(ann).state is Lease.LEASED and room.curation.annotations == 0
+
+
+# Stopped by voters -------------------------------------------------------------------------------------------------------
+
+
+def test_a_quorum_of_voters_closes_a_project(room: Room) -> None:
+    """Two voters of four are too few, however often they say it; three are enough."""
+    project = room.project(ONE, tasks=1)
+    outsider = PEOPLE[5]
+    room.decide(room.admission(outsider))
+    assert "only a voter" in room.refused(outsider, "curation/stop", StopProject(project))
+    for who in (PEER, OTHER, OTHER, PEER):
+        room.say(who, "curation/stop", StopProject(project))
+    assert room.row(project).phase is Phase.OPEN and set(room.row(project).stops) == {PEER.public, OTHER.public}
+    room.say(PEOPLE[3], "curation/stop", StopProject(project))
+    assert room.row(project).phase is Phase.CLOSED and room.curation.closing == (project,) and project not in room.curation.open
+    assert "no such project is open or paused" in room.refused(PEER, "curation/stop", StopProject(project))
+
+
+def test_the_wish_of_a_voter_that_left_does_not_count(room: Room) -> None:
+    """Two of three are enough then."""
+    project = room.project(ONE, tasks=1)
+    room.say(OTHER, "curation/stop", StopProject(project))
+    room.decide(room.tx(OTHER, "member/leave", Leave()))
+    while OTHER.public in room.state.members.voters:
+        room.decide()
+    room.say(PEER, "curation/stop", StopProject(project))
+    assert room.row(project).phase is Phase.OPEN and room.row(project).stops == (PEER.public,)
+    room.say(PEOPLE[3], "curation/stop", StopProject(project))
+    assert room.row(project).phase is Phase.CLOSED
