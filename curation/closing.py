@@ -19,7 +19,7 @@ from curation.answers import Answer, Kind
 from curation.fixed import Ints
 from curation.labels import SWITCH, answer_of, class_of, classes_of, switches
 from curation.limits import CLOSING_CELLS_PER_ROW, CLOSING_ROWS_PER_BATCH, OPTIONS_MAX
-from curation.reputation import Reputation, divided, weight
+from curation.reputation import WEIGHT_ONE, Reputation, divided, weight
 from curation.state import Asked, Closing, Lease, Skill, Stage, Step, as_answer
 from curation.tasks import assignment_id, task_id
 from curation.whole import Whole
@@ -70,9 +70,10 @@ class Closer:
             cost = (upto - closing.next) * ROWS_OF_TASK
             if upto < row.tasks:
                 return replace(closing, next=upto), cost
-            # One vote is a label, and nobody else says anything of it.
-            if not self._votes.people or row.asked.votes == 1:
+            if not self._votes.people:
                 return None, cost
+            if not self._votes.tell:
+                return Closing(closing.at_ms, Step.PAYING), cost
             return Closing(closing.at_ms, Step.TURNING), cost + self._votes.count * OPTIONS_MAX // CLOSING_CELLS_PER_ROW
         estimate = self._estimated(work, project)
         match closing.step:
@@ -143,6 +144,7 @@ class Votes:
         self.tasks: list[int] = []  # numbers of settled tasks, ascending
         self.people: dict[bytes, int] = {}  # annotator → its place
         self.count = 0
+        self.tell = False  # whether anybody's vote can be held against another's
         self._read = 0
         self._parts: list[Ints] = []
 
@@ -154,12 +156,14 @@ class Votes:
             row = work.tasks.get(task)
             if row is None or row.stage is not Stage.SETTLED:
                 continue
+            before = len(rows)
             for annotator in row.annotators:
                 vote = work.assignments[assignment_id(task, annotator)]
                 if vote.state is Lease.SETTLED and vote.answer is not None:
                     place = self.people.setdefault(annotator, len(self.people))
                     rows.append((len(self.tasks), place, _code(asked, as_answer(vote.answer)), int(vote.is_blind)))
             self.tasks.append(number)
+            self.tell = self.tell or len(rows) > before + 1
         if rows:
             self._parts.append(np.array(rows, dtype=np.int64))
             self.count += len(rows)
@@ -187,7 +191,7 @@ class Estimate:
     """The estimate of one project: a question for each that its kind asks, with labels and then everybody's confusions."""
 
     def __init__(self, asked: Asked, votes: Votes) -> None:
-        self._asked, self.tasks = asked, votes.tasks
+        self._asked, self.tasks, self._tell = asked, votes.tasks, votes.tell
         self._places = votes.people
         self.people: Sequence[bytes] = sorted(votes.people)
         rows, tasks, people = votes.rows, len(votes.tasks), len(votes.people)
@@ -208,7 +212,9 @@ class Estimate:
         self._points: dict[bytes, int] = {}
 
     def turn(self, upto: int) -> None:
-        """So many turns in all, unless they were made."""
+        """So many turns in all, unless they were made. Where no vote tells anything of another, no turn is made."""
+        if not self._tell:
+            return
         for turn in range(self._turned, upto):
             for question in self._questions:
                 question.turn(turn)
@@ -224,10 +230,11 @@ class Estimate:
         return answer_of(self._asked.kind, found[0])
 
     def points(self, points: int) -> dict[bytes, int]:
-        """Everybody's, after all turns."""
+        """Everybody's, after all turns. All answers weigh the same where no vote tells anything of another."""
         if not self.weights:
             tables = [question.reputation.found() // self._parts for question in self._questions if question.reputation]
-            self.weights = {key: weight([_pairs(table[place]) for table in tables]) for key, place in self._places.items()}
+            for key, place in self._places.items():
+                self.weights[key] = weight([_pairs(table[place]) for table in tables]) if self._tell else WEIGHT_ONE
             shares = {key: int(self._answers[self._places[key]]) * share for key, share in self.weights.items()}
             self._points = divided(points, shares)
         return self._points

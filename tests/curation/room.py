@@ -9,7 +9,7 @@ from typing import Any
 
 from curation.answers import Answer, Kind, commitment
 from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening
-from curation.limits import OPENING_MS
+from curation.limits import OPENING_MS, PAGE_TASKS_MAX
 from curation.module import CurationModule, project_id
 from curation.state import Annotator, Asked, Assignment, CurationState, Phase, Project, TaskRow
 from curation.statements import Annotation, Enrol, Session
@@ -66,8 +66,8 @@ class Room(World):
         signed = self.tx(author, "curation/found", Found(asked))
         self.decide(signed)
         key = project_id(author.public, self.nonce(author))
-        if tasks:
-            self.page(key, tasks, author)
+        for first in range(0, tasks, PAGE_TASKS_MAX):
+            self.page(key, min(tasks - first, PAGE_TASKS_MAX), author)
         return key
 
     def page(self, project: bytes, tasks: int, author: FastSigner = AUTHOR) -> None:

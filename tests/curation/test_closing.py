@@ -11,9 +11,10 @@ import pytest
 from curation.agreement import alpha, metric_of, units_of
 from curation.answers import Answer, Kind
 from curation.closing import Closer
-from curation.contents import Move, Review
-from curation.limits import OPENING_MS
+from curation.contents import Move, Review, Skip
+from curation.limits import OPENING_MS, SKIPS_MAX
 from curation.module import project_alpha
+from curation.reputation import WEIGHT_ONE
 from curation.state import Asked, CurationState, Lease, Phase, Stage, Step
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
@@ -67,10 +68,10 @@ def weights(room: Room, project: bytes) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_price_of_every_settled_task_is_divided(kind: str) -> None:
-    room, project = worked_through(KINDS[kind], 200)
+    room, project = worked_through(KINDS[kind], 400)
     room.closed(project)
     row, points = room.row(project), [room.person(who).points for who in CROWD]
-    assert row.phase is Phase.CLOSED and row.settled > 100
+    assert row.phase is Phase.CLOSED and row.settled > 200
     assert sum(points) == row.paid == PRICE * row.settled
     assert max(points[:2]) < min(points[2:]) and max(weights(room, project)[:2]) < min(weights(room, project)[2:])
     assert room.curation.closing == () and not dict(room.curation.closings.items())
@@ -172,17 +173,32 @@ def test_what_its_author_said_stays() -> None:
     assert "the project is closed" in room.refused(AUTHOR, "curation/review", Review(tasks[5], (1,)))
 
 
-def test_where_nobody_can_be_weighed_nobody_is_paid() -> None:
-    """One vote, nothing settled, or settled by the author alone."""
+@pytest.mark.parametrize("most", [1, 1_024])
+def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """28 points among four answers and two: 18⅔ and 9⅓. The seventh task has its author's label, and no answer."""
+    monkeypatch.setattr("curation.closing.CLOSING_ROWS_PER_BATCH", most)
     room = Room()
-    project = room.project(replace(ONE, price=PRICE), tasks=4)
-    room.worked([ANN], lambda person, number: (1,))
-    assert room.row(project).settled == 4
+    project = room.project(replace(ONE, price=4), tasks=7)
+    for who, count in ((ANN, 4), (BOB, 2)):
+        (mine,) = room.leased(who, count=count)
+        room.answered([(who, lease, (1,)) for lease in mine])
+    for who in CROWD[2 : 2 + SKIPS_MAX]:
+        ((lease,),) = room.leased(who)
+        room.batch(skips=[Skip(lease, "unclear")])
+    room.say(AUTHOR, "curation/review", Review(task_id(project, room.assignment(lease).number), (0,)))
+    labels = {key: row.label for key, row in room.curation.tasks.items()}
     room.closed(project)
-    assert room.person(ANN).points == 0 and room.row(project).paid == 0 and room.curation.closing == ()
-    empty = room.project(MOODS, tasks=3)
-    room.closed(empty)
-    assert room.curation.closing == ()
+    assert weights(room, project) == [WEIGHT_ONE, WEIGHT_ONE] + 6 * [0]
+    assert [room.person(who).points for who in CROWD[:3]] == [19, 9, 0]
+    assert room.row(project).paid == 4 * room.row(project).settled == 28
+    assert {key: row.label for key, row in room.curation.tasks.items()} == labels
+
+
+def test_a_project_in_which_nothing_is_settled_pays_nobody() -> None:
+    room = Room()
+    project = room.project(MOODS, tasks=3)
+    room.closed(project)
+    assert room.row(project).paid == 0 and room.curation.closing == ()
 
 
 def test_one_after_another() -> None:
