@@ -128,6 +128,14 @@ class CurationModule(Module[CurationState]):
                 self._batch(work, said, members, context)
         return Change(work.finish())
 
+    def rekeyed(self, state: CurationState, current: Callable[[bytes], bytes]) -> CurationState:
+        """Places of a serving peer go on with it. Rows that name a peer stay: whoever reads them asks for its key of now."""
+        rows: dict[bytes, Share | None] = {}
+        for old, share in state.shares.items():
+            if (new := current(old)) != old:
+                rows |= {old: None, new: share}
+        return replace(state, shares=state.shares.with_rows(rows)) if rows else state
+
     # Batches ---------------------------------------------------------------------------------------------------------
 
     def _batch(self, work: Work, said: Said, members: MembersState, context: Context) -> None:
@@ -151,7 +159,7 @@ class CurationModule(Module[CurationState]):
         act(batch.leases, self._lease)
         act(batch.commits, self._commit)
         act(batch.openings, _open)
-        act(batch.skips, _skip)
+        act(batch.skips, lambda work, skip, peer, context: _skip(work, skip, peer, members))
 
     def _require_signed(self, context: Context, signer: bytes, statement: object, signature: bytes) -> None:
         tag: str = getattr(statement, "TAG")  # noqa: B009 - of a message
@@ -337,11 +345,11 @@ def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
     return alpha_of_counts(agreed.counts, values_of(kind, options, row.asked.many), metric_of(kind))
 
 
-def _skip(work: Work, skip: Skip, peer: bytes, context: Context) -> None:
+def _skip(work: Work, skip: Skip, peer: bytes, members: MembersState) -> None:
     row = work.assignments.get(skip.assignment)
     if row is None or row.state is not Lease.LEASED:
         raise Passed("nobody has that lease")
-    if row.peer != peer:
+    if members.current(row.peer) != peer:
         raise Passed("another peer took that lease")
     task = task_id(row.project, row.number)
     now = work.tasks[task]

@@ -24,6 +24,7 @@ from curation.statements import Annotation, Enrol, Session
 from curation.tasks import Page, Task, task_id
 from curation.work import Work
 from features.parts import Desk
+from ledger.members import MembersState
 from peer.serving.exporting import page_of, pages, settled
 from peer.serving.gathering import Gatherer
 from peer.serving.vault import Kept, Vault
@@ -145,7 +146,7 @@ class Annotating:
         self._require_signed(key, wish, signature)
         known = self._state.annotators.get(key)
         if known is not None:
-            if known.name == name and known.peer == self._desk.me:
+            if known.name == name and self._is_me(known.peer):
                 return {"annotator": key.hex()}
             raise Problem("already-enrolled", f"this key annotates as {known.name!r} already")
         if self._desk.setting("sign_up") != "open" and invitation not in self._invitations():
@@ -294,7 +295,7 @@ class Annotating:
             return {"assignment": assignment.hex(), "state": "skipped"}
         if row.state is not Lease.LEASED:
             raise Problem("gone", f"this assignment is {row.state.value}")
-        if row.peer != self._desk.me:
+        if not self._is_me(row.peer):
             raise Problem("forbidden", "another peer took this lease: skip it there")
         self._require_room()
         await self._decided(self.gatherer.put(Skip(assignment, reason)))
@@ -343,6 +344,10 @@ class Annotating:
         return "application/jsonl", "".join(line + "\n" for line in lines)
 
     # Looking up ------------------------------------------------------------------------------------------------------
+
+    def _is_me(self, peer: bytes) -> bool:
+        """Whether this is this peer's key, or one that it had before."""
+        return self._desk.state.of(MembersState).current(peer) == self._desk.me
 
     @property
     def _now_ms(self) -> int:

@@ -9,6 +9,7 @@ import trio
 from curation.module import is_run
 from curation.state import CurationState, page_key
 from features.parts import Desk
+from ledger.members import MembersState
 from protocol.addresses import parse_address
 
 LISTEN = "web_listen"
@@ -50,16 +51,17 @@ async def _fetch_pages(desk: Desk, nursery: trio.Nursery) -> None:
     """The tasks of all open projects, as they come."""
     asked: set[bytes] = set()
     while True:
-        height, state = desk.height, desk.state.of(CurationState)
+        height, state, members = desk.height, desk.state.of(CurationState), desk.state.of(MembersState)
         for key in state.open:
             project = state.projects.get(key)
             assert project is not None
+            author = members.current(project.author)
             for number in range(project.pages):
                 page = state.pages.get(page_key(key, number))
                 if page is not None and page.digest not in asked:
                     asked.add(page.digest)
-                    nursery.start_soon(desk.fetch, page.digest, page.bytes, (project.author,))
+                    nursery.start_soon(desk.fetch, page.digest, page.bytes, (author,))
             if project.asked.guidelines is not None and project.asked.guidelines not in asked:
                 asked.add(project.asked.guidelines)
-                nursery.start_soon(desk.fetch, project.asked.guidelines, 64 << 10, (project.author,))
+                nursery.start_soon(desk.fetch, project.asked.guidelines, 64 << 10, (author,))
         await desk.block_above(height)

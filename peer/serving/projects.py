@@ -45,7 +45,8 @@ class CurationAnswers(CurationCalls):
     def _view(self, key: bytes, row: Project) -> ProjectView:
         asked = row.asked
         counts = (asked.votes, row.tasks, row.drawn, row.settled, row.review)
-        return ProjectView(key.hex(), asked.name, asked.kind.value, row.phase.value, peer_id(row.author), *counts)
+        author = peer_id(self.peer.driver.state.members.current(row.author))
+        return ProjectView(key.hex(), asked.name, asked.kind.value, row.phase.value, author, *counts)
 
     def _find(self, text: str) -> tuple[bytes, Project]:
         wanted = text.lower()

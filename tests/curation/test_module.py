@@ -14,7 +14,7 @@ from curation.answers import Answer, Kind
 from curation.contents import AddPage, Batch, Found, Move, Review, Skip, StopProject
 from curation.limits import LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
 from curation.lists import BEGUN, place_key
-from curation.state import Asked, Lease, Phase, Stage
+from curation.state import Asked, Lease, Phase, Share, Stage
 from curation.tasks import assignment_id, task_id
 from ledger.members import Leave
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators
@@ -404,3 +404,33 @@ def test_the_wish_of_a_voter_that_left_does_not_count(room: Room) -> None:
     assert room.row(project).phase is Phase.OPEN and room.row(project).stops == (PEER.public,)
     room.say(PEOPLE[3], "curation/stop", StopProject(project))
     assert room.row(project).phase is Phase.CLOSED
+
+
+# A member with another key -----------------------------------------------------------------------------------------------
+
+
+def test_a_serving_peer_goes_on_with_another_key(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its places stay taken, and what it leased it may skip."""
+    monkeypatch.setattr("curation.module.ANNOTATORS_MAX", 4)
+    room.project(ONE, tasks=3)
+    new = PEOPLE[5]
+    ((ann,), _) = room.leased(ANN, BOB)
+    room.decide(room.rotation(PEER, new))
+    shares = dict(room.curation.shares.items())
+    assert shares == {new.public: Share(2)}
+    room.batch(new, enrolments=[room.enrolment(CAT, peer=new)])
+    assert room.curation.annotators.get(CAT.public) is None, "two peers serve four people: two each"
+    room.batch(OTHER, skips=[Skip(ann, "unclear")])
+    assert room.assignment(ann).state is Lease.LEASED
+    room.batch(new, skips=[Skip(ann, "unclear")])
+    assert room.assignment(ann).state is Lease.SKIPPED
+
+
+def test_an_author_goes_on_with_another_key(room: Room) -> None:
+    project, new = room.project(ONE, tasks=1), PEOPLE[5]
+    room.decide(room.rotation(AUTHOR, new))
+    room.project(ONE, author=new)
+    assert "2 projects of this member are open" in room.refused(new, "curation/found", Found(ONE))
+    room.page(project, 1, new)
+    room.say(new, "curation/move", Move(project, Phase.PAUSED))
+    assert room.row(project).phase is Phase.PAUSED and room.row(project).tasks == 2
