@@ -60,6 +60,19 @@ def answer_problem(kind: Kind, options: int, many: bool, items: int, answer: Ans
             return None if sorted(answer) == list(range(items)) else f"the numbers 0..{items - 1}, each once"
 
 
+def named(kind: Kind, options: tuple[str, ...], answer: Answer) -> str:
+    """An answer as people read it."""
+    match kind:
+        case Kind.LABEL:
+            return ", ".join(options[choice] for choice in answer) or "none of them"
+        case Kind.RATING:
+            return options[answer[0] - 1]
+        case Kind.PAIR:
+            return PAIR_ANSWERS[answer[0]]
+        case Kind.RANKING:
+            return " > ".join(map(str, answer))
+
+
 def commitment(assignment: bytes, salt: bytes, answer: Answer) -> bytes:
     """The annotator signs this before anybody sees the answer."""
     return hashlib.sha256(b"folkmoot/answer\x00" + assignment + salt + codec.encode(list(answer))).digest()

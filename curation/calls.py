@@ -37,6 +37,17 @@ class ProjectView:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingView:
+    """A task that waits for its author."""
+
+    task: str
+    number: int
+    text: str
+    items: tuple[str, ...]
+    votes: dict[str, int]  # how many said which answer
+
+
+@dataclass(frozen=True, slots=True)
 class ExportView:
     path: str
     tasks: int
@@ -57,6 +68,14 @@ class CurationCalls(Protocol):
 
     async def stop_project(self, project: str) -> str:
         """Says as a voter that it be closed; what came of it."""
+        ...
+
+    async def waiting_tasks(self, project: str) -> tuple[WaitingView, ...]:
+        """The tasks of a project that wait for its author."""
+        ...
+
+    async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
+        """The author's label of such a task: its id, or its project and number."""
         ...
 
     async def export_tasks(self, project: str, path: str) -> ExportView:

@@ -94,21 +94,31 @@ def _checked(where: str, row: dict[str, Any], kind: Kind, options: tuple[str, ..
         raise UserError(f"{where}: {problem}")
     if not items and not text.strip():
         raise UserError(f"{where}: the text is empty")
-    return Task(text, tuple(items), _suggestion(where, row.get("suggestion"), kind, options, many, len(items)))
+    return Task(text, tuple(items), read_answer(where, "suggestion", row.get("suggestion"), kind, options, many, len(items)))
 
 
-def _suggestion(where: str, said: Any, kind: Kind, options: tuple[str, ...], many: bool, items: int) -> tuple[int, ...] | None:
+def read_answer(
+    where: str, what: str, said: Any, kind: Kind, options: tuple[str, ...], many: bool, items: int
+) -> tuple[int, ...] | None:
+    """An answer by the names of options, or as it is numbered. `what` it is called: a suggestion, or a label."""
     if said is None:
         return None
-    parts = said if isinstance(said, list) else [said]
-    named = [options.index(part) + (kind is Kind.RATING) if part in options else part for part in parts]
-    if not all(type(part) is int for part in named):
-        raise UserError(f"{where}: suggestion {said!r} is none of the options: {', '.join(options)}")
-    answer = tuple(sorted(named)) if many else tuple(named)
+    given = said if isinstance(said, list) else [said]
+    parts, shown = [_number(part, kind, options) for part in given], repr(",".join(map(str, given)))
+    if not all(type(part) is int for part in parts):
+        expected = f"none of the options: {', '.join(options)}" if options else "no number"
+        raise UserError(f"{where}: {what} {shown} is {expected}")
+    answer = tuple(sorted(parts)) if many else tuple(parts)
     problem = answer_problem(kind, len(options), many, items, answer)
     if problem:
-        raise UserError(f"{where}: suggestion {said!r} is no answer: {problem}")
+        raise UserError(f"{where}: {what} {shown} is no answer: {problem}")
     return answer
+
+
+def _number(part: Any, kind: Kind, options: tuple[str, ...]) -> Any:
+    if part in options:
+        return options.index(part) + (kind is Kind.RATING)
+    return int(part) if isinstance(part, str) and part.isdecimal() else part
 
 
 def in_pages(tasks: list[Task]) -> Iterator[list[Task]]:

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from curation.calls import CurationCalls, ImportRequest, ProjectView
+from curation.calls import CurationCalls, ImportRequest, ProjectView, WaitingView
 from curation.limits import PRICE_MAX, VOTES_MAX
 from features.arguments import Argument, whole_number
 from features.tables import Column, Fitted
@@ -14,7 +14,7 @@ from features.words import Asked, listing, word
 from protocol.errors import UserError
 
 SHORT = 8
-ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop")
+ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review")
 
 
 async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...]) -> None:
@@ -44,9 +44,11 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...]:
 
 
 @word(
-    "tasks for annotators: tasks import FILE; tasks export, pause, open, close or stop PROJECT; tasks verify DIR, offline",
+    "tasks for annotators: import FILE; export, pause, open, close, stop or review PROJECT; review TASK; verify DIR, offline",
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
-    Argument("what", metavar="FILE|PROJECT|DIR", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or a project's id"),
+    Argument("what", metavar="FILE|PROJECT|TASK|DIR", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or an id"),
+    Argument("number", nargs="?", type=whole_number(0), metavar="NUMBER", help="of one of the project's tasks"),
+    Argument("--label", default=None, metavar="A,B,…", help="of `tasks review`: what the task's label is"),
     Argument("--name", default="", metavar="NAME", help="of a new project (default: the file's)"),
     Argument("--project", default="", metavar="ID", help="the project that gets more tasks; else a new one is made"),
     Argument("--kind", default="label", choices=("label", "rating", "pair", "ranking"), help="what is asked (default: label)"),
@@ -80,6 +82,10 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
             path = options.output or f"{options.what}.jsonl"
             exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()))
             asked.show(f"{exported.path}: {exported.tasks} settled tasks, with every vote")
+        case "review" if options.label is None:
+            _show_waiting(asked, await asked.api.waiting_tasks(options.what))
+        case "review":
+            asked.show(await asked.api.review_task(options.what, options.number, _parts(options.label)))
         case "stop":
             asked.show(await asked.api.stop_project(options.what))
         case _:
@@ -88,9 +94,25 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
             asked.show(f"project {view.project[:SHORT]} ({view.name}) is {view.state}")
 
 
+def _show_waiting(asked: Asked[CurationCalls], tasks: tuple[WaitingView, ...]) -> None:
+    if not tasks:
+        asked.show("no task of this project waits for its author")
+        return
+    table = Fitted(Column("number", is_number=True), Column("text", wraps=True), "votes")
+    for task in tasks:
+        text = "\n".join([task.text, *(f"{number}: {item}" for number, item in enumerate(task.items))]).strip()
+        votes = ", ".join(f"{count} × {answer}" for answer, count in task.votes.items())
+        table.add_row(str(task.number), text, votes or "none")
+    asked.show(table)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def _request(options: object) -> ImportRequest:
     given = vars(options)
-    names = tuple(part.strip() for part in given["options"].split(",") if part.strip())
+    names = _parts(given["options"])
     if given["project"] and names:
         raise UserError("--options are those of the project already: leave them out, or make a new project")
     request = ImportRequest(

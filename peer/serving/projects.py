@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +14,16 @@ from typing import Any
 import trio
 
 from consensus.voters import VoterSet
-from curation.answers import Kind, options_problem
-from curation.calls import CurationCalls, ExportView, ImportRequest, ProjectView
-from curation.contents import AddPage, Found, Move, StopProject
-from curation.importing import in_pages, read_tasks
+from curation.answers import Kind, named, options_problem
+from curation.calls import CurationCalls, ExportView, ImportRequest, ProjectView, WaitingView
+from curation.contents import AddPage, Found, Move, Review, StopProject
+from curation.importing import in_pages, read_answer, read_tasks
 from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTES
 from curation.module import is_run, project_id
-from curation.state import Asked, CurationState, Phase, Project
-from curation.tasks import Entry, Page, Task, root_of
+from curation.state import Asked, CurationState, Phase, Project, Stage, as_answer
+from curation.tasks import Entry, Page, Task, assignment_id, root_of, task_id
 from peer.serving import proving
-from peer.serving.exporting import settled
+from peer.serving.exporting import page_of, pages, settled
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import peer_id
@@ -123,6 +126,51 @@ class CurationAnswers(CurationCalls):
         want = f"{len(after.stops)} of the {quorum} voters needed want project {after.asked.name!r} to be closed"
         return f"{want}; the others have to say the same"
 
+    async def waiting_tasks(self, project: str) -> tuple[WaitingView, ...]:
+        key, row = self._find(project)
+        return tuple(self._waiting(self._state, key, row))
+
+    def _waiting(self, state: CurationState, key: bytes, row: Project) -> Iterator[WaitingView]:
+        left = row.review
+        for page in pages(state, key, row):
+            shown = None
+            for index in range(page.count if left else 0):
+                task = task_id(key, page.first + index)
+                found = state.tasks.get(task)
+                if found is None or found.stage is not Stage.REVIEW:
+                    continue
+                left -= 1
+                shown = shown or page_of(row, page, self.peer.driver.blobs.read)
+                text = shown.entries[index].task if shown else None
+                votes = (state.assignments.get(assignment_id(task, who)) for who in found.annotators)
+                said = Counter(_named(row.asked, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
+                yield WaitingView(
+                    task.hex(), found.number, text.text if text else "", tuple(text.items) if text else (), dict(said)
+                )
+
+    async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
+        self.peer.require_member()
+        project, number = self._find_task(task, number)
+        row = self._state.projects.get(project)
+        assert row is not None
+        asked = row.asked
+        answer = read_answer(task, "label", list(label), asked.kind, tuple(asked.options), asked.many, asked.items)
+        assert answer is not None
+        await self.peer.author.submit("curation/review", Review(task_id(project, number), answer))
+        return f"task {number} of {asked.name!r}: {_named(asked, answer)}"
+
+    def _find_task(self, text: str, number: int | None) -> tuple[bytes, int]:
+        """Project and number of a task."""
+        if number is not None:
+            key, row = self._find(text)
+            if number >= row.tasks:
+                raise UserError(f"project {row.asked.name!r} has {row.tasks} tasks, from 0 on: there is no number {number}")
+            return key, number
+        found = self._state.tasks.get(bytes.fromhex(text)) if re.fullmatch("[0-9a-f]{64}", text) else None
+        if found is None:
+            raise UserError(f"{text!r} is no task that anybody had: name it by its project and number, or by its id of 64 digits")
+        return found.project, found.number
+
     async def export_tasks(self, project: str, path: str) -> ExportView:
         key, row = self._find(project)
         lines = list(settled(self._state, key, row, self.peer.driver.blobs.read))
@@ -145,6 +193,10 @@ class CurationAnswers(CurationCalls):
         read = self.peer.driver.blobs.read
         count = await trio.to_thread.run_sync(proving.write, Path(directory), self.peer.genesis, state, links, key, read)
         return ExportView(directory, count)
+
+
+def _named(asked: Asked, answer: tuple[int, ...]) -> str:
+    return named(asked.kind, tuple(asked.options), answer)
 
 
 async def _read(path: Path) -> bytes:

@@ -1,0 +1,71 @@
+"""What the author of a project, and a voter, say of it, as words to a real peer that serves annotators."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trio
+
+from curation.calls import ProjectView
+from peer import cli
+from peer.daemon.daemon import Daemon
+from tests.web.client import Person, Site
+from tests.web.room import Room, assigned, enrolled, said
+
+
+@dataclass
+class Author:
+    room: Room
+    daemon: Daemon
+    site: Site
+    capture: pytest.CaptureFixture[str]
+
+    async def types(self, *words: str) -> str:
+        """What a terminal shows then."""
+        self.capture.readouterr()
+        status = await trio.to_thread.run_sync(cli.main, [*words, "--data-dir", str(self.room.directory)])
+        shown = self.capture.readouterr()
+        assert (status == 0) == (not shown.err), shown
+        return " ".join((shown.out + shown.err).split())
+
+
+@pytest.fixture
+async def author(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIterator[Author]:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        yield Author(room, daemon, site, capsys)
+
+
+async def contested(author: Author) -> tuple[ProjectView, list[Person], list[str]]:
+    """Two people say two things of the only task: it waits for its author."""
+    view = await author.room.project(author.daemon, tasks=1, votes=2)
+    people = await enrolled(author.site, "ann", "bob")
+    leases = [(await assigned(author.site, who))[0]["assignment"] for who in people]
+    for who, lease, answer in zip(people, leases, ((0,), (1,)), strict=True):
+        assert (await said(who.submit, author.site, lease, answer)).status == 201
+    while (await author.daemon.api.projects())[0].review == 0:  # type: ignore[attr-defined]
+        await author.daemon.driver.applied.wait()
+    return view, people, leases
+
+
+async def test_the_author_says_the_label_of_a_task_that_waits_for_it(author: Author) -> None:
+    view, _, leases = await contested(author)
+    shown = await author.types("tasks", "review", "moods")
+    assert "text 0" in shown and "1 × glad, 1 × sad" in shown
+    assert "'loud' is none of the options: glad, sad" in (await author.types("tasks", "review", "moods", "0", "--label", "loud"))
+    assert "has 1 tasks, from 0 on" in await author.types("tasks", "review", "moods", "1", "--label", "sad")
+    assert "is no task that anybody had" in await author.types("tasks", "review", "moods", "--label", "sad")
+    (waiting,) = await author.daemon.api.waiting_tasks(view.project)  # type: ignore[attr-defined]
+    assert await author.types("tasks", "review", waiting.task, "--label", "sad") == "task 0 of 'moods': sad"
+    assert await author.types("tasks", "review", "moods") == "no task of this project waits for its author"
+    reply = await said(author.site.annotation, leases[0])
+    assert (reply.body["state"], reply.body["label"]) == ("settled", [1])
+
+
+async def test_the_only_voter_closes_a_project(author: Author) -> None:
+    await author.room.project(author.daemon, tasks=1)
+    assert await author.types("tasks", "stop", "moods") == "project 'moods' is closed"
+    assert "no such project is open or paused" in await author.types("tasks", "stop", "moods")
