@@ -78,6 +78,10 @@ class CurationCalls(Protocol):
         """The author's label of such a task: its id, or its project and number."""
         ...
 
+    async def redact_task(self, task: str, number: int | None) -> str:
+        """Takes a task's text out, as its author or as a voter; what came of it. The task is named as for `review_task`."""
+        ...
+
     async def export_tasks(self, project: str, path: str) -> ExportView:
         """Every settled task with its label and all votes, as JSONL."""
         ...

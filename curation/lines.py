@@ -11,11 +11,13 @@ from curation.tasks import Task, task_id
 
 
 def line_of(row: TaskRow, text: Task | None, votes: Iterable[Assignment | None]) -> dict[str, Any]:
-    """A settled task. `text` is None where the page is not here; `votes` are the assignments of all that ever had the task."""
+    """A settled task. `text` is None where the page is not here. `votes` are the assignments of all that ever had the task."""
     assert row.label is not None
     task = task_id(row.project, row.number)
     line: dict[str, Any] = {"task": task.hex(), "number": row.number, "label": list(row.label), "height": row.height}
-    if text is not None:
+    if row.is_redacted:
+        line["redacted"] = True
+    elif text is not None:
         line |= {"text": text.text, "items": list(text.items)}
     opened = (vote for vote in votes if vote is not None and vote.answer is not None)
     return line | {"votes": [_vote(vote) for vote in opened]}

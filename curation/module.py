@@ -17,7 +17,7 @@ A project that is closed gives out no tasks and takes no votes. A minute later i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import ClassVar, Final
@@ -41,6 +41,7 @@ from curation.limits import (
     PROJECTS_OPEN_MAX,
     SESSION_MS_MAX,
 )
+from curation.redacting import redact, replacement
 from curation.state import (
     Agreed,
     Annotator,
@@ -50,6 +51,7 @@ from curation.state import (
     Lease,
     Phase,
     Project,
+    Redaction,
     Share,
     Skill,
     Stage,
@@ -61,7 +63,7 @@ from curation.statements import Annotation, Enrol, Session
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, View
 from ledger.members import MembersState
 from ledger.network import NetworkState
 from protocol import codec
@@ -100,6 +102,7 @@ class CurationModule(Module[CurationState]):
         "curation/move": Move,
         "curation/stop": StopProject,
         "curation/review": Review,
+        "curation/redact": Redaction,
         "curation/batch": Batch,
     }
 
@@ -124,6 +127,8 @@ class CurationModule(Module[CurationState]):
                 _stop(work, said, members, key, context.time_ms)
             case Review():
                 _review(work, said, members, context)
+            case Redaction():
+                redact(work, said, members)
             case Batch():
                 self._batch(work, said, members, context)
         return Change(work.finish())
@@ -135,6 +140,9 @@ class CurationModule(Module[CurationState]):
             if (new := current(old)) != old:
                 rows |= {old: None, new: share}
         return replace(state, shares=state.shares.with_rows(rows)) if rows else state
+
+    def replaced(self, state: CurationState, since: int) -> Sequence[Replaced]:
+        return [replacement(state, place) for place in range(since, state.redacted)]
 
     # Batches ---------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@
 | `due`         | queue ‖ place (u64)            | what is looked at when its time has come, see `module`           |
 | `closings`    | project                        | how far its close is, until it is done: see `closing`            |
 | `agreements`  | project                        | how often values were said together, of its settled tasks        |
+| `redactions`  | place (u64)                    | tasks whose text is taken out, in the order in which they were   |
+| `wishes`      | voter's key                    | the redaction that a voter wants, until enough of them do        |
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class Project:
     phase: Phase
     pages: Annotated[int, Between(0, PAGES_MAX)] = 0
     tasks: Count = 0
-    drawn: Count = 0  # tasks that were begun once
+    drawn: Count = 0  # tasks that were taken out of the fresh ones
     begun: Count = 0  # begun tasks that have a free place: the length of their list
     settled: Count = 0
     review: Count = 0  # tasks that wait for their author
@@ -101,6 +103,7 @@ class Stage(enum.StrEnum):
     OPENING = "opening"  # all votes asked for are committed
     SETTLED = "settled"
     REVIEW = "review"  # its author decides
+    REDACTED = "redacted"  # nobody is asked any more; one that was settled before stays so
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class TaskRow:
     label: Choices | None = None
     height: Count = 0  # of the block that settled it
     is_reviewed: bool = False  # the author said the label, and no estimate changes it
+    is_redacted: bool = False  # its text is taken out
 
 
 class Lease(enum.StrEnum):
@@ -188,6 +192,18 @@ class Agreed:
 
 
 @dataclass(frozen=True, slots=True)
+class Redaction:
+    """Another page in the place of one of a project's: the same, but that one entry has its leaf alone."""
+
+    project: Digest
+    page: Annotated[int, Between(0, PAGES_MAX - 1)]
+    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # of the entry
+    old: Digest  # of the page as it was
+    digest: Digest  # of the page as it is then
+    bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     annotators: Annotated[int, Between(0, ANNOTATORS_MAX)]
 
@@ -218,6 +234,7 @@ class CurationState:
     annotations: Count = 0  # committed
     settled: Count = 0
     passed_over: Count = 0  # statements that did not apply
+    redacted: Count = 0  # tasks
     leases: Queue = Queue()
     openings: Queue = Queue()
     closing: Annotated[tuple[Digest, ...], Length(0, CLOSING_MAX)] = ()  # projects whose close is not done, as they came
@@ -232,10 +249,16 @@ class CurationState:
     due: Table[Due] = field(default_factory=lambda: Table(Due))
     closings: Table[Closing] = field(default_factory=lambda: Table(Closing))
     agreements: Table[Agreed] = field(default_factory=lambda: Table(Agreed))
+    redactions: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
+    wishes: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
 
 
 def page_key(project: bytes, page: int) -> bytes:
     return project + page.to_bytes(4, "big")
+
+
+def redaction_key(place: int) -> bytes:
+    return place.to_bytes(8, "big")
 
 
 def as_answer(choices: Choices) -> Answer:

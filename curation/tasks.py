@@ -56,6 +56,13 @@ def root_of(page: Page) -> bytes:
     return merkle.root([entry_leaf(entry) for entry in page.entries])
 
 
+def redacted(page: Page, index: int) -> bytes:
+    """The page whose entry there has its leaf alone: whoever has the one can make the other."""
+    entries = list(page.entries)
+    entries[index] = Entry(None, None, entry_leaf(entries[index]))
+    return codec.encode(Page(tuple(entries)))
+
+
 def read_page(data: bytes, kind: Kind, root: bytes, count: int) -> Page:
     """Raises `RemoteProtocolError` if these are not the tasks that the state names."""
     page = codec.decode(Page, data, PAGE_BYTES_MAX)

@@ -14,7 +14,7 @@ from features.words import Asked, listing, word
 from protocol.errors import UserError
 
 SHORT = 8
-ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review")
+ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
 
 
 async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...]) -> None:
@@ -44,7 +44,7 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...]:
 
 
 @word(
-    "tasks for annotators: import FILE; export, pause, open, close, stop or review PROJECT; review TASK; verify DIR, offline",
+    "tasks for annotators: import FILE; export, pause, open, close, stop or review PROJECT; review or redact TASK; verify DIR",
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
     Argument("what", metavar="FILE|PROJECT|TASK|DIR", help="a file of tasks (JSONL, CSV, Label Studio's JSON), or an id"),
     Argument("number", nargs="?", type=whole_number(0), metavar="NUMBER", help="of one of the project's tasks"),
@@ -86,6 +86,8 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
             _show_waiting(asked, await asked.api.waiting_tasks(options.what))
         case "review":
             asked.show(await asked.api.review_task(options.what, options.number, _parts(options.label)))
+        case "redact":
+            asked.show(await asked.api.redact_task(options.what, options.number))
         case "stop":
             asked.show(await asked.api.stop_project(options.what))
         case _:

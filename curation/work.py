@@ -21,6 +21,7 @@ from curation.state import (
     Place,
     Project,
     Queue,
+    Redaction,
     Share,
     Skill,
     Stage,
@@ -43,6 +44,8 @@ TABLES = (
     "due",
     "closings",
     "agreements",
+    "redactions",
+    "wishes",
 )
 
 
@@ -89,6 +92,8 @@ class Work:
         self.due: Rows[Due] = Rows(state.due)
         self.closings: Rows[Closing] = Rows(state.closings)
         self.agreements: Rows[Agreed] = Rows(state.agreements)
+        self.redactions: Rows[Redaction] = Rows(state.redactions)
+        self.wishes: Rows[Redaction] = Rows(state.wishes)
 
     def finish(self) -> CurationState:
         tables = {}
@@ -198,6 +203,25 @@ class Work:
         project = self.projects[row.project]
         self.projects[row.project] = replace(project, review=project.review + 1)
 
+    def redact(self, project: bytes, number: int) -> None:
+        """Nobody gets the task any more. Whoever has it gives it back, and votes that are not settled are free."""
+        task = task_id(project, number)
+        row = self.tasks.get(task) or self.first_row(project, number)
+        if row.stage is Stage.SETTLED:
+            self.tasks[task] = replace(row, is_redacted=True)
+            return
+        if row.stage is Stage.REVIEW:
+            self.projects[project] = replace(self.projects[project], review=self.projects[project].review - 1)
+        self.tasks[task] = replace(row, stage=Stage.REDACTED, is_redacted=True)
+        self.listed(task)
+        for annotator in row.annotators:
+            assignment = assignment_id(task, annotator)
+            match self.assignments[assignment].state:
+                case Lease.LEASED:
+                    self.give_back(assignment, Lease.EXPIRED)
+                case Lease.COMMITTED:
+                    self.forfeit(assignment)
+
     # Draws -----------------------------------------------------------------------------------------------------------
 
     def draw(self, annotator: bytes) -> tuple[bytes, bytes] | None:
@@ -220,9 +244,20 @@ class Work:
         return min(free, key=lambda task: _hash(self.root, task, annotator), default=None)
 
     def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:
-        row = self.projects[project]
-        if row.drawn == row.tasks:
-            return None
+        while (row := self.projects[project]).drawn < row.tasks:
+            number = self._fresh(project, row, annotator)
+            task = task_id(project, number)
+            if self.tasks.get(task) is None:  # else it was redacted before anybody had it
+                self.tasks[task] = self.first_row(project, number)
+                return task
+        return None
+
+    def first_row(self, project: bytes, number: int) -> TaskRow:
+        asked = 1 if self.projects[project].asked.votes == 1 else 2
+        return TaskRow(project, number, Stage.BEGUN, asked, 0, 0, 0, 0, None, ())
+
+    def _fresh(self, project: bytes, row: Project, annotator: bytes) -> int:
+        """Takes a task out of the list of fresh ones; its number."""
         drawn = int.from_bytes(_hash(self.root, project, annotator, row.drawn.to_bytes(8, "big"))[:8], "big")
         place = row.drawn + drawn % (row.tasks - row.drawn)
         number, first = self._number_at(project, FRESH, place), self._number_at(project, FRESH, row.drawn)
@@ -230,10 +265,7 @@ class Work:
             self.places[place_key(project, FRESH, place)] = Place(first)
         self.places.drop(place_key(project, FRESH, row.drawn))
         self.projects[project] = replace(row, drawn=row.drawn + 1)
-        task = task_id(project, number)
-        asked = 1 if row.asked.votes == 1 else 2
-        self.tasks[task] = TaskRow(project, number, Stage.BEGUN, asked, 0, 0, 0, 0, None, ())
-        return task
+        return number
 
     # Places in a task ------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,9 @@ class Desk(Protocol):
     def read(self, digest: bytes) -> bytes:
         """A blob that is here."""
 
+    def delete(self, digest: bytes) -> None:
+        """Deletes a blob, if it is here."""
+
     def keep(self, data: bytes) -> bytes:
         """Keeps a blob, which others may fetch; its digest. It waits for the disk."""
 

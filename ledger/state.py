@@ -18,7 +18,7 @@ from ledger import members as membership
 from ledger.audits.docket import AuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.genesis import Genesis, ModuleVersion
-from ledger.core.module import Change, Context, Module, Refused, Said
+from ledger.core.module import Change, Context, Module, Refused, Replaced, Said
 from ledger.jobs import RUNNING_MAX, ClosedRound, JobRules, JobsModule, JobsState, JobStarted
 from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
 from ledger.network import NetworkModule, NetworkState, Upgrade
@@ -256,6 +256,13 @@ class Rules:
             if seen.get(name) is not state.modules[name]:
                 seen[name] = state.modules[name]
                 yield name, module.blobs(state.modules[name])
+
+    def replaced(self, state: State, counts: dict[str, int]) -> Iterator[Replaced]:
+        """Blobs that were replaced since `counts`, which is brought up to date."""
+        for name, module in self._running_in(state).modules.items():
+            found = module.replaced(state.modules[name], counts.get(name, 0))
+            counts[name] = counts.get(name, 0) + len(found)
+            yield from found
 
     def module(self, kind: type[M]) -> M:
         """The module of this class."""

@@ -116,6 +116,14 @@ class Blobs:
                     os.replace(passing, kept)
                     sync_directory(self._kept)
 
+    def delete(self, digest: bytes) -> None:
+        """Gone for good when this returns, whoever said that it stays."""
+        self._expected_to_pass.pop(digest, None)
+        path = self.path(digest)
+        with _explained(path):
+            path.unlink(missing_ok=True)
+            sync_directory(path.parent)
+
     def release(self, owner: object) -> None:
         left = {digest: owners - {owner} for digest, owners in self._expected_to_pass.items()}
         self._expected_to_pass = {digest: owners for digest, owners in left.items() if owners}

@@ -16,7 +16,7 @@ its own state alone. What it does to another it says as a *fact*, any frozen rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -72,6 +72,13 @@ class Change(NamedTuple):
     facts: tuple[Any, ...] = ()
 
 
+class Replaced(NamedTuple):
+    """A blob has another one in its place: whoever has the old one makes the new one of it, and deletes the old one."""
+
+    old: bytes
+    make: Callable[[bytes], bytes | None]  # the new bytes of the old ones; None: the old ones are something else, and stay
+
+
 class Module(Generic[S]):
     """Every method is pure. The defaults do nothing."""
 
@@ -109,3 +116,7 @@ class Module(Generic[S]):
     def blobs(self, state: S) -> Mapping[bytes, int]:
         """Digest -> size at most, in bytes, of each blob that every peer fetches and keeps. No peer lets go of it later."""
         return {}
+
+    def replaced(self, state: S, since: int) -> Sequence[Replaced]:
+        """Blobs that were replaced, in order, without the first `since` of them."""
+        return ()

@@ -87,6 +87,9 @@ class DriverDesk:
     def read(self, digest: bytes) -> bytes:
         return self.driver.blobs.read(digest)
 
+    def delete(self, digest: bytes) -> None:
+        self.driver.blobs.delete(digest)
+
     def keep(self, data: bytes) -> bytes:
         return self.driver.blobs.add(data)
 

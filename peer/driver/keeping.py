@@ -1,4 +1,7 @@
-"""Keeps the blobs that the modules of the network name (`Module.blobs`): every peer has them, so none is lost with another."""
+"""Keeps the blobs that the modules of the network name (`Module.blobs`): every peer has them, so none is lost with another.
+
+Blobs that were replaced (`Module.replaced`) go wherever they are.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from ledger.core.module import Replaced
 from peer.driver.driver import Driver
 
 AT_ONCE_MAX = 8  # blobs that are fetched side by side: what rounds wait for goes on beside them
@@ -21,8 +25,9 @@ class Keeping:
     _places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(AT_ONCE_MAX))
 
     async def run(self) -> None:
-        """After every block, fetches what the state names since then."""
+        """After every block, fetches what the state names since then, and replaces what it replaces."""
         seen: dict[str, object] = {}
+        replaced: dict[str, int] = {}
         async with trio.open_nursery() as nursery:
             while True:
                 applied = self.driver.applied
@@ -30,6 +35,8 @@ class Keeping:
                     for digest in blobs.keys() - self._wanted:
                         self._wanted.add(digest)
                         nursery.start_soon(self._keep, name, digest, blobs[digest])
+                for replacement in self.driver.rules.replaced(self.driver.state, replaced):
+                    await self._replace(replacement)
                 await applied.wait()
 
     async def _keep(self, module: str, digest: bytes, size_max: int) -> None:
@@ -38,3 +45,12 @@ class Keeping:
                 log.debug("%s names the blob %s, which is fetched", module, digest.hex()[:16])
             await self.driver.network.fetch(digest, size_max, ())
             self.driver.blobs.keep(digest)
+
+    async def _replace(self, replaced: Replaced) -> None:
+        blobs = self.driver.blobs
+        if blobs.size(replaced.old) is None:
+            return
+        made = replaced.make(await trio.to_thread.run_sync(blobs.read, replaced.old))
+        if made is not None:
+            await trio.to_thread.run_sync(blobs.add, made)
+            await trio.to_thread.run_sync(blobs.delete, replaced.old)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import trio
 
 from curation.module import is_run
-from curation.state import CurationState, page_key
+from curation.redacting import outdated
+from curation.state import CurationState, TaskPage, page_key
 from features.parts import Desk
 from ledger.members import MembersState
 from protocol.addresses import parse_address
@@ -60,8 +61,18 @@ async def _fetch_pages(desk: Desk, nursery: trio.Nursery) -> None:
                 page = state.pages.get(page_key(key, number))
                 if page is not None and page.digest not in asked:
                     asked.add(page.digest)
-                    nursery.start_soon(desk.fetch, page.digest, page.bytes, (author,))
+                    nursery.start_soon(_fetch_page, desk, page_key(key, number), page, author)
             if project.asked.guidelines is not None and project.asked.guidelines not in asked:
                 asked.add(project.asked.guidelines)
                 nursery.start_soon(desk.fetch, project.asked.guidelines, 64 << 10, (author,))
         await desk.block_above(height)
+
+
+async def _fetch_page(desk: Desk, key: bytes, page: TaskPage, author: bytes) -> None:
+    await desk.fetch(page.digest, page.bytes, (author,))
+    state = desk.state.of(CurationState)
+    now = state.pages.get(key)
+    assert now is not None
+    # It may have been redacted on the way.
+    if now.digest != page.digest and outdated(state, now, page.digest, desk.read(page.digest)) is not None:
+        desk.delete(page.digest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -20,13 +21,15 @@ from curation.contents import AddPage, Found, Move, Review, StopProject
 from curation.importing import in_pages, read_answer, read_tasks
 from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTES
 from curation.module import is_run, project_id
-from curation.state import Asked, CurationState, Phase, Project, Stage, as_answer
-from curation.tasks import Entry, Page, Task, assignment_id, root_of, task_id
+from curation.state import Asked, CurationState, Phase, Project, Redaction, Stage, as_answer
+from curation.tasks import Entry, Page, Task, assignment_id, redacted, root_of, task_id
 from peer.serving import proving
 from peer.serving.exporting import page_of, pages, settled
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import peer_id
+
+FETCH_SECONDS = 30.0  # for a page that is to be redacted, where this peer lacks it
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,34 @@ class CurationAnswers(CurationCalls):
         assert answer is not None
         await self.peer.author.submit("curation/review", Review(task_id(project, number), answer))
         return f"task {number} of {asked.name!r}: {_named(asked, answer)}"
+
+    async def redact_task(self, task: str, number: int | None) -> str:
+        self.peer.require_member()
+        project, number = self._find_task(task, number)
+        state, driver = self._state, self.peer.driver
+        row = state.projects.get(project)
+        assert row is not None
+        place, page = next(
+            (place, page)
+            for place, page in enumerate(pages(state, project, row))
+            if page.first <= number < page.first + page.count
+        )
+        with trio.move_on_after(FETCH_SECONDS):
+            await driver.network.fetch(page.digest, page.bytes, (driver.state.members.current(row.author),))
+        found = page_of(row, page, driver.blobs.read)
+        if found is None:
+            raise UserError("this peer lacks the page with this task, and nobody that it reaches has it")
+        index = number - page.first
+        made = redacted(found, index)
+        said = Redaction(project, place, index, page.digest, hashlib.sha256(made).digest(), len(made))
+        await self.peer.author.submit("curation/redact", said)
+        name, after = f"task {number} of {row.asked.name!r}", self._state.tasks.get(task_id(project, number))
+        if after is not None and after.is_redacted:
+            return f"{name} is redacted: every peer deletes its text"
+        voters = driver.state.members.voters
+        alike = sum(self._state.wishes.get(voter) == said for voter in voters)
+        needed = VoterSet(voters).faults_tolerated + 1
+        return f"{alike} of the {needed} voters needed want {name} to be redacted; others have to say the same"
 
     def _find_task(self, text: str, number: int | None) -> tuple[bytes, int]:
         """Project and number of a task."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import replace
 
@@ -13,10 +14,12 @@ from curation import limits
 from curation.answers import Answer, Kind
 from curation.contents import AddPage, Batch, Found, Move, Review, Skip, StopProject
 from curation.limits import LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
+from curation.lines import line_of
 from curation.lists import BEGUN, place_key
-from curation.state import Asked, Lease, Phase, Share, Stage
-from curation.tasks import assignment_id, task_id
+from curation.state import Asked, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
+from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from ledger.members import Leave
+from protocol import codec
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators
 from tests.ledger.world import PEOPLE
 from tests.sim.keys import FastSigner
@@ -269,7 +272,9 @@ def test_a_paused_project_gives_out_no_tasks_and_a_closed_one_takes_no_answers(r
 
 CROWD = annotators(6)
 steps = st.lists(
-    st.tuples(st.sampled_from(["lease", "commit", "open", "skip", "wait"]), st.sampled_from(range(6)), st.sampled_from([0, 1])),
+    st.tuples(
+        st.sampled_from(["lease", "commit", "open", "skip", "wait", "redact"]), st.sampled_from(range(6)), st.sampled_from([0, 1])
+    ),
     min_size=5,
     max_size=40,
 )
@@ -295,6 +300,10 @@ def test_every_count_is_that_of_the_rows(history: list[tuple[str, int, int]], vo
                 room.batch(openings=[room.opening(who, key, said) for key, (who, said) in answers.items()])
             case "skip" if mine:
                 room.batch(skips=[Skip(mine[0], "unclear")])
+            case "redact":
+                wish = redaction(room, project, number % 4, bytes([number]) * 32)
+                if not room.refused(AUTHOR, "curation/redact", wish):
+                    room.say(AUTHOR, "curation/redact", wish)
             case "wait":
                 room.later(OPENING_MS if answer else LEASE_MS)
                 room.batch()
@@ -305,7 +314,8 @@ def check(room: Room, project: bytes) -> None:
     state, row = room.curation, room.row(project)
     tasks = dict(state.tasks.items())
     assignments = dict(state.assignments.items())
-    assert row.drawn == len(tasks) <= row.tasks
+    assert sum(bool(task.annotators) for task in tasks.values()) <= row.drawn <= row.tasks
+    assert len(tasks) <= row.drawn + sum(task.is_redacted and not task.annotators for task in tasks.values())
     assert row.settled == state.settled == sum(task.stage is Stage.SETTLED for task in tasks.values())
     assert row.review == sum(task.stage is Stage.REVIEW for task in tasks.values())
     free = {task.number for task in tasks.values() if task.stage is Stage.BEGUN and task.taken < task.asked}
@@ -434,3 +444,102 @@ def test_an_author_goes_on_with_another_key(room: Room) -> None:
     room.page(project, 1, new)
     room.say(new, "curation/move", Move(project, Phase.PAUSED))
     assert room.row(project).phase is Phase.PAUSED and room.row(project).tasks == 2
+
+
+# Redaction ---------------------------------------------------------------------------------------------------------------
+
+
+def redaction(room: Room, project: bytes, number: int, digest: bytes = b"n" * 32) -> Redaction:
+    page = room.curation.pages.get(page_key(project, 0))
+    assert page is not None
+    return Redaction(project, 0, number, page.digest, digest, 99)
+
+
+def row_of(room: Room, project: bytes, number: int) -> TaskRow:
+    row = room.curation.tasks.get(task_id(project, number))
+    assert row is not None
+    return row
+
+
+def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
+    """A fresh one, and one that Ann has: she gives it back. The page is another one then, and its root stays."""
+    project = room.project(SEVERAL, tasks=3)
+    ((ann,),) = room.leased(ANN)
+    begun = room.assignment(ann).number
+    fresh = (begun + 1) % 3
+    before = room.curation.pages.get(page_key(project, 0))
+    room.say(AUTHOR, "curation/redact", redaction(room, project, fresh))
+    after = room.curation.pages.get(page_key(project, 0))
+    assert before and after == replace(before, digest=b"n" * 32, bytes=99)
+    room.say(AUTHOR, "curation/redact", redaction(room, project, begun, b"m" * 32))
+    assert room.assignment(ann).state is Lease.EXPIRED and room.person(ANN).leases == () and room.row(project).begun == 0
+    room.batch(commits=[room.commit(ANN, ann, (1,))])
+    assert room.curation.annotations == 0
+    assert {room.assignment(lease).number for mine in room.leased(BOB, CAT, count=8) for lease in mine} == {3 - begun - fresh}
+    assert [row_of(room, project, number).stage for number in (begun, fresh)] == 2 * [Stage.REDACTED]
+    assert "redacted already" in room.refused(AUTHOR, "curation/redact", redaction(room, project, begun))
+    assert "no such task" in room.refused(AUTHOR, "curation/redact", redaction(room, project, 3))
+
+
+def test_votes_on_a_redacted_task_are_free_and_a_settled_one_keeps_its_label(room: Room) -> None:
+    project = room.project(SEVERAL, tasks=2)
+    (ann, other), _ = room.leased(ANN, BOB, count=2)
+    bob = assignment_id(task_id(project, room.assignment(ann).number), BOB.public)
+    room.batch(commits=[room.commit(who, key, (1,)) for who, key in ((ANN, ann), (BOB, bob), (ANN, other))])
+    room.batch(openings=[room.opening(ANN, ann, (1,)), room.opening(BOB, bob, (1,))])
+    settled, open_ = room.assignment(ann).number, room.assignment(other).number
+    for number, digest in ((settled, b"n" * 32), (open_, b"m" * 32)):
+        room.say(AUTHOR, "curation/redact", redaction(room, project, number, digest))
+    row = row_of(room, project, settled)
+    assert (row.stage, row.label, row.is_redacted) == (Stage.SETTLED, (1,), True)
+    assert row_of(room, project, open_).stage is Stage.REDACTED and room.assignment(other).state is Lease.FORFEITED
+    assert line_of(row, Task("text"), [])["redacted"] is True and "text" not in line_of(row, Task("text"), [])
+    room.later(LEASE_MS)
+    room.batch()
+    room.batch()
+    assert (room.row(project).begun, room.row(project).settled) == (0, 1)
+
+
+def test_a_task_that_waits_for_its_author_waits_no_more_when_it_is_redacted(room: Room) -> None:
+    project = room.project(replace(SEVERAL, votes=2), tasks=1)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    room.answered([(ANN, ann, (1,)), (BOB, bob, (0,))])
+    assert room.row(project).review == 1
+    room.say(AUTHOR, "curation/redact", redaction(room, project, 0))
+    assert room.row(project).review == 0
+    assert "no such task waits" in room.refused(AUTHOR, "curation/review", Review(task_id(project, 0), (1,)))
+
+
+def test_two_voters_of_four_redact_if_they_say_the_same(room: Room) -> None:
+    """f is 1. Other bytes are another wish, and a wish about a page that changed meanwhile is none."""
+    project = room.project(ONE, tasks=3)
+    outsider = PEOPLE[5]
+    room.decide(room.admission(outsider))
+    wish = redaction(room, project, 1)
+    assert "only the project's author or a voter" in room.refused(outsider, "curation/redact", wish)
+    room.say(PEER, "curation/redact", wish)
+    room.say(PEER, "curation/redact", wish)
+    room.say(OTHER, "curation/redact", replace(wish, digest=b"o" * 32))
+    assert room.curation.redacted == 0
+    room.say(OTHER, "curation/redact", wish)
+    assert room.curation.redacted == 1 and row_of(room, project, 1).is_redacted and len(room.curation.wishes) == 0
+    stale = replace(wish, index=2, digest=b"p" * 32)
+    assert "that page has changed meanwhile" in room.refused(AUTHOR, "curation/redact", stale)
+
+
+def test_only_a_page_of_these_tasks_goes_and_none_that_a_project_has(room: Room) -> None:
+    """A project that names another one's page, or a job's data, as its own deletes neither."""
+    page = Page(tuple(Entry(bytes([number]) * 16, Task(f"text {number}")) for number in range(2)))
+    data, made = codec.encode(page), redacted(page, 1)
+    old, new = hashlib.sha256(data).digest(), hashlib.sha256(made).digest()
+    first, second = room.project(ONE, tasks=0), room.project(ONE, tasks=0)
+    for project in (first, second):
+        room.say(AUTHOR, "curation/page", AddPage(project, old, len(data), root_of(page), 2))
+    room.say(AUTHOR, "curation/redact", Redaction(first, 0, 1, old, new, len(made)))
+    (replaced,) = room.module.replaced(room.curation, 0)
+    assert replaced.old == old and replaced.make(data) is None, "the second project has it"
+    room.say(AUTHOR, "curation/redact", Redaction(second, 0, 1, old, new, len(made)))
+    (replaced,) = room.module.replaced(room.curation, 1)
+    assert replaced.make(data) == made and replaced.make(b"of a job") is None and replaced.make(made + b"\0") is None
+    after = read_page(made, Kind.LABEL, root_of(page), 2)
+    assert after.entries[0] == page.entries[0] and after.entries[1] == Entry(None, None, entry_leaf(page.entries[1]))

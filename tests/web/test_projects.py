@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import trio
 from curation.calls import ProjectView
 from peer import cli
 from peer.daemon.daemon import Daemon
+from tests.transport.helpers import until
 from tests.web.client import Person, Site
-from tests.web.room import Room, assigned, enrolled, said
+from tests.web.room import Room, assigned, enrolled, said, settled
 
 
 @dataclass
@@ -69,3 +71,42 @@ async def test_the_only_voter_closes_a_project(author: Author) -> None:
     await author.room.project(author.daemon, tasks=1)
     assert await author.types("tasks", "stop", "moods") == "project 'moods' is closed"
     assert "no such project is open or paused" in await author.types("tasks", "stop", "moods")
+
+
+def texts_on_disk(author: Author) -> list[str]:
+    found = [file.read_bytes() for file in (author.room.directory / "blobs").iterdir()]
+    return sorted({f"text {number}" for number in range(3) for data in found if b"text %d" % number in data})
+
+
+async def test_a_redacted_text_is_gone_and_its_label_stays(author: Author) -> None:
+    view = await author.room.project(author.daemon, tasks=3)
+    (ann,) = await enrolled(author.site, "ann")
+    tasks = {task["text"]: task["assignment"] for task in await assigned(author.site, ann, 3)}
+    assert (await said(ann.submit, author.site, tasks["text 0"], (1,))).status == 201
+    label = (await settled(author.site, tasks["text 0"])).body["label"]
+    (line,) = [json.loads(line) for line in (await said(author.site.export, view.project)).text.splitlines()]
+    assert texts_on_disk(author) == ["text 0", "text 1", "text 2"] and line["text"] == "text 0"
+    shown = await author.types("tasks", "redact", line["task"])
+    assert shown == "task 0 of 'moods' is redacted: every peer deletes its text"
+    assert await author.types("tasks", "redact", "moods", "1") == "task 1 of 'moods' is redacted: every peer deletes its text"
+    assert "the task is redacted already" in await author.types("tasks", "redact", "moods", "1")
+    await until(lambda: texts_on_disk(author) == ["text 2"])
+    (after,) = [json.loads(line) for line in (await said(author.site.export, view.project)).text.splitlines()]
+    assert after == {key: value for key, value in line.items() if key not in ("text", "items")} | {"redacted": True}
+    assert after["label"] == label
+    assert [task["text"] for task in await assigned(author.site, ann, 1)] == ["text 2"]
+    assert (await said(ann.submit, author.site, tasks["text 1"], (1,))).code == "gone"
+
+
+async def test_what_was_replaced_while_a_peer_was_away_goes_when_it_is_back(tmp_path: Path) -> None:
+    """It went away between the decision and the deletion: the old page is on its disk."""
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, _):
+        await room.project(daemon, tasks=2)
+        (old,) = [file for file in (room.directory / "blobs").iterdir() if b"text 0" in file.read_bytes()]
+        data = old.read_bytes()
+        await daemon.api.redact_task("moods", 0)  # type: ignore[attr-defined]
+        await until(lambda: not old.exists())
+    old.write_bytes(data)
+    async with room.serving():
+        await until(lambda: not old.exists())
