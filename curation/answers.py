@@ -73,6 +73,10 @@ def named(kind: Kind, options: tuple[str, ...], answer: Answer) -> str:
             return " > ".join(map(str, answer))
 
 
+def gold_leaf(salt: bytes, answer: Answer) -> bytes:
+    return hashlib.sha256(b"folkmoot/gold\x00" + salt + codec.encode(list(answer))).digest()
+
+
 def commitment(assignment: bytes, salt: bytes, answer: Answer) -> bytes:
     """The annotator signs this before anybody sees the answer."""
     return hashlib.sha256(b"folkmoot/answer\x00" + assignment + salt + codec.encode(list(answer))).digest()

@@ -87,7 +87,7 @@ class Closer:
                 count = len(estimate.tasks)
                 upto = min(count, closing.next + most)
                 for place in range(closing.next, upto):
-                    _relabel(work, task_id(project, estimate.tasks[place]), estimate.label(place))
+                    _relabel(work, task_id(project, estimate.tasks[place]), estimate.label(place), place in estimate.golds)
                 return _after(closing, upto, count, Step.PAYING), upto - closing.next
             case _:
                 estimate.turn(TURNS)
@@ -120,10 +120,10 @@ def _after(closing: Closing, done: int, all_of_it: int, following: Step) -> Clos
     return Closing(closing.at_ms, following) if done == all_of_it else replace(closing, next=done)
 
 
-def _relabel(work: Work, task: bytes, label: Answer | None) -> None:
-    """A settled task has this label, unless its author said another one; None: the one that it has."""
+def _relabel(work: Work, task: bytes, label: Answer | None, is_gold: bool) -> None:
+    """A settled task has this label, unless its author reviewed it and it is no gold; None: the one that it has."""
     row = work.tasks[task]
-    if label is None or row.is_reviewed or row.label is None or as_answer(row.label) == label:
+    if label is None or (row.is_reviewed and not is_gold) or row.label is None or as_answer(row.label) == label:
         return
     before = as_answer(row.label)
     work.tasks[task] = replace(row, label=label)
@@ -144,13 +144,15 @@ class Votes:
         self.tasks: list[int] = []  # numbers of settled tasks, ascending
         self.people: dict[bytes, int] = {}  # annotator → its place
         self.count = 0
-        self.tell = False  # whether anybody's vote can be held against another's
+        self.golds: dict[int, Answer] = {}  # place of a task → its right answer
+        self.tell = False  # whether anybody's vote can be held against another's, or against gold
         self._read = 0
         self._parts: list[Ints] = []
 
     def read(self, work: Work, project: bytes, upto: int) -> None:
         """Tasks up to this number, unless they were."""
         asked, rows = work.projects[project].asked, list[tuple[int, int, int, int]]()
+        has_gold = work.projects[project].golds > 0
         for number in range(self._read, upto):
             task = task_id(project, number)
             row = work.tasks.get(task)
@@ -162,12 +164,19 @@ class Votes:
                 if vote.state is Lease.SETTLED and vote.answer is not None:
                     place = self.people.setdefault(annotator, len(self.people))
                     rows.append((len(self.tasks), place, _code(asked, as_answer(vote.answer)), int(vote.is_blind)))
+            gold = work.golds.get(task) if has_gold else None
+            if gold is not None:
+                self.golds[len(self.tasks)] = as_answer(gold.answer)
+            self.tell = self.tell or len(rows) > before + (gold is None)
             self.tasks.append(number)
-            self.tell = self.tell or len(rows) > before + 1
         if rows:
             self._parts.append(np.array(rows, dtype=np.int64))
             self.count += len(rows)
         self._read = max(self._read, upto)
+
+    def gold_rows(self, asked: Asked) -> Ints:
+        """As `rows`, of the tasks that are gold: whose answer it is stays 0."""
+        return np.array([(task, 0, _code(asked, answer), 1) for task, answer in self.golds.items()], np.int64).reshape(-1, 4)
 
     @property
     def rows(self) -> Ints:
@@ -191,22 +200,16 @@ class Estimate:
     """The estimate of one project: a question for each that its kind asks, with labels and then everybody's confusions."""
 
     def __init__(self, asked: Asked, votes: Votes) -> None:
-        self._asked, self.tasks, self._tell = asked, votes.tasks, votes.tell
+        self._asked, self.tasks, self._tell, self.golds = asked, votes.tasks, votes.tell, votes.golds
         self._places = votes.people
         self.people: Sequence[bytes] = sorted(votes.people)
         rows, tasks, people = votes.rows, len(votes.tasks), len(votes.people)
         self._answers = np.bincount(rows[:, 1], minlength=people)
-        self._parts = 1  # of one question, that a task has
-        options = len(asked.options)
-        if asked.kind is Kind.RANKING:
-            self._parts, rows = asked.items, _neighbours(rows, asked.items)
-            asks = [(SWITCH, tasks * asked.items, rows)]
-        elif asked.many:
-            asks = [(SWITCH, tasks, _of_option(rows, option)) for option in range(options)]
-        else:
-            asks = [(classes_of(asked.kind, options), tasks, rows)]
-        self.cells = sum(classes * len(said) for classes, _, said in asks)
-        self._questions = [_Question(classes, count, people, said) for classes, count, said in asks]
+        self._parts = asked.items if asked.kind is Kind.RANKING else 1  # of one question, that a task has
+        asks = list(zip(_questions(asked, rows), _questions(asked, votes.gold_rows(asked)), strict=True))
+        classes = SWITCH if asked.many or asked.kind is Kind.RANKING else classes_of(asked.kind, len(asked.options))
+        self.cells = sum(classes * len(said) for said, _ in asks)
+        self._questions = [_Question(classes, tasks * self._parts, people, *ask) for ask in asks]
         self._turned = 0
         self.weights: dict[bytes, int] = {}
         self._points: dict[bytes, int] = {}
@@ -221,8 +224,10 @@ class Estimate:
         self._turned = max(self._turned, upto)
 
     def label(self, place: int) -> Answer | None:
-        """The label of a settled task after all turns. None: a ranking has no whole estimate."""
-        if self._asked.kind is Kind.RANKING:
+        """The label of a settled task after all turns. None: one vote was asked for, or a ranking has no whole estimate."""
+        if place in self.golds:
+            return self.golds[place]
+        if self._asked.votes == 1 or self._asked.kind is Kind.RANKING:
             return None
         found = [question.label(place) for question in self._questions]
         if self._asked.many:
@@ -241,11 +246,11 @@ class Estimate:
 
 
 class _Question:
-    def __init__(self, classes: int, tasks: int, people: int, rows: Ints) -> None:
+    def __init__(self, classes: int, tasks: int, people: int, rows: Ints, gold: Ints) -> None:
         # `Whole` has its votes in this order, too.
         rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
         self._blind = rows[:, 3]
-        self._whole = Whole(classes, tasks, people, rows[:, :3])
+        self._whole = Whole(classes, tasks, people, rows[:, :3], gold[:, [0, 2]])
         self.reputation: Reputation | None = None
         self._labels: list[int] | None = None
 
@@ -261,6 +266,15 @@ class _Question:
         if self._labels is None:
             self._labels = whole.likeliest(self._whole.posterior()).tolist()
         return self._labels[place]
+
+
+def _questions(asked: Asked, rows: Ints) -> list[Ints]:
+    """The rows of each question that a kind asks, with the class of its own in the place of the code."""
+    if asked.kind is Kind.RANKING:
+        return [_neighbours(rows, asked.items)]
+    if asked.many:
+        return [_of_option(rows, option) for option in range(len(asked.options))]
+    return [rows]
 
 
 def _of_option(rows: Ints, option: int) -> Ints:

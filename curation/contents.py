@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from curation.limits import BATCH_MAX, LEASES_MAX, PAGE_BYTES_MAX, PAGE_TASKS_MAX
+from curation.limits import BATCH_MAX, LEASES_MAX, PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, PROOF_DIGESTS_MAX
 from curation.state import Asked, Choices, Phase, Reason
 from curation.statements import Nonce, Pseudonym, Salt
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
@@ -27,6 +27,26 @@ class AddPage:
     bytes: Annotated[int, Between(1, PAGE_BYTES_MAX)]
     root: Digest
     count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
+    gold: Digest | None = None  # as in `state.TaskPage`
+
+
+@dataclass(frozen=True, slots=True)
+class GoldAnswer:
+    """The leaf of a task, and that it is under the page's root of gold."""
+
+    index: Annotated[int, Between(0, PAGE_TASKS_MAX - 1)]  # of the task in its page
+    answer: Choices
+    salt: Salt
+    proof: Annotated[tuple[Digest, ...], Length(0, PROOF_DIGESTS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class SayGold:
+    """`curation/gold`, by the project's author: the right answers of some tasks of a page, before the close begins."""
+
+    project: Digest
+    page: Annotated[int, Between(0, PAGES_MAX - 1)]
+    answers: Annotated[tuple[GoldAnswer, ...], Length(1, PAGE_TASKS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ CLOSING_CELLS_PER_ROW: Final = 256  # votes × classes that a turn of an estimat
 PRICE_MAX: Final = 1_000_000  # points of one task
 
 PAGE_TASKS_MAX: Final = 256  # a proof of one task is then eight digests
+PROOF_DIGESTS_MAX: Final = 8  # of one task of a page
 PAGE_BYTES_MAX: Final = 1 << 20
 PAGES_MAX: Final = 4_096  # of one project: a million tasks
 TEXT_CHARACTERS_MAX: Final = 20_000  # of a task's text, or of one of its items

@@ -24,9 +24,22 @@ from typing import ClassVar, Final
 
 from consensus.voters import VoterSet
 from curation.agreement import added, alpha_of_counts, metric_of, units_of, values_of
-from curation.answers import Answer, Kind, answer_problem, commitment, items_problem, options_problem
+from curation.answers import Answer, Kind, answer_problem, commitment, gold_leaf, items_problem, options_problem
 from curation.closing import Closer
-from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip, StopProject
+from curation.contents import (
+    AddPage,
+    Batch,
+    Commit,
+    Enrolment,
+    Found,
+    LeaseWish,
+    Move,
+    Opening,
+    Review,
+    SayGold,
+    Skip,
+    StopProject,
+)
 from curation.labels import ENOUGH, estimate, learned
 from curation.limits import (
     ANNOTATORS_MAX,
@@ -48,6 +61,7 @@ from curation.state import (
     Asked,
     Closing,
     CurationState,
+    Gold,
     Lease,
     Phase,
     Project,
@@ -66,7 +80,7 @@ from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, View
 from ledger.members import MembersState
 from ledger.network import NetworkState
-from protocol import codec
+from protocol import codec, merkle
 from protocol.identity import preimage
 from protocol.names import name_problem
 
@@ -99,6 +113,7 @@ class CurationModule(Module[CurationState]):
     contents: ClassVar[Mapping[str, type]] = {
         "curation/found": Found,
         "curation/page": AddPage,
+        "curation/gold": SayGold,
         "curation/move": Move,
         "curation/stop": StopProject,
         "curation/review": Review,
@@ -121,6 +136,8 @@ class CurationModule(Module[CurationState]):
                 _found(work, said, members, asked)
             case AddPage():
                 _add_page(work, said, members)
+            case SayGold():
+                _say_gold(work, said, members, context.time_ms)
             case Move():
                 _move(work, said, members, context.time_ms)
             case StopProject(key):
@@ -222,7 +239,8 @@ class CurationModule(Module[CurationState]):
         if row.state is Lease.EXPIRED:
             now = replace(now, taken=now.taken + 1)
         committed = replace(row, state=Lease.COMMITTED, commitment=commit.commitment, height=context.height)
-        work.assignments[commit.assignment] = replace(committed, is_blind=now.opened == 0)
+        is_blind = now.opened == 0 and work.golds.get(task) is None
+        work.assignments[commit.assignment] = replace(committed, is_blind=is_blind)
         work.tasks[task] = replace(now, committed=now.committed + 1)
         work.listed(task)
         work.no_longer_waits(row.annotator, commit.assignment)
@@ -414,8 +432,33 @@ def _add_page(work: Work, said: Said, members: MembersState) -> None:
         raise Refused("the project is closed")
     if project.pages >= PAGES_MAX:
         raise Refused(f"a project has at most {PAGES_MAX} pages")
-    work.pages[page_key(page.project, project.pages)] = TaskPage(page.digest, page.bytes, page.root, project.tasks, page.count)
+    work.pages[page_key(page.project, project.pages)] = TaskPage(
+        page.digest, page.bytes, page.root, project.tasks, page.count, page.gold
+    )
     work.projects[page.project] = replace(project, pages=project.pages + 1, tasks=project.tasks + page.count)
+
+
+def _say_gold(work: Work, said: Said, members: MembersState, now_ms: int) -> None:
+    """All of them, or none: each stands where the page's root of gold has it, is said once, and answers such a task."""
+    content: SayGold = said.content
+    project, page = _own(work, said, members, content.project), work.pages.get(page_key(content.project, content.page))
+    if page is None or page.gold is None:
+        raise Refused("there is no such page, or it has no gold")
+    if _is_over(work, content.project, now_ms):
+        raise Refused("the project's close has begun")
+    asked = project.asked
+    for gold in content.answers:
+        number, answer = page.first + gold.index, tuple(gold.answer)
+        task = task_id(content.project, number)
+        if work.golds.get(task) is not None:
+            raise Refused(f"the right answer of task {number} is said already")
+        if not merkle.verify(gold_leaf(gold.salt, answer), gold.index, page.count, gold.proof, page.gold):
+            raise Refused(f"that was not the right answer of task {number} when its page was added")
+        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
+        if problem:
+            raise Refused(f"{list(answer)} is no answer: {problem}")
+        work.golds[task] = Gold(answer)
+    work.projects[content.project] = replace(project, golds=project.golds + len(content.answers))
 
 
 def _move(work: Work, said: Said, members: MembersState, now_ms: int) -> None:

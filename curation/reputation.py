@@ -1,7 +1,8 @@
 """The worth of an annotator's answers to a project, and how the project's points are divided.
 
-What somebody said is held against what the *others* said of the same task, by the whole estimate: its own vote is left out. Only
-those of its votes count that were committed before the task's first opening: whoever can see an answer can repeat it.
+What somebody said is held against the task's gold, or else against what the *others* said of it, by the whole estimate: its own
+vote is left out. Only those of its votes count that were committed before the task's first opening: whoever can see an answer can
+repeat it.
 
 The others may be wrong. So an annotator's confusions are the likeliest ones, with the others' word as chances of each label:
 Dawid and Skene's turns once more, of one annotator's table each. And a task counts as much as the others are sure of it, see
@@ -19,7 +20,7 @@ import numpy as np
 
 from curation.fixed import ONE, Ints, chances, log2
 from curation.labels import PRIOR_WRONG
-from curation.whole import Confusions, Whole
+from curation.whole import Confusions, Whole, certain
 
 # z² of the bound, z = 1.645: luck is above it once in twenty. With 1.28, once in ten, somebody who guesses gets a third of an
 # honest one's points in one of thirty projects of 40 answers each; with 1.96 hardly anybody earns there: benchmarks.labels.
@@ -44,9 +45,10 @@ class Reputation:
     """
 
     def __init__(self, whole: Whole, blind: Ints) -> None:
-        self._chosen = np.flatnonzero(blind)
+        self._chosen = np.flatnonzero((blind > 0) & whole.told_votes)
         self._annotators, self._classes = whole.annotators, whole.classes
         _, self._annotator, self._said = whole.votes[self._chosen].T
+        self._gold = whole.gold_of_votes[self._chosen]
         others = whole.posterior_without()[self._chosen]
         self._counted, self._spoken = sureness(others)[:, None], log2(np.maximum(others, 1))
         self._own = Confusions(whole.classes, whole.annotators, self._annotator, self._said, PRIOR_RIGHT)
@@ -55,7 +57,7 @@ class Reputation:
     def turn(self) -> None:
         """The annotator's confusions, and then which classes its tasks are of."""
         self._own.count(self._tasks)
-        self._tasks = chances(self._spoken + self._own.evidence()) * self._counted // ONE
+        self._tasks = certain(chances(self._spoken + self._own.evidence()), self._gold) * self._counted // ONE
 
     def found(self) -> Ints:
         """(annotators, classes, 2), in units of 1/ONE: tasks that were of the class, and those of them that it answered so."""

@@ -13,6 +13,7 @@
 | `due`         | queue ‖ place (u64)            | what is looked at when its time has come, see `module`           |
 | `closings`    | project                        | how far its close is, until it is done: see `closing`            |
 | `agreements`  | project                        | how often values were said together, of its settled tasks        |
+| `golds`       | task                           | the right answer, which its author knew before: after it said so |
 | `redactions`  | place (u64)                    | tasks whose text is taken out, in the order in which they were   |
 | `wishes`      | voter's key                    | the redaction that a voter wants, until enough of them do        |
 """
@@ -85,6 +86,7 @@ class Project:
     begun: Count = 0  # begun tasks that have a free place: the length of their list
     settled: Count = 0
     review: Count = 0  # tasks that wait for their author
+    golds: Count = 0  # tasks of which the author has said the right answer
     paid: Count = 0  # points that its annotators got at the close
     stops: Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)] = ()  # voters that want it closed
 
@@ -96,6 +98,7 @@ class TaskPage:
     root: Digest  # over the tasks
     first: Count  # number of its first task
     count: Annotated[int, Between(1, PAGE_TASKS_MAX)]
+    gold: Digest | None = None  # root over a leaf for each task, of which only the author knows which are gold
 
 
 class Stage(enum.StrEnum):
@@ -192,6 +195,11 @@ class Agreed:
 
 
 @dataclass(frozen=True, slots=True)
+class Gold:
+    answer: Choices
+
+
+@dataclass(frozen=True, slots=True)
 class Redaction:
     """Another page in the place of one of a project's: the same, but that one entry has its leaf alone."""
 
@@ -249,6 +257,7 @@ class CurationState:
     due: Table[Due] = field(default_factory=lambda: Table(Due))
     closings: Table[Closing] = field(default_factory=lambda: Table(Closing))
     agreements: Table[Agreed] = field(default_factory=lambda: Table(Agreed))
+    golds: Table[Gold] = field(default_factory=lambda: Table(Gold))
     redactions: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
     wishes: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
 

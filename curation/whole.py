@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from curation.fixed import ONE, Ints, chances, log2
 from curation.labels import PRIOR_RIGHT, PRIOR_WRONG
 
 TURNS: Final = 30  # of 2,500 labels one changes later, where all are right in 70 % alone, and none where 70 % are right in 90 %
+NONE: Final[Ints] = np.zeros((0, 2), dtype=np.int64)
 COMMON: Final = 1  # tasks of each class, as it were, before the first one
 
 
@@ -52,35 +54,61 @@ class Whole:
     """One question with `classes` answers. `turn` improves the estimate; what is read before the first turn knows priors alone.
 
     `votes` has a row for each vote: task, annotator, class; both numbers from 0 on, no two rows of one task and annotator. A task
-    or an annotator may be without votes. 16 classes and a million votes take 128 MB for each array of `turn`.
+    or an annotator may be without votes. `gold` has a row for each task whose class is known: task, class. 16 classes and a
+    million votes take 128 MB for each array of `turn`.
     """
 
-    def __init__(self, classes: int, tasks: int, annotators: int, votes: Ints) -> None:
+    def __init__(self, classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NONE) -> None:
         assert classes >= 2 and tasks and annotators and votes.ndim == 2 and votes.shape[1] == 3
         self.classes, self.tasks, self.annotators = classes, tasks, annotators
         self.votes = votes[np.lexsort((votes[:, 1], votes[:, 0]))]  # in order of tasks
         self._task, annotator, said = self.votes.T.copy()
         self._by_task = Groups(self._task, tasks)
         self._confusions = Confusions(classes, annotators, annotator, said)
-        self._common = np.zeros(classes, dtype=np.int64)  # tasks of each class, in units of 1/ONE
+        self._gold = np.full(tasks, -1)
+        self._gold[gold[:, 0]] = gold[:, 1]
+        # Before the first turn gold alone tells who is right: the first labels are not simply those of the most votes.
+        self._learn(certain(np.zeros((tasks, classes), dtype=np.int64), self._gold))
 
     def turn(self) -> None:
         """Every label from the confusions, and every confusion from the labels."""
-        label = self.posterior()
+        self._learn(self.posterior())
+
+    def _learn(self, label: Ints) -> None:
         self._confusions.count(label[self._task])
-        self._common = label[self._by_task.present].sum(axis=0)
+        self._common = label[self._by_task.present].sum(axis=0)  # tasks of each class, in units of 1/ONE
 
     def posterior(self) -> Ints:
         """(tasks, classes): how likely each class is, in units of 1/ONE. Without votes: how common it is."""
-        return chances(self._scores(self._confusions.evidence()))
+        return certain(chances(self._scores(self._confusions.evidence())), self._gold)
 
     def posterior_without(self) -> Ints:
         """(votes, classes): the same of the task of each vote of `votes`, if that vote had not been cast."""
         evidence = self._confusions.evidence()
-        return chances(self._scores(evidence)[self._task] - evidence)
+        return certain(chances(self._scores(evidence)[self._task] - evidence), self.gold_of_votes)
+
+    @property
+    def gold_of_votes(self) -> Ints:
+        """The right class of the task of each vote of `votes`; −1 where it is no gold."""
+        found: Ints = self._gold[self._task]
+        return found
+
+    @property
+    def told_votes(self) -> NDArray[np.bool_]:
+        """Which rows of `votes` can be held against something: the task is gold, or somebody else voted, too."""
+        found: NDArray[np.bool_] = (np.bincount(self._task, minlength=self.tasks)[self._task] > 1) | (self.gold_of_votes >= 0)
+        return found
 
     def _scores(self, evidence: Ints) -> Ints:
         return log2(self._common + COMMON * ONE) + self._by_task.sums(evidence)
+
+
+def certain(chance: Ints, gold: Ints) -> Ints:
+    """`chance`, but where `gold` has a class, and not −1, that class is certain. It changes `chance`."""
+    rows = np.flatnonzero(gold >= 0)
+    chance[rows] = 0
+    chance[rows, gold[rows]] = ONE
+    return chance
 
 
 def estimated(classes: int, tasks: int, annotators: int, votes: Ints) -> Whole:

@@ -16,6 +16,7 @@ from curation.state import (
     Closing,
     CurationState,
     Due,
+    Gold,
     Lease,
     Phase,
     Place,
@@ -44,6 +45,7 @@ TABLES = (
     "due",
     "closings",
     "agreements",
+    "golds",
     "redactions",
     "wishes",
 )
@@ -92,6 +94,7 @@ class Work:
         self.due: Rows[Due] = Rows(state.due)
         self.closings: Rows[Closing] = Rows(state.closings)
         self.agreements: Rows[Agreed] = Rows(state.agreements)
+        self.golds: Rows[Gold] = Rows(state.golds)
         self.redactions: Rows[Redaction] = Rows(state.redactions)
         self.wishes: Rows[Redaction] = Rows(state.wishes)
 

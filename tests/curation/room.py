@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
-from curation.answers import Answer, Kind, commitment
-from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening
-from curation.limits import OPENING_MS, PAGE_TASKS_MAX
+from curation.answers import Answer, Kind, commitment, gold_leaf
+from curation.contents import AddPage, Batch, Commit, Enrolment, Found, GoldAnswer, LeaseWish, Move, Opening
+from curation.limits import LEASES_MAX, OPENING_MS, PAGE_TASKS_MAX
 from curation.module import CurationModule, project_id
 from curation.state import Annotator, Asked, Assignment, CurationState, Phase, Project, TaskRow
 from curation.statements import Annotation, Enrol, Session
@@ -17,7 +17,7 @@ from curation.tasks import Entry, Page, Task, root_of, task_id
 from ledger.core.module import Refused
 from ledger.members import Register
 from ledger.state import decode_body
-from protocol import codec
+from protocol import codec, merkle
 from protocol.identity import preimage
 from tests.ledger.world import PEOPLE, World
 from tests.sim.keys import FastSigner
@@ -25,6 +25,7 @@ from tests.sim.keys import FastSigner
 AUTHOR, PEER, OTHER = PEOPLE[0], PEOPLE[1], PEOPLE[2]  # founders; the last two serve
 NONCE, FAR_MS = bytes(16), 86_400_000
 ONE = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, 1, 0, False)
+GOLD_SALT = b"g" * 16
 SEVERAL = replace(ONE, votes=7)
 
 
@@ -62,18 +63,20 @@ class Room(World):
 
     # Projects
 
-    def project(self, asked: Asked = ONE, tasks: int = 3, author: FastSigner = AUTHOR) -> bytes:
+    def project(self, asked: Asked = ONE, tasks: int = 3, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}) -> bytes:
         signed = self.tx(author, "curation/found", Found(asked))
         self.decide(signed)
         key = project_id(author.public, self.nonce(author))
         for first in range(0, tasks, PAGE_TASKS_MAX):
-            self.page(key, min(tasks - first, PAGE_TASKS_MAX), author)
+            count = min(tasks - first, PAGE_TASKS_MAX)
+            self.page(key, count, author, {number - first: answer for number, answer in gold.items() if number < first + count})
         return key
 
-    def page(self, project: bytes, tasks: int, author: FastSigner = AUTHOR) -> None:
+    def page(self, project: bytes, tasks: int, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
         entries = tuple(Entry(bytes([number % 256]) * 16, Task(f"text {number}")) for number in range(tasks))
         page = Page(entries)
-        self.say(author, "curation/page", AddPage(project, bytes(32), 100, root_of(page), tasks))
+        root = merkle.root(gold_leaves(tasks, gold)) if gold else None
+        self.say(author, "curation/page", AddPage(project, bytes(32), 100, root_of(page), tasks, root))
 
     def row(self, project: bytes) -> Project:
         found = self.curation.projects.get(project)
@@ -139,6 +142,12 @@ class Room(World):
             )
             draw.shuffle(order)
 
+    def worked_once(self, who: FastSigner, most: int, says: Callable[[int], Answer]) -> None:
+        """One person answers so many tasks, or all that there are for it."""
+        while most > 0 and (mine := self.leased(who, count=min(most, LEASES_MAX))[0]):
+            self.answered([(who, lease, says(self.assignment(lease).number)) for lease in mine])
+            most -= len(mine)
+
     def closed(self, project: bytes) -> int:
         """The project is closed, and batches go on with it until it is done: how many."""
         self.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
@@ -156,6 +165,16 @@ class Room(World):
         except Refused as error:
             return str(error)
         return ""
+
+
+def gold_leaves(tasks: int, gold: Mapping[int, Answer]) -> list[bytes]:
+    """Of one page. Leaves of other tasks look alike: nobody has what they would be the hash of."""
+    return [gold_leaf(GOLD_SALT, gold[number]) if number in gold else bytes([number]) * 32 for number in range(tasks)]
+
+
+def gold_answers(tasks: int, gold: Mapping[int, Answer]) -> tuple[GoldAnswer, ...]:
+    leaves = gold_leaves(tasks, gold)
+    return tuple(GoldAnswer(number, answer, GOLD_SALT, tuple(merkle.proof(leaves, number))) for number, answer in gold.items())
 
 
 def annotators(count: int) -> list[FastSigner]:

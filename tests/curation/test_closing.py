@@ -11,14 +11,14 @@ import pytest
 from curation.agreement import alpha, metric_of, units_of
 from curation.answers import Answer, Kind
 from curation.closing import Closer
-from curation.contents import Move, Review, Skip
+from curation.contents import Move, Review, SayGold, Skip
 from curation.limits import OPENING_MS, SKIPS_MAX
 from curation.module import project_alpha
 from curation.reputation import WEIGHT_ONE
 from curation.state import Asked, CurationState, Lease, Phase, Stage, Step
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
-from tests.curation.room import AUTHOR, ONE, SEVERAL, Room, annotators
+from tests.curation.room import AUTHOR, ONE, SEVERAL, Room, annotators, gold_answers
 
 PRICE = 7
 CROWD = annotators(8)
@@ -235,3 +235,70 @@ def test_a_serving_peer_knows_when_a_close_begins() -> None:
     room.batch()
     room.batch()
     assert Work(room.curation, b"").next_look_ms() is None
+
+
+# Gold --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["label", "many", "rating", "ranking"])
+@pytest.mark.parametrize("knows", [True, False], ids=["gold", "no gold"])
+def test_a_majority_of_liars_cannot_outvote_gold(kind: str, knows: bool) -> None:
+    """Five of eight say the same wrong answers. Every fifth task is gold, and nobody but the author knew which."""
+    asked = KINDS[kind]
+    liars, tasks = 5, 240
+    golds = {number: truth_of(asked, number) for number in range(0, tasks, 5)}
+    room = Room()
+    project = room.project(asked, tasks, gold=golds)
+    honest = says(asked)
+
+    def lie(number: int) -> Answer:
+        truth = truth_of(asked, number)
+        if asked.kind is Kind.RANKING:
+            return truth[::-1]
+        return tuple(option for option in range(3) if option not in truth) if asked.many else truth_of(asked, number + 1)
+
+    room.worked(CROWD, lambda person, number: lie(number) if person < liars else honest(person, number))
+    if knows:
+        room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(tasks, golds)))
+    room.closed(project)
+    found, points = weights(room, project), [room.person(who).points for who in CROWD]
+    assert sum(points) == room.row(project).paid == PRICE * room.row(project).settled
+    settled = {row.number: row.label for _, row in room.curation.tasks.items() if row.stage is Stage.SETTLED}
+    right = [number for number, label in settled.items() if label == truth_of(asked, number)]
+    if knows:
+        assert max(found[:liars]) == 0 < min(found[liars:]) and max(points[:liars]) == 0
+        assert golds.keys() & settled.keys() <= set(right) and len(golds.keys() & settled.keys()) > 10
+        if asked.kind is not Kind.RANKING:
+            assert len(right) > 0.9 * len(settled)
+    else:
+        assert max(points[liars:]) < min(points[:liars]) and len(right) < 0.4 * len(settled)
+
+
+def test_where_one_vote_is_asked_for_gold_alone_gives_weights() -> None:
+    """Bob is wrong in each gold task. Votes are labels all the same, but for gold."""
+    room = Room()
+    golds: dict[int, Answer] = {number: (number // 2 % 2,) for number in range(0, 120, 2)}
+    project = room.project(replace(ONE, price=PRICE), tasks=120, gold=golds)
+    room.worked_once(BOB, 40, lambda number: (1 - number // 2 % 2,))
+    room.worked_once(ANN, 1_000, lambda number: (number // 2 % 2,))
+    voted = {row.number: row.label for _, row in room.curation.tasks.items()}
+    room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(120, golds)))
+    room.closed(project)
+    for _, row in room.curation.tasks.items():
+        assert row.label == (golds[row.number] if row.number in golds else voted[row.number])
+    assert room.person(ANN).points > 0 == room.person(BOB).points
+    assert sum(room.person(who).points for who in (ANN, BOB)) == room.row(project).paid == PRICE * 120
+    assert room.person(BOB).accepted < 40
+
+
+def test_gold_is_the_label_also_where_its_author_reviewed() -> None:
+    room = Room()
+    golds: dict[int, Answer] = {0: (1,)}
+    project = room.project(replace(MOODS, votes=2), tasks=2, gold=golds)
+    room.worked([ANN, BOB], lambda person, number: (person,))
+    for number in range(2):
+        room.say(AUTHOR, "curation/review", Review(task_id(project, number), (0,)))
+    room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(2, golds)))
+    room.closed(project)
+    labels = [row.label for number in range(2) if (row := room.curation.tasks.get(task_id(project, number)))]
+    assert labels == [(1,), (0,)]

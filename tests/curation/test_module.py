@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from curation import limits
 from curation.answers import Answer, Kind
-from curation.contents import AddPage, Batch, Found, Move, Review, Skip, StopProject
+from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Review, SayGold, Skip, StopProject
 from curation.limits import LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
@@ -20,7 +20,7 @@ from curation.state import Asked, Lease, Phase, Redaction, Share, Stage, TaskRow
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from ledger.members import Leave
 from protocol import codec
-from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators
+from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
 from tests.ledger.world import PEOPLE
 from tests.sim.keys import FastSigner
 
@@ -543,3 +543,60 @@ def test_only_a_page_of_these_tasks_goes_and_none_that_a_project_has(room: Room)
     assert replaced.make(data) == made and replaced.make(b"of a job") is None and replaced.make(made + b"\0") is None
     after = read_page(made, Kind.LABEL, root_of(page), 2)
     assert after.entries[0] == page.entries[0] and after.entries[1] == Entry(None, None, entry_leaf(page.entries[1]))
+
+
+# Gold --------------------------------------------------------------------------------------------------------------------
+
+
+def test_gold_is_what_its_author_knew_when_the_page_was_added(room: Room) -> None:
+    golds = {1: (1,), 3: (0,), 4: (7,)}
+    project = room.project(ONE, tasks=5, gold=golds)
+    plain = room.project(ONE, tasks=2)
+    first, second, misfit = gold_answers(5, golds)
+
+    def refused(*answers: GoldAnswer, who: FastSigner = AUTHOR, of: bytes = project, page: int = 0) -> str:
+        return room.refused(who, "curation/gold", SayGold(of, page, answers))
+
+    assert "another member's project" in refused(first, who=PEER)
+    assert "no such page, or it has no gold" in refused(first, of=plain) and "no such page" in refused(first, page=1)
+    never = "that was not the right answer of task 1 when its page was added"
+    for false in (
+        replace(first, answer=(0,)),
+        replace(first, salt=bytes(16)),
+        replace(first, proof=first.proof[:-1]),
+        replace(second, index=1),
+        replace(first, answer=(0,), proof=second.proof),
+    ):
+        assert refused(false) == never
+    assert "of task 3" in refused(first, replace(first, index=3)) and "of task 200" in refused(replace(first, index=200))
+    assert "[7] is no answer: one of 0..1" in refused(misfit)
+    assert "task 1 is said already" in refused(first, first)
+    room.say(AUTHOR, "curation/gold", SayGold(project, 0, (first, second)))
+    assert {key: tuple(row.answer) for key, row in room.curation.golds.items()} == {
+        task_id(project, 1): (1,), task_id(project, 3): (0,)
+    }  # fmt: skip
+    assert room.row(project).golds == 2 and "task 3 is said already" in refused(second)
+
+
+def test_gold_comes_before_the_close_begins(room: Room) -> None:
+    golds = {0: (1,), 1: (0,)}
+    project = room.project(ONE, tasks=2, gold=golds)
+    first, second = gold_answers(2, golds)
+    room.say(AUTHOR, "curation/move", Move(project, Phase.CLOSED))
+    room.later(OPENING_MS - 1)
+    room.batch()
+    room.say(AUTHOR, "curation/gold", SayGold(project, 0, (first,)))
+    room.later(1)
+    room.decide()
+    assert "the project's close has begun" in room.refused(AUTHOR, "curation/gold", SayGold(project, 0, (second,)))
+    assert room.row(project).golds == 1
+
+
+def test_whoever_could_read_the_right_answer_did_not_vote_blind(room: Room) -> None:
+    golds: dict[int, Answer] = {0: (1,)}
+    project = room.project(SEVERAL, tasks=1, gold=golds)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    room.batch(commits=[room.commit(ANN, ann, (1,))])
+    room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(1, golds)))
+    room.batch(commits=[room.commit(BOB, bob, (1,))])
+    assert room.assignment(ann).is_blind and not room.assignment(bob).is_blind
