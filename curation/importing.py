@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from curation.answers import Kind, answer_problem, items_problem
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
@@ -17,7 +17,12 @@ from protocol.errors import UserError
 SPARE_BYTES = 64  # of an entry beside its task
 
 
-def read_tasks(name: str, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> list[Task]:
+class Given(NamedTuple):
+    task: Task
+    gold: tuple[int, ...] | None  # the right answer, where it is known
+
+
+def read_tasks(name: str, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> list[Given]:
     """Raises `UserError` that names the line, or the number of the task in Label Studio's JSON, counted from 1."""
     try:
         text = data.decode("utf-8-sig")
@@ -44,7 +49,7 @@ def _csv(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
             if None in row or None in row.values():
                 raise UserError(f"{name}:{reader.line_num}: this line has other columns than the first one names")
             found: dict[str, Any] = {"text": row.get("text", ""), "items": [row[column] for column in items]}
-            yield f"{name}:{reader.line_num}", found | ({"suggestion": row["suggestion"]} if row.get("suggestion") else {})
+            yield f"{name}:{reader.line_num}", found | {known: row[known] for known in ("suggestion", "gold") if row.get(known)}
     except csv.Error as error:
         raise UserError(f"{name}:{reader.line_num}: {error}") from None
 
@@ -73,7 +78,7 @@ def _of_label_studio(where: str, row: Any) -> dict[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("data", row), dict):
         raise UserError(f"{where} is no JSON object with `data`")
     data = row.get("data", row)
-    found = {name: data[name] for name in ("text", "items", "suggestion") if name in data}
+    found = {name: data[name] for name in ("text", "items", "suggestion", "gold") if name in data}
     for prediction in row.get("predictions") or []:
         for result in prediction.get("result") or [] if isinstance(prediction, dict) else []:
             value = result.get("value", {}) if isinstance(result, dict) else {}
@@ -83,7 +88,7 @@ def _of_label_studio(where: str, row: Any) -> dict[str, Any]:
     return found
 
 
-def _checked(where: str, row: dict[str, Any], kind: Kind, options: tuple[str, ...], many: bool) -> Task:
+def _checked(where: str, row: dict[str, Any], kind: Kind, options: tuple[str, ...], many: bool) -> Given:
     text, items = row.get("text", ""), row.get("items", [])
     if not isinstance(text, str) or not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise UserError(f"{where}: `text` is text, `items` a list of texts")
@@ -94,13 +99,16 @@ def _checked(where: str, row: dict[str, Any], kind: Kind, options: tuple[str, ..
         raise UserError(f"{where}: {problem}")
     if not items and not text.strip():
         raise UserError(f"{where}: the text is empty")
-    return Task(text, tuple(items), read_answer(where, "suggestion", row.get("suggestion"), kind, options, many, len(items)))
+    suggestion, gold = (
+        read_answer(where, what, row.get(what), kind, options, many, len(items)) for what in ("suggestion", "gold")
+    )
+    return Given(Task(text, tuple(items), suggestion), gold)
 
 
 def read_answer(
     where: str, what: str, said: Any, kind: Kind, options: tuple[str, ...], many: bool, items: int
 ) -> tuple[int, ...] | None:
-    """An answer by the names of options, or as it is numbered. `what` it is called: a suggestion, or a label."""
+    """An answer by the names of options, or as it is numbered. `what` it is: a suggestion, or a label."""
     if said is None:
         return None
     given = said if isinstance(said, list) else [said]
@@ -121,12 +129,12 @@ def _number(part: Any, kind: Kind, options: tuple[str, ...]) -> Any:
     return int(part) if isinstance(part, str) and part.isdecimal() else part
 
 
-def in_pages(tasks: list[Task]) -> Iterator[list[Task]]:
+def in_pages(tasks: list[Given]) -> Iterator[list[Given]]:
     """As many to a page as it holds."""
-    page: list[Task] = []
+    page: list[Given] = []
     size = 0
     for task in tasks:
-        more = len(codec.encode(task)) + SPARE_BYTES
+        more = len(codec.encode(task.task)) + SPARE_BYTES
         if page and (len(page) == PAGE_TASKS_MAX or size + more > PAGE_BYTES_MAX - SPARE_BYTES):
             yield page
             page, size = [], 0

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ import trio
 from consensus.voters import VoterSet
 from curation.answers import Kind, named, options_problem
 from curation.calls import CurationCalls, ExportView, ImportRequest, ProjectView, WaitingView
-from curation.contents import AddPage, Found, Move, Review, StopProject
-from curation.importing import in_pages, read_answer, read_tasks
+from curation.contents import AddPage, Found, Move, Review, SayGold, StopProject
+from curation.importing import Given, in_pages, read_answer, read_tasks
 from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTES
 from curation.module import is_run, project_id
 from curation.state import Asked, CurationState, Phase, Project, Redaction, Stage, as_answer
-from curation.tasks import Entry, Page, Task, assignment_id, redacted, root_of, task_id
+from curation.tasks import Entry, Page, assignment_id, redacted, root_of, task_id
 from peer.serving import proving
 from peer.serving.exporting import page_of, pages, settled
+from peer.serving.golds import GoldPage, Golds
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import peer_id
@@ -77,10 +79,11 @@ class CurationAnswers(CurationCalls):
             if problem:
                 raise UserError(f"{problem}: name them with --options A,B")
             tasks = await trio.to_thread.run_sync(read_tasks, path.name, data, kind, request.options, request.many)
-            _require_alike(path.name, tasks, len(tasks[0].items))
-            key = await self._found(request, path, kind, len(tasks[0].items))
+            _require_alike(path.name, tasks, len(tasks[0].task.items))
+            key = await self._found(request, path, kind, len(tasks[0].task.items))
+        has_gold = any(given.gold is not None for given in tasks)
         for page in in_pages(tasks):
-            await self._add(key, page)
+            await self._add(key, page, has_gold)
         found = self._state.projects.get(key)
         assert found is not None
         return self._view(key, found)
@@ -106,17 +109,46 @@ class CurationAnswers(CurationCalls):
         decided = await self.peer.author.submit("curation/found", Found(asked))
         return project_id(self.peer.me, decided.nonce)
 
-    async def _add(self, project: bytes, tasks: list[Task]) -> None:
-        page = Page(tuple(Entry(secrets.token_bytes(SALT_BYTES), task) for task in tasks))
+    async def _add(self, project: bytes, tasks: list[Given], has_gold: bool) -> None:
+        """Where any task that is imported is gold, no page tells whether it has some."""
+        page = Page(tuple(Entry(secrets.token_bytes(SALT_BYTES), given.task) for given in tasks))
         data = codec.encode(page)
         digest = await trio.to_thread.run_sync(self.peer.driver.blobs.add, data)
-        await self.peer.author.submit("curation/page", AddPage(project, digest, len(data), root_of(page), len(tasks)))
+        gold = GoldPage.draw([given.gold for given in tasks]) if has_gold else None
+        if gold is not None:
+            with closing(self._golds()) as golds:
+                await trio.to_thread.run_sync(golds.keep, gold)
+        root = gold.root if gold is not None else None
+        await self.peer.author.submit("curation/page", AddPage(project, digest, len(data), root_of(page), len(tasks), root))
+
+    def _golds(self) -> Golds:
+        return Golds(self.peer.config.data_directory / "golds.sqlite")
 
     async def move_project(self, project: str, phase: str) -> ProjectView:
         self.peer.require_member()
-        key, _ = self._find(project)
-        await self.peer.author.submit("curation/move", Move(key, Phase(phase)))
+        key, row = self._find(project)
+        said = await self._say_gold(key, row) if phase == Phase.CLOSED else 0
+        if not said or row.phase is not Phase.CLOSED:  # voters may have stopped it: its gold was still missing
+            await self.peer.author.submit("curation/move", Move(key, Phase(phase)))
         return self._view(*self._find(key.hex()))
+
+    async def _say_gold(self, key: bytes, row: Project) -> int:
+        """How many right answers this peer has said now."""
+        state, count = self._state, 0
+        with closing(self._golds()) as golds:
+            for number, page in enumerate(pages(state, key, row)):
+                if page.gold is None:
+                    continue
+                kept = golds.of(page.gold)
+                if kept is None:
+                    self.peer.driver.events.add("curation", f"the gold of page {number} of {row.asked.name!r} is not here")
+                    continue
+                new = [known for known in kept.known if state.golds.get(task_id(key, page.first + known.index)) is None]
+                if new:
+                    said = SayGold(key, number, tuple(kept.said(known) for known in new))
+                    await self.peer.author.submit("curation/gold", said)
+                    count += len(new)
+        return count
 
     async def stop_project(self, project: str) -> str:
         self.peer.require_member()
@@ -237,7 +269,7 @@ async def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _require_alike(name: str, tasks: list[Task], items: int) -> None:
-    for number, task in enumerate(tasks, 1):
+def _require_alike(name: str, tasks: list[Given], items: int) -> None:
+    for number, (task, _) in enumerate(tasks, 1):
         if len(task.items) != items:
             raise UserError(f"{name}: task {number} has {len(task.items)} items, the others have {items}")

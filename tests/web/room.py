@@ -38,9 +38,14 @@ class Room:
             async with running(config) as daemon:
                 yield daemon, Site(*await served_at(daemon))
 
-    async def project(self, daemon: Daemon, tasks: int = 3, votes: int = 1, name: str = "moods") -> ProjectView:
+    async def project(self, daemon: Daemon, tasks: int = 3, votes: int = 1, name: str = "moods", gold: int = 0) -> ProjectView:
+        """The first `gold` tasks are gold: `sad` where their number is odd."""
         file = self.folder / f"{name}.jsonl"
-        file.write_text("".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(tasks)))
+        lines = [
+            {"text": f"text {number}"} | ({"gold": ("glad", "sad")[number % 2]} if number < gold else {})
+            for number in range(tasks)
+        ]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         request = ImportRequest(str(file), name, "", "label", ("glad", "sad"), False, votes, 1, "", False)
         api: CurationCalls = daemon.api  # type: ignore[assignment]
         return await api.import_tasks(request)

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from curation.calls import ProjectView
+from curation.state import CurationState, page_key
 from peer import cli
 from peer.daemon.daemon import Daemon
 from tests.transport.helpers import until
@@ -32,6 +33,10 @@ class Author:
         shown = self.capture.readouterr()
         assert (status == 0) == (not shown.err), shown
         return " ".join((shown.out + shown.err).split())
+
+
+def curation(daemon: Daemon) -> CurationState:
+    return daemon.driver.state.of(CurationState)
 
 
 @pytest.fixture
@@ -110,3 +115,36 @@ async def test_what_was_replaced_while_a_peer_was_away_goes_when_it_is_back(tmp_
     old.write_bytes(data)
     async with room.serving():
         await until(lambda: not old.exists())
+
+
+async def test_gold_is_said_at_the_close_and_is_the_label(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bob is wrong in each task; two of the three are gold."""
+    monkeypatch.setattr("curation.module.OPENING_MS", 1)
+    daemon, site = author.daemon, author.site
+    view = await author.room.project(daemon, tasks=3, gold=2)
+    (bob,) = await enrolled(site, "bob")
+    tasks = {task["text"]: task["assignment"] for task in await assigned(site, bob, 3)}
+    for number in range(3):
+        assert (await said(bob.submit, site, tasks[f"text {number}"], (1 - number % 2,))).status == 201
+        assert (await settled(site, tasks[f"text {number}"])).body["label"] == [1 - number % 2]
+    assert await author.types("tasks", "close", "moods") == f"project {view.project[:8]} (moods) is closed"
+    while curation(daemon).closing:
+        await daemon.driver.applied.wait()
+    labels = [(await said(site.annotation, tasks[f"text {number}"])).body["label"] for number in range(3)]
+    assert labels == [[0], [1], [1]]
+
+
+async def test_no_page_tells_whether_it_has_gold(author: Author) -> None:
+    """Three hundred tasks are two pages. One task is gold, and no blob has anything of it."""
+    view = await author.room.project(author.daemon, tasks=300, gold=1)
+    rows = [curation(author.daemon).pages.get(page_key(bytes.fromhex(view.project), number)) for number in range(2)]
+    assert all(row is not None and row.gold is not None for row in rows)
+    assert b"gold" not in b"".join(file.read_bytes() for file in (author.room.directory / "blobs").iterdir())
+
+
+async def test_gold_that_is_no_answer_is_named_and_nothing_is_imported(author: Author) -> None:
+    file = author.room.folder / "more.csv"
+    file.write_text("text,gold\none,glad\ntwo,angry\n")
+    shown = await author.types("tasks", "import", str(file), "--options", "glad,sad")
+    assert "more.csv:3: gold 'angry' is none of the options: glad, sad" in shown
+    assert await author.types("projects") == "no project: `tasks import FILE` makes one"
