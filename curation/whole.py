@@ -111,9 +111,9 @@ def certain(chance: Ints, gold: Ints) -> Ints:
     return chance
 
 
-def estimated(classes: int, tasks: int, annotators: int, votes: Ints) -> Whole:
+def estimated(classes: int, tasks: int, annotators: int, votes: Ints, gold: Ints = NONE) -> Whole:
     """After all its turns."""
-    whole = Whole(classes, tasks, annotators, votes)
+    whole = Whole(classes, tasks, annotators, votes, gold)
     for _ in range(TURNS):
         whole.turn()
     return whole

@@ -1,0 +1,79 @@
+"""Whoever writes a client from docs/protocol/curation.md finds the same labels, weights and points."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from curation.answers import Answer, Kind
+from curation.contents import SayGold
+from curation.reputation import divided
+from curation.state import Asked, Lease, Stage, as_answer
+from curation.tasks import task_id
+from tests.curation.room import AUTHOR, gold_answers
+from tests.curation.second import Question, Vote, weight
+from tests.curation.test_closing import CROWD, KINDS, PRICE, Room, says, truth_of
+
+
+def asked_of(asked: Asked, answer: Answer) -> list[list[int]]:
+    """For each question, the class of each of its tasks that one answer is of."""
+    match asked.kind:
+        case Kind.RANKING:
+            return [[int(answer.index(item) < answer.index((item + 1) % asked.items)) for item in range(asked.items)]]
+        case Kind.RATING:
+            return [[answer[0] - 1]]
+    return [[int(option in answer)] for option in range(len(asked.options))] if asked.many else [[answer[0]]]
+
+
+@pytest.mark.parametrize("has_gold", [False, True], ids=["no gold", "gold"])
+@pytest.mark.parametrize("kind", ["label", "many", "rating", "ranking"])
+def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
+    asked, tasks = KINDS[kind], 50
+    golds = {number: truth_of(asked, number) for number in range(0, tasks, 7)} if has_gold else {}
+    room = Room()
+    project = room.project(asked, tasks, gold=golds)
+    room.worked(CROWD[:6], says(asked, 1))
+    if golds:
+        room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(tasks, golds)))
+    settled = {row.number: key for key, row in room.curation.tasks.items() if row.stage is Stage.SETTLED}
+    numbers = sorted(settled)
+    votes = [vote for _, vote in room.curation.assignments.items() if vote.state is Lease.SETTLED]
+    room.closed(project)
+
+    people = sorted({vote.annotator for vote in votes})
+    parts = asked.items if asked.kind is Kind.RANKING else 1
+    classes = 2 if asked.many or asked.kind is Kind.RANKING else len(asked.options)
+    questions = []
+    for place in range(len(asked_of(asked, truth_of(asked, 0)))):
+        rows = [
+            Vote(numbers.index(vote.number) * parts + part, people.index(vote.annotator), said, vote.is_blind)
+            for vote in votes
+            for part, said in enumerate(asked_of(asked, as_answer(vote.answer or ()))[place])
+        ]
+        gold = {
+            numbers.index(number) * parts + part: said
+            for number, answer in golds.items()
+            if number in settled
+            for part, said in enumerate(asked_of(asked, answer)[place])
+        }
+        questions.append(Question(classes, rows, gold))
+
+    weights = {key: weight([question.seen_and_right(who, parts) for question in questions]) for who, key in enumerate(people)}
+    assert any(weights.values())
+    for key, expected in weights.items():
+        skill = room.curation.skills.get(project + key)
+        assert skill is not None and skill.weight == expected
+    given = Counter(vote.annotator for vote in votes)
+    points = divided(PRICE * len(settled), {key: given[key] * share for key, share in weights.items()})
+    assert {key: room.curation.annotators.get(key).points for key in people} == points  # type: ignore[union-attr]
+    for place, number in enumerate(numbers):
+        row = room.curation.tasks.get(settled[number])
+        assert row is not None and row.label is not None and settled[number] == task_id(project, number)
+        likeliest = [question.p[place * parts].index(max(question.p[place * parts])) for question in questions]
+        if number in golds:
+            assert as_answer(row.label) == golds[number]
+        elif asked.many:
+            assert as_answer(row.label) == tuple(option for option, on in enumerate(likeliest) if on)
+        elif asked.kind is not Kind.RANKING:
+            assert as_answer(row.label) == (likeliest[0] + (asked.kind is Kind.RATING),)
