@@ -233,13 +233,14 @@ class CurationModule(Module[CurationState]):
             raise Passed("the task takes no more votes")
         if row.state is Lease.EXPIRED and now.taken == now.asked:
             raise Passed("the lease expired, and somebody has its place")
-        if work.projects[row.project].phase is Phase.CLOSED:
+        project = work.projects[row.project]
+        if project.phase is Phase.CLOSED:
             raise Passed("the project is closed")
         self._require_signed(context, row.annotator, Annotation(commit.assignment, commit.commitment), commit.signature)
         if row.state is Lease.EXPIRED:
             now = replace(now, taken=now.taken + 1)
         committed = replace(row, state=Lease.COMMITTED, commitment=commit.commitment, height=context.height)
-        is_blind = now.opened == 0 and work.golds.get(task) is None
+        is_blind = now.opened == 0 and not (project.golds and work.golds.get(task))
         work.assignments[commit.assignment] = replace(committed, is_blind=is_blind)
         work.tasks[task] = replace(now, committed=now.committed + 1)
         work.listed(task)

@@ -99,6 +99,9 @@ async def test_a_redacted_text_is_gone_and_its_label_stays(author: Author) -> No
     (after,) = [json.loads(line) for line in (await said(author.site.export, view.project)).text.splitlines()]
     assert after == {key: value for key, value in line.items() if key not in ("text", "items")} | {"redacted": True}
     assert after["label"] == label
+    folder = str(author.room.folder / "proven")
+    await author.types("tasks", "export", "moods", "--proofs", "-o", folder)
+    assert "1 label, each as decided" in await author.types("tasks", "verify", folder)
     assert [task["text"] for task in await assigned(author.site, ann, 1)] == ["text 2"]
     assert (await said(ann.submit, author.site, tasks["text 1"], (1,))).code == "gone"
 
