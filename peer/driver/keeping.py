@@ -12,6 +12,7 @@ import trio
 
 from ledger.core.module import Replaced
 from peer.driver.driver import Driver
+from protocol.errors import MissingBlobError
 
 AT_ONCE_MAX = 8  # blobs that are fetched side by side: what rounds wait for goes on beside them
 
@@ -48,9 +49,10 @@ class Keeping:
 
     async def _replace(self, replaced: Replaced) -> None:
         blobs = self.driver.blobs
-        if blobs.size(replaced.old) is None:
+        try:
+            made = replaced.make(await trio.to_thread.run_sync(blobs.read, replaced.old))
+        except MissingBlobError:  # as at most peers
             return
-        made = replaced.make(await trio.to_thread.run_sync(blobs.read, replaced.old))
         if made is not None:
             await trio.to_thread.run_sync(blobs.add, made)
             await trio.to_thread.run_sync(blobs.delete, replaced.old)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import trio
@@ -12,6 +13,7 @@ from curation.state import CurationState, TaskPage, page_key
 from features.parts import Desk
 from ledger.members import MembersState
 from protocol.addresses import parse_address
+from protocol.errors import MissingBlobError
 
 LISTEN = "web_listen"
 SERVED_AT = "annotators are served at "  # and the address
@@ -73,6 +75,7 @@ async def _fetch_page(desk: Desk, key: bytes, page: TaskPage, author: bytes) -> 
     state = desk.state.of(CurationState)
     now = state.pages.get(key)
     assert now is not None
-    # It may have been redacted on the way.
-    if now.digest != page.digest and outdated(state, now, page.digest, desk.read(page.digest)) is not None:
-        desk.delete(page.digest)
+    if now.digest != page.digest:  # it was redacted on the way
+        with contextlib.suppress(MissingBlobError):  # it may be deleted already
+            if outdated(state, now, page.digest, desk.read(page.digest)) is not None:
+                desk.delete(page.digest)
