@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from curation.limits import BATCH_MAX, LEASES_MAX, PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, PROOF_DIGESTS_MAX
-from curation.state import Asked, Choices, Phase, Reason
+from curation.state import Asked, Choices, Phase, Reason, Seals
 from curation.statements import Nonce, Pseudonym, Salt
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 
@@ -96,6 +96,7 @@ class Commit:
     assignment: Digest
     commitment: Digest
     signature: SignatureBytes  # by the annotator, over `statements.Annotation`
+    seals: Seals = ()  # the answer for each of `seals.keepers`; nothing decided depends on what is in them
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,4 +35,6 @@ BATCH_MAX: Final = 512  # statements in one transaction
 EXPIRED_PER_BATCH_MAX: Final = 1_024  # that a batch sees; the next one sees more
 CANDIDATES: Final = 16  # tasks that a draw looks at: the annotator may have had some of them
 SALT_BYTES: Final = 16
+SEALS_MAX: Final = 2  # of one commitment: peers beside its own that can open it
+SEAL_BYTES_MAX: Final = 128  # salt and 16 choices, sealed, are 100
 SESSION_MS_MAX: Final = 7 * 86_400_000  # a peer may take leases for an annotator that long

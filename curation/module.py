@@ -239,9 +239,9 @@ class CurationModule(Module[CurationState]):
         self._require_signed(context, row.annotator, Annotation(commit.assignment, commit.commitment), commit.signature)
         if row.state is Lease.EXPIRED:
             now = replace(now, taken=now.taken + 1)
-        committed = replace(row, state=Lease.COMMITTED, commitment=commit.commitment, height=context.height)
+        committed = replace(row, peer=peer, state=Lease.COMMITTED, commitment=commit.commitment, height=context.height)
         is_blind = now.opened == 0 and not (project.golds and work.golds.get(task))
-        work.assignments[commit.assignment] = replace(committed, is_blind=is_blind)
+        work.assignments[commit.assignment] = replace(committed, is_blind=is_blind, seals=commit.seals)
         work.tasks[task] = replace(now, committed=now.committed + 1)
         work.listed(task)
         work.no_longer_waits(row.annotator, commit.assignment)
@@ -293,7 +293,7 @@ def _open(work: Work, opening: Opening, peer: bytes, context: Context) -> None:
         raise Passed("the annotator committed to another answer")
     if answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer):
         raise Passed("no answer to such a task")
-    work.assignments[opening.assignment] = replace(row, state=Lease.OPENED, answer=answer)
+    work.assignments[opening.assignment] = replace(row, state=Lease.OPENED, answer=answer, seals=())
     work.tasks[task] = now = replace(now, opened=now.opened + 1)
     if now.opened == now.asked:
         _decide(work, task, asked, context.height)

@@ -39,6 +39,8 @@ from curation.limits import (
     PROJECTS_MAX,
     RANKED_MAX,
     REASON_CHARACTERS_MAX,
+    SEAL_BYTES_MAX,
+    SEALS_MAX,
     VOTES_MAX,
 )
 from curation.statements import Pseudonym
@@ -52,6 +54,7 @@ Votes = Annotated[int, Between(1, VOTES_MAX)]
 Price = Annotated[int, Between(0, PRICE_MAX)]
 Choices = Annotated[tuple[Annotated[int, Between(0, 255)], ...], Length(0, OPTIONS_MAX)]
 Reason = Annotated[str, Length(1, REASON_CHARACTERS_MAX)]
+Seals = Annotated[tuple[Annotated[bytes, Length(0, SEAL_BYTES_MAX)], ...], Length(0, SEALS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +145,14 @@ class Assignment:
     project: Digest
     number: Count  # of the task
     annotator: Key
-    peer: Key  # that took the lease
+    peer: Key  # that took the lease, and then the one that carried the commitment
     until_ms: Count  # of the lease, and then of the opening
     state: Lease
     commitment: Digest | None = None
     answer: Choices | None = None
     height: Count = 0  # of the block that committed it
     is_blind: bool = False  # committed before anybody's answer to the task could be seen
+    seals: Seals = ()  # of the commitment, until it is opened or forfeited
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,11 @@ class Work:
             self.changed[name] = replace(queue, first=queue.first + 1)
             yield entry.assignment
 
+    def waiting(self, name: str, first: int) -> Iterator[Due]:
+        """The entries of a queue from this place on."""
+        queue = self.queue(name)
+        return (self.due[_due_key(name, place)] for place in range(max(first, queue.first), queue.last))
+
     def next_due(self, name: str) -> Due | None:
         """The first of a queue; None if it is empty."""
         queue = self.queue(name)
@@ -292,7 +297,7 @@ class Work:
         row = self.assignments[assignment]
         task = task_id(row.project, row.number)
         assert row.state in (Lease.LEASED, Lease.COMMITTED)
-        self.assignments[assignment] = replace(row, state=state)
+        self.assignments[assignment] = replace(row, state=state, seals=())
         now = self.tasks[task]
         self.tasks[task] = replace(now, taken=now.taken - 1)
         self.listed(task)

@@ -50,6 +50,9 @@ class Desk(Protocol):
     def sign(self, statement: object) -> Signed:
         """A statement of the part, with a tag that no message of the protocol has."""
 
+    def unseal(self, sealed: bytes) -> bytes | None:
+        """What somebody sealed for this peer's key; None if it was not."""
+
     @property
     def height(self) -> int:
         """The height of the last applied block."""

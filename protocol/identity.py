@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar
 
 from nacl import exceptions
+from nacl.public import PublicKey, SealedBox
 from nacl.signing import SigningKey, VerifyKey
 
 from protocol import codec
@@ -66,6 +67,13 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         return self._key.sign(data).signature
 
+    def unseal(self, sealed: bytes) -> bytes | None:
+        """What was sealed for this identity; None if this was not."""
+        try:
+            return SealedBox(self._key.to_curve25519_private_key()).decrypt(sealed)
+        except exceptions.CryptoError:
+            return None
+
 
 class Ed25519Verifier:
     """Stateless verification with libsodium, which refuses small-order keys and non-canonical signatures."""
@@ -81,6 +89,19 @@ class Ed25519Verifier:
 @functools.lru_cache(maxsize=1024)
 def _verify_key(public: bytes) -> VerifyKey:
     return VerifyKey(public)
+
+
+def seal(public: bytes, data: bytes) -> bytes | None:
+    """Only the identity with this key unseals it. None: libsodium takes no such key, and its owner chose it so."""
+    try:
+        return SealedBox(_sealing_key(public)).encrypt(data)
+    except exceptions.CryptoError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _sealing_key(public: bytes) -> PublicKey:
+    return _verify_key(public).to_curve25519_public_key()
 
 
 def preimage(domain: str, chain_id: bytes, body: bytes) -> bytes:

@@ -128,7 +128,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             )
         )
         parts = [
-            named(features.parts()[name])(DriverDesk(name, config, driver, author, directory.path / "parts"))
+            named(features.parts()[name])(DriverDesk(name, config, driver, author, directory.path / "parts", signer.unseal))
             for name in role.parts
         ]
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class DriverDesk:
     driver: Driver
     author: Author
     folders: Path
+    unseal: Callable[[bytes], bytes | None]
 
     @property
     def me(self) -> bytes:

@@ -10,16 +10,16 @@ import json
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import trio
 
 from curation.answers import answer_problem, commitment
-from curation.contents import Commit, Enrolment, LeaseWish, Opening, Skip
+from curation.contents import Enrolment, LeaseWish, Opening, Skip
 from curation.limits import LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
 from curation.module import project_alpha
-from curation.state import Annotator, Assignment, CurationState, Lease, Phase, Project, Stage, TaskPage, TaskRow
+from curation.state import Annotator, Assignment, CurationState, Lease, Project, TaskPage
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import Page, Task, task_id
 from curation.work import Work
@@ -27,7 +27,8 @@ from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.exporting import page_of, pages, settled
 from peer.serving.gathering import Gatherer
-from peer.serving.vault import Kept, Vault
+from peer.serving.opening import Openings, has_place, task_of
+from peer.serving.vault import Kept
 from protocol import codec
 from protocol.codec import Count, Digest
 from protocol.identity import WIRE_VERSION, Ed25519Verifier, preimage
@@ -66,27 +67,17 @@ class _Open:
     signature: bytes
 
 
-@dataclass
-class _Pending:
-    """A commitment that waits for its decision. Until then no other answer takes its place, here or in the vault."""
-
-    commitment: bytes
-    done: trio.Event = field(default_factory=trio.Event)
-
-
 class Annotating:
     """Implements `web.site.Site`."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.gatherer = Gatherer(desk)
-        self._vault = Vault(desk.folder / "answers.sqlite")
+        self._openings = Openings(desk, self.gatherer)
         self._verifier = Ed25519Verifier()
         self._challenges: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()  # nonce -> key, when it ends
         self._sessions: OrderedDict[str, _Open] = OrderedDict()
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
-        self._kept = {kept.assignment: kept for kept in self._vault.all()}
-        self._pending: dict[bytes, _Pending] = {}  # by assignment
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
 
     @property
@@ -98,31 +89,17 @@ class Annotating:
         """Opens answers as soon as all votes asked for are committed; and sees to it that what expires is seen."""
         while True:
             height, state = self._desk.height, self._state
-            self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
-            for kept in list(self._kept.values()):
-                row = state.assignments.get(kept.assignment)
-                if row is None or row.state in (Lease.LEASED, Lease.EXPIRED):
-                    continue
-                if row.state is not Lease.COMMITTED:
-                    self._forget(kept)
-                elif self._task(state, row).stage is Stage.OPENING:
-                    self.gatherer.put(Opening(kept.assignment, kept.salt, kept.answer))
-            with trio.move_on_after(self._seconds_to_expiry(state)) as waiting:
+            await self._openings.look(state, self._now_ms)
+            seconds = 1.0 if self._openings.are_awaited else max(1.0, self._seconds_to_expiry())
+            with trio.move_on_after(seconds):
                 await self._desk.block_above(height)
-            if waiting.cancelled_caught:
+            if self._seconds_to_expiry() <= 0:
                 self.gatherer.nudge()
-                await trio.sleep(1.0)
 
-    def _forget(self, kept: Kept) -> None:
-        self._kept.pop(kept.assignment)
-        self._vault.forget(kept.assignment)
-
-    def _seconds_to_expiry(self, state: CurationState) -> float:
+    def _seconds_to_expiry(self) -> float:
         """Until a lease or an opening of an open task is over, or a closed project has to go on; batches alone see that."""
-        at_ms = Work(state, b"").next_look_ms()
-        if at_ms is None:
-            return 3_600.0
-        return max(1.0, (at_ms - self._desk.time_ms) / 1_000 - self._desk.seconds_since_block)
+        at_ms = Work(self._state, b"").next_look_ms()
+        return 3_600.0 if at_ms is None else (at_ms - self._now_ms) / 1_000
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
@@ -258,21 +235,15 @@ class Annotating:
             if row.commitment != said:
                 raise Problem("already-answered", "another answer to this assignment is committed")
             return 200, self._receipt(row, assignment)
-        if row.state not in (Lease.LEASED, Lease.EXPIRED) or not self._has_place(state, row):
+        if not has_place(state, row):
             raise Problem("gone", "the lease is over, and somebody else has the task")
-        pending = self._pending.get(assignment)
-        if pending is not None and pending.done.is_set():
-            pending = None  # it was passed over
+        pending = self._openings.pending(assignment)
         if pending is not None and pending.commitment != said:
             raise Problem("already-answered", "another answer to this assignment waits for its decision")
         if pending is None:
             self._require_room()
             self._count_answer(session.key)
-            pending = self._pending[assignment] = _Pending(said)
-            kept = Kept(assignment, salt, answer)
-            await trio.to_thread.run_sync(self._vault.keep, kept)
-            self._kept[assignment] = kept
-            self.gatherer.put(Commit(assignment, said, signature), pending.done)
+            pending = await self._openings.commit(Kept(assignment, salt, answer, signature))
             if self._closes(state, row):
                 self.gatherer.put(Opening(assignment, salt, answer))
         with trio.move_on_after(DECIDED_SECONDS):
@@ -281,8 +252,7 @@ class Annotating:
             assert after is not None
             if after.commitment == said:
                 return 201, self._receipt(after, assignment)
-            if (passed_over := self._kept.get(assignment)) is not None:
-                self._forget(passed_over)
+            self._openings.passed_over(assignment)
             raise Problem("gone", "the lease was over before the answer was decided")
         return 202, {"annotation": assignment.hex()}
 
@@ -306,7 +276,7 @@ class Annotating:
         row = state.assignments.get(annotation)
         if row is None or row.commitment is None:
             raise Problem("not-found", "no such annotation is decided")
-        task = self._task(state, row)
+        task = task_of(state, row)
         body: Json = {"annotation": annotation.hex(), "state": row.state.value, "height": row.height}
         return body | {"label": None if task.label is None else list(task.label)}
 
@@ -370,11 +340,6 @@ class Annotating:
         assert project is not None
         return project
 
-    def _task(self, state: CurationState, row: Assignment) -> TaskRow:
-        task = state.tasks.get(task_id(row.project, row.number))
-        assert task is not None
-        return task
-
     def _mine(self, state: CurationState, session: _Open, assignment: bytes) -> Assignment:
         row = state.assignments.get(assignment)
         if row is None:
@@ -383,15 +348,9 @@ class Annotating:
             raise Problem("forbidden", "this assignment is another annotator's")
         return row
 
-    def _has_place(self, state: CurationState, row: Assignment) -> bool:
-        if self._project(state, row.project).phase is Phase.CLOSED:
-            return False
-        task = self._task(state, row)
-        return task.stage is Stage.BEGUN and (row.state is Lease.LEASED or task.taken < task.asked)
-
     def _closes(self, state: CurationState, row: Assignment) -> bool:
         """Whether this is the last vote that the task waits for: then it may be opened in the same batch."""
-        task = self._task(state, row)
+        task = task_of(state, row)
         return task.committed + 1 == task.asked
 
     def _receipt(self, row: Assignment, assignment: bytes) -> Json:

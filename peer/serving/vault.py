@@ -1,16 +1,18 @@
-"""Answers that are committed and not opened yet: durable here before anybody is told that they count."""
+"""Answers that are not opened yet: durable here before anybody is told that they count."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from curation.answers import Answer, commitment
 from protocol import codec
 
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS answers (assignment BLOB PRIMARY KEY, salt BLOB NOT NULL, answer BLOB NOT NULL) WITHOUT ROWID"
+    "CREATE TABLE IF NOT EXISTS answers"
+    " (assignment BLOB PRIMARY KEY, salt BLOB NOT NULL, answer BLOB NOT NULL, signature BLOB NOT NULL) WITHOUT ROWID"
 )
 
 
@@ -18,16 +20,17 @@ _SCHEMA = (
 class Kept:
     assignment: bytes
     salt: bytes
-    answer: tuple[int, ...]
+    answer: Answer
+    signature: bytes  # by the annotator, over the commitment
+
+    @property
+    def commitment(self) -> bytes:
+        return commitment(self.assignment, self.salt, self.answer)
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     choices: tuple[int, ...]
-
-
-def _decoded(data: bytes) -> tuple[int, ...]:
-    return codec.decode(_Answer, data).choices
 
 
 class Vault:
@@ -37,17 +40,20 @@ class Vault:
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.execute(_SCHEMA)
 
+    # Each of these is one statement: a transaction of several would take in what another thread does meanwhile.
+
     def keep(self, kept: Kept) -> None:
         """Waits for the disk."""
-        row = (kept.assignment, kept.salt, codec.encode(_Answer(kept.answer)))
-        self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", row)
+        row = (kept.assignment, kept.salt, codec.encode(_Answer(kept.answer)), kept.signature)
+        self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
 
-    def forget(self, assignment: bytes) -> None:
-        self._database.execute("DELETE FROM answers WHERE assignment = ?", (assignment,))
+    def forget(self, assignments: Sequence[bytes]) -> None:
+        """Waits for the disk."""
+        self._database.execute(f"DELETE FROM answers WHERE assignment IN ({', '.join('?' * len(assignments))})", assignments)
 
     def all(self) -> Iterator[Kept]:
-        for assignment, salt, answer in self._database.execute("SELECT assignment, salt, answer FROM answers"):
-            yield Kept(assignment, salt, _decoded(answer))
+        for assignment, salt, answer, signature in self._database.execute("SELECT * FROM answers"):
+            yield Kept(assignment, salt, codec.decode(_Answer, answer).choices, signature)
 
     def close(self) -> None:
         self._database.close()

@@ -16,6 +16,7 @@ from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Review, S
 from curation.limits import LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
+from curation.seals import keepers
 from curation.state import Asked, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from ledger.members import Leave
@@ -48,6 +49,28 @@ def test_one_vote_may_be_committed_and_opened_in_one_batch(room: Room) -> None:
     ((lease,),) = room.leased(ANN)
     room.batch(commits=[room.commit(ANN, lease, (0,))], openings=[room.opening(ANN, lease, (0,))])
     assert room.task(lease).label == (0,)
+
+
+def test_a_seal_stands_until_its_commitment_is_opened_or_forfeited(room: Room) -> None:
+    room.project(SEVERAL, tasks=1)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    commits = [replace(room.commit(who, lease, (1,)), seals=(b"one", b"")) for who, lease in ((ANN, ann), (BOB, bob))]
+    room.batch(OTHER, commits=commits)
+    assert all((row.seals, row.peer) == ((b"one", b""), OTHER.public) for row in map(room.assignment, (ann, bob)))
+    room.batch(openings=[room.opening(ANN, ann, (1,))])
+    assert (room.assignment(ann).seals, room.assignment(bob).seals) == ((), (b"one", b""))
+    room.later(OPENING_MS)
+    room.batch()
+    room.batch()
+    assert (room.assignment(bob).state, room.assignment(bob).seals) == (Lease.FORFEITED, ())
+
+
+def test_a_commitment_is_sealed_for_two_others_who_are_drawn(room: Room) -> None:
+    peers = [bytes([number]) * 32 for number in range(9)]
+    drawn = Counter(key for number in range(300) for key in keepers(peers, bytes([number % 256, number // 256]), peers[0]))
+    assert drawn.total() == 600 and set(drawn) == set(peers[1:]) and max(drawn.values()) < 2 * min(drawn.values())
+    assert keepers(reversed(peers), b"task", peers[0]) == keepers(peers, b"task", peers[0])
+    assert keepers(peers[:2], b"task", peers[1]) == (peers[0],) and keepers(peers[:1], b"task", peers[0]) == ()
 
 
 def test_an_opening_counts_once_all_votes_asked_for_are_committed(room: Room) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from consensus.turn import Decided
 from ledger.blocks.ledger import Ledger
-from ledger.core.genesis import TRAINER, Founder, Genesis
+from ledger.core.genesis import TRAINER, Founder, Genesis, ModuleVersion
 from ledger.jobs import Start, job_id
 from ledger.state import Rules, core_modules
 from protocol import codec as wire
@@ -40,8 +40,13 @@ def identities(count: int) -> list[Identity]:
     return sorted((Identity(bytes([n + 1]) * 32) for n in range(count)), key=lambda identity: identity.public)
 
 
-def genesis_of(founders: Sequence[Identity], roles: tuple[str, ...] = (), network: str = "test") -> Genesis:
-    return Genesis(network, 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, MODULES)
+def genesis_of(
+    founders: Sequence[Identity],
+    roles: tuple[str, ...] = (),
+    network: str = "test",
+    modules: tuple[ModuleVersion, ...] = MODULES,
+) -> Genesis:
+    return Genesis(network, 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, modules)
 
 
 class Chain:

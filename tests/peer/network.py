@@ -12,7 +12,7 @@ import trio
 
 from consensus.chain_proof import Anchor
 from ledger.audits.state import Due
-from ledger.core.genesis import Genesis
+from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import Phase, Start, job_id
 from peer.api.running import RunningPeer
 from peer.api.service import service
@@ -29,6 +29,7 @@ from protocol.errors import StorageError
 from protocol.identity import Identity
 from storage.blobs import Blobs
 from storage.store import Store
+from tests.ledger.world import MODULES
 from tests.peer.chain import SCRATCH, genesis_of, identities
 from training.host import ModelHost
 from transport.memory import Mesh
@@ -139,9 +140,11 @@ def _innermost(group: BaseExceptionGroup[StorageError]) -> StorageError:
 
 
 class Network:
-    def __init__(self, folder: Path, founders: int, observers: int = 0, roles: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, founders: int, observers: int, roles: tuple[str, ...], modules: tuple[ModuleVersion, ...]
+    ) -> None:
         keys = identities(founders + observers)
-        genesis = genesis_of(keys[:founders], roles)
+        genesis = genesis_of(keys[:founders], roles, modules=modules)
         self.mesh = Mesh(seed=1)
         self.seats = [Seat(self.mesh, genesis, key, folder / str(number)) for number, key in enumerate(keys)]
         self._nursery: trio.Nursery
@@ -154,9 +157,14 @@ class Network:
 
 @asynccontextmanager
 async def network(
-    folder: Path, founders: int, observers: int = 0, start: bool = True, roles: tuple[str, ...] = ()
+    folder: Path,
+    founders: int,
+    observers: int = 0,
+    start: bool = True,
+    roles: tuple[str, ...] = (),
+    modules: tuple[ModuleVersion, ...] = MODULES,
 ) -> AsyncIterator[Network]:
-    made = Network(folder, founders, observers, roles)
+    made = Network(folder, founders, observers, roles, modules)
     with mock.patch("os.fsync"):  # no power fails here, and what was written outlives a peer whether the disk has it or not
         async with trio.open_nursery() as made._nursery:
             if start:

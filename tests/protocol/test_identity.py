@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Ed25519Verifier, Identity, Signed, open_signed, parse_peer_id, peer_id, preimage, short_id, sign
+from protocol.identity import (
+    Ed25519Verifier,
+    Identity,
+    Signed,
+    open_signed,
+    parse_peer_id,
+    peer_id,
+    preimage,
+    seal,
+    short_id,
+    sign,
+)
 
 CHAIN = bytes(range(32))
 ALICE, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
@@ -96,3 +107,11 @@ def test_a_peer_id_is_typed_back_to_its_key(public: bytes) -> None:
 def test_what_is_no_peer_id_is_named_in_the_error(text: str) -> None:
     with pytest.raises(UserError, match="is not a peer id"):
         parse_peer_id(text)
+
+
+def test_what_is_sealed_for_a_key_is_its_owners_alone() -> None:
+    sealed = seal(ALICE.public, b"secret")
+    assert sealed is not None and b"secret" not in sealed
+    assert ALICE.unseal(sealed) == b"secret" and BOB.unseal(sealed) is None
+    assert all(ALICE.unseal(data) is None for data in (b"", b"x" * 128, sealed[:-1]))
+    assert seal(bytes(32), b"secret") is None, "a key of small order"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from curation.contents import Opening
+from curation.contents import Commit, Opening
 from peer.serving import annotating
 from peer.serving.gathering import Gatherer
 from tests.web.client import Person, Reply, committed, receipt_holds
@@ -224,6 +224,31 @@ async def test_a_restart_between_commitment_and_opening_loses_nothing(room: Room
         assert (await settled(site, first[1]["assignment"])).body["label"] == [0]
         lines = (await said(site.export, view.project)).text.splitlines()
         assert len(lines) == 2 and all(line.count('"annotator"') == 2 for line in lines)
+
+
+async def test_a_restart_before_the_commitment_is_decided_loses_nothing(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotating, "DECIDED_SECONDS", 0.5)
+    decide = Gatherer._decide
+
+    async def without_commits(gatherer: Gatherer, taken: list[Any]) -> None:
+        await decide(gatherer, [(said, done) for said, done in taken if not isinstance(said, Commit)])
+
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=2)
+        (ann,) = await enrolled(site, "ann")
+        first, second = await assigned(site, ann, 2)
+        monkeypatch.setattr(Gatherer, "_decide", without_commits)
+        assert (await said(ann.submit, site, first["assignment"], (1,))).status == 202
+    async with room.serving() as (_, site):
+        await said(ann.token, site, anew=True)
+        assert problem(await said(ann.submit, site, first["assignment"], (0,))) == (409, "already-answered"), (
+            "not lost, not changed"
+        )
+        assert (await said(ann.submit, site, second["assignment"], (0,))).status == 202
+    monkeypatch.setattr(Gatherer, "_decide", decide)
+    async with room.serving() as (_, site):
+        assert (await settled(site, first["assignment"])).body["label"] == [1]
+        assert (await settled(site, second["assignment"])).body["label"] == [0]
 
 
 async def test_two_that_wait_for_one_answer_are_told_alike_that_it_was_passed_over(

@@ -1,0 +1,159 @@
+"""Answers from their commitment to their opening: this peer keeps those that it carries, and seals each for two others.
+
+It opens its own as soon as that is asked for. It opens another peer's, which was sealed for it, where nobody else has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import trio
+
+from curation.answers import commitment
+from curation.contents import Commit, Opening
+from curation.limits import OPENING_MS
+from curation.module import serving
+from curation.seals import Secret, keepers
+from curation.state import Assignment, CurationState, Lease, Phase, Stage, TaskRow
+from curation.tasks import task_id
+from curation.work import Work
+from features.parts import Desk
+from ledger.members import MembersState
+from peer.serving.gathering import Gatherer
+from peer.serving.vault import Kept, Vault
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import seal, short_id
+
+SEAL_MS = 5_000  # the first peer with a seal waits that long for the carrier, the second one twice as long
+
+
+@dataclass
+class Pending:
+    """A commitment that waits for its decision. Until then no other answer takes its place, here or in the vault."""
+
+    commitment: bytes
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass
+class _Asked:
+    """An opening that is asked for."""
+
+    since_ms: int
+    seals: int = 0  # whose time has come
+
+
+class Openings:
+    def __init__(self, desk: Desk, gatherer: Gatherer) -> None:
+        self._desk, self._gatherer = desk, gatherer
+        self._vault = Vault(desk.folder / "answers.sqlite")
+        self._kept = {kept.assignment: kept for kept in self._vault.all()}
+        self._former = list(self._kept.values())  # of the peer's last run: it is not known yet whether they were decided
+        self._pending = {kept.assignment: Pending(kept.commitment) for kept in self._former}
+        self._next = 0  # place in the queue of openings: those before it were seen
+        self._asked: dict[bytes, _Asked] = {}  # by assignment, until it is opened or forfeited
+        self._false: set[bytes] = set()  # peers that sealed what does not open
+
+    def pending(self, assignment: bytes) -> Pending | None:
+        found = self._pending.get(assignment)
+        return found if found is not None and not found.done.is_set() else None
+
+    async def commit(self, kept: Kept) -> Pending:
+        """Keeps an answer, and has its commitment carried."""
+        pending = self._pending[kept.assignment] = Pending(kept.commitment)
+        try:
+            await trio.to_thread.run_sync(self._vault.keep, kept)
+        except BaseException:
+            pending.done.set()
+            raise
+        self._kept[kept.assignment] = kept
+        self._gatherer.put(self._commit(kept), pending.done)
+        return pending
+
+    def _commit(self, kept: Kept) -> Commit:
+        secret = codec.encode(Secret(kept.salt, kept.answer))
+        seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
+        return Commit(kept.assignment, kept.commitment, kept.signature, seals)
+
+    def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
+        return keepers(serving(self._desk.state.of(MembersState)), assignment, carrier)
+
+    def passed_over(self, assignment: bytes) -> None:
+        """Forgets an answer, unless another one has taken its place."""
+        if self.pending(assignment) is None and self._kept.pop(assignment, None) is not None:
+            self._vault.forget([assignment])
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether some are asked for, so that a seal's time may come."""
+        return bool(self._asked)
+
+    async def look(self, state: CurationState, now_ms: int) -> None:
+        """At a new block, or because time has passed."""
+        self._pending = {key: pending for key, pending in self._pending.items() if not pending.done.is_set()}
+        over = self._carry_on(state)
+        for due in Work(state, b"").waiting("openings", self._next):
+            self._asked[due.assignment] = _Asked(due.at_ms - OPENING_MS)
+        self._next = state.openings.last
+        for assignment, asked in list(self._asked.items()):
+            row = state.assignments.get(assignment)
+            assert row is not None
+            if row.state is not Lease.COMMITTED:
+                del self._asked[assignment]
+                over.append(assignment)
+                continue
+            kept = self._kept.get(assignment)
+            if kept is not None and task_of(state, row).stage is Stage.OPENING:
+                self._gatherer.put(Opening(assignment, kept.salt, kept.answer))
+            while asked.seals < len(row.seals) and now_ms >= asked.since_ms + SEAL_MS * (asked.seals + 1):
+                self._unseal(assignment, row, asked.seals)
+                asked.seals += 1
+        forgotten = [assignment for assignment in over if self._kept.pop(assignment, None) is not None]
+        if forgotten:
+            await trio.to_thread.run_sync(self._vault.forget, forgotten)
+
+    def _carry_on(self, state: CurationState) -> list[bytes]:
+        """Has commitments carried that were on their way when the peer ended. Which of them are over."""
+        unknown, over = [], []
+        for kept in self._former:
+            row, pending = state.assignments.get(kept.assignment), self._pending[kept.assignment]
+            if row is None:
+                unknown.append(kept)  # this peer has not caught up yet
+            elif has_place(state, row):
+                self._gatherer.put(self._commit(kept), pending.done)
+            else:
+                pending.done.set()
+                if row.commitment != kept.commitment or row.state is not Lease.COMMITTED:
+                    over.append(kept.assignment)
+        self._former = unknown
+        return over
+
+    def _unseal(self, assignment: bytes, row: Assignment, place: int) -> None:
+        """Opens another peer's answer, if that seal is for this peer. It tries seals of others, too: members come and go."""
+        data = self._desk.unseal(row.seals[place])
+        try:
+            secret = codec.decode(Secret, data) if data is not None else None
+        except RemoteProtocolError:
+            secret = None
+        if secret is not None and commitment(assignment, secret.salt, tuple(secret.answer)) == row.commitment:
+            self._gatherer.put(Opening(assignment, secret.salt, tuple(secret.answer)))
+        elif data is not None or self._keepers(assignment, row.peer)[place : place + 1] == (self._desk.me,):
+            if row.peer not in self._false:
+                self._desk.tell(f"{short_id(row.peer)} sealed answers for this peer that do not open what it carried")
+            self._false.add(row.peer)
+
+
+def has_place(state: CurationState, row: Assignment) -> bool:
+    """Whether a commitment of this assignment can be decided."""
+    project, task = state.projects.get(row.project), task_of(state, row)
+    assert project is not None
+    if row.state not in (Lease.LEASED, Lease.EXPIRED) or project.phase is Phase.CLOSED:
+        return False
+    return task.stage is Stage.BEGUN and (row.state is Lease.LEASED or task.taken < task.asked)
+
+
+def task_of(state: CurationState, row: Assignment) -> TaskRow:
+    task = state.tasks.get(task_id(row.project, row.number))
+    assert task is not None
+    return task

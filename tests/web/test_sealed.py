@@ -1,0 +1,131 @@
+"""Four real peers in one process serve annotators; the one that carried an answer is killed, or seals what nobody can open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+
+from curation.calls import CurationCalls, ImportRequest
+from curation.module import serving
+from curation.seals import keepers
+from curation.state import CurationState, Lease
+from ledger.members import MembersState
+from peer.driver.desk import DriverDesk
+from peer.features import founding_modules
+from peer.serving import opening
+from peer.serving.part import Serve
+from peer.settings.config import load
+from tests.peer.network import SECONDS_MAX, Seat, network, service_of
+from tests.web.client import Person, Site
+from tests.web.room import SAYS, assigned, said, settled
+
+SEAL_MS = 300
+
+
+@dataclass
+class Server:
+    seat: Seat
+    site: Site
+    scope: trio.CancelScope
+
+    async def kill(self) -> None:
+        self.scope.cancel()
+        await self.seat.stop()
+
+    @property
+    def state(self) -> CurationState:
+        return self.seat.driver.state.of(CurationState)
+
+
+async def served(seat: Seat, nursery: trio.Nursery) -> Server:
+    flags = {"data_directory": seat.folder, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open"}
+    config = load(flags, {"HOME": str(seat.folder)}).config
+    desk = DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal)
+    scope = trio.CancelScope()
+
+    async def run() -> None:
+        with scope:
+            await Serve(desk).run()
+
+    nursery.start_soon(run)
+    host, _, port = (await seat.event("serve", SAYS)).removeprefix(SAYS).rstrip("/").rpartition(":")
+    return Server(seat, Site(host, int(port)), scope)
+
+
+@asynccontextmanager
+async def servers(folder: Path) -> AsyncIterator[list[Server]]:
+    async with network(folder, 4, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
+        with trio.fail_after(SECONDS_MAX):
+            yield [await served(seat, nursery) for seat in made.seats]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "SEAL_MS", SEAL_MS)
+
+
+async def two_with_one_task(folder: Path, first: Server, second: Server) -> list[tuple[Person, str]]:
+    """Ann at the first peer and Bob at the second one, each with an assignment of the one task there is."""
+    file = folder / "moods.jsonl"
+    file.write_text(json.dumps({"text": "text"}))
+    api = cast(CurationCalls, service_of(second.seat))
+    await api.import_tasks(ImportRequest(str(file), "moods", "", "label", ("glad", "sad"), False, 7, 1, "", False))
+    found = []
+    for server, name in ((first, "ann"), (second, "bob")):
+        person = Person(name)
+        assert (await said(person.enrol, server.site)).status == 201
+        tasks: list[dict[str, Any]] = []
+        while not tasks:
+            tasks = await assigned(server.site, person)
+        found.append((person, tasks[0]["assignment"]))
+    return found
+
+
+def drawn(server: Server, assignment: str) -> list[bytes]:
+    members = server.seat.driver.state.of(MembersState)
+    return list(keepers(serving(members), bytes.fromhex(assignment), server.seat.public))
+
+
+async def test_a_killed_peer_loses_no_answer_that_it_carried(tmp_path: Path) -> None:
+    async with servers(tmp_path) as (first, second, third, _):
+        (ann, anns), (bob, bobs) = await two_with_one_task(tmp_path, first, second)
+        assert (await said(ann.submit, first.site, anns, (1,))).status == 201
+        row = first.state.assignments.get(bytes.fromhex(anns))
+        assert row is not None and row.peer == first.seat.public and len(row.seals) == 2
+        await first.kill()
+        assert (await said(bob.submit, second.site, bobs, (1,))).status == 201
+        assert (await settled(third.site, anns)).body["label"] == [1]
+        rows = [row for _, row in third.state.assignments.items()]
+        assert [row.state for row in rows] == [Lease.SETTLED] * 2 and not any(row.seals for row in rows)
+
+
+@pytest.mark.parametrize("forged", [b"", b"x" * 69, "another answer"])
+async def test_a_seal_that_does_not_open_is_told_and_the_next_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: bytes | str
+) -> None:
+    seal = opening.seal
+    async with servers(tmp_path) as made:
+        first, second = made[:2]
+        (ann, anns), (bob, bobs) = await two_with_one_task(tmp_path, first, second)
+        liar, honest = (next(server for server in made if server.seat.public == key) for key in drawn(first, anns))
+
+        def sealed(key: bytes, data: bytes) -> bytes | None:
+            if key != liar.seat.public:
+                return seal(key, data)
+            return seal(key, data[:-1] + b"\0") if isinstance(forged, str) else forged
+
+        with monkeypatch.context() as lies:
+            lies.setattr(opening, "seal", sealed)
+            assert (await said(ann.submit, first.site, anns, (1,))).status == 201
+        await first.kill()
+        assert (await said(bob.submit, second.site, bobs, (1,))).status == 201
+        assert (await settled(honest.site, anns)).body["label"] == [1]
+        await liar.seat.event("serve", "sealed answers for this peer that do not open what it carried")
