@@ -161,6 +161,10 @@ class CurationModule(Module[CurationState]):
     def replaced(self, state: CurationState, since: int) -> Sequence[Replaced]:
         return [replacement(state, place) for place in range(since, state.redacted)]
 
+    def lingers(self, content: object) -> bool:
+        """Serving peers send batches at the same time, and closings of rounds carry them."""
+        return isinstance(content, Batch)
+
     # Batches ---------------------------------------------------------------------------------------------------------
 
     def _batch(self, work: Work, said: Said, members: MembersState, context: Context) -> None:

@@ -333,13 +333,14 @@ class Rules:
     def open_transaction(self, signed: Signed) -> Transaction:
         return self.open(signed, (Transaction,))
 
-    def can_wait(self, transaction: Transaction) -> bytes | None:
-        """See `Module.can_wait`."""
+    def patience(self, transaction: Transaction) -> tuple[bytes | None, bool]:
+        """What `Module.can_wait` and `Module.lingers` say of a transaction."""
         module = next((module for module in self._known.values() if transaction.kind in module.contents), None)
         try:
-            return module.can_wait(codec.decode(module.contents[transaction.kind], transaction.content)) if module else None
+            content = codec.decode(module.contents[transaction.kind], transaction.content) if module else None
         except RemoteProtocolError:
-            return None  # it will be refused
+            return None, False  # it will be refused
+        return (module.can_wait(content), module.lingers(content)) if module else (None, False)
 
     def _running_in(self, state: State) -> Running:
         return self.running(state.of(NetworkState).modules)

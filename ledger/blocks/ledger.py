@@ -29,7 +29,7 @@ class Ledger:
         self.state = state
         self.certified_root = certified_root  # the root that the last decided block names
         self.books: dict[bytes, RoundBook] = {}
-        self.pool = Pool(state.height, rules.can_wait)
+        self.pool = Pool(state.height, rules.patience)
         self.notices = Notices()
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         # What a signer said in rounds that have no book here yet. `peer.node.node` keeps that, and puts its own function here.
@@ -153,17 +153,13 @@ class Ledger:
         return closable or bool(self.accusations) or self._certification_due() or self.awaits_transactions()
 
     def awaits_transactions(self) -> bool:
-        """Whether any that waits here applies, and is not one that the closing of a running job's round will carry."""
+        """Whether any that waits here applies, and all of them do not wait for a closing, or for others that come now."""
         known = self._selectable
         if known is None or known[0] is not self.state or known[1] != self.pool.version:
-            found = not self._all_can_wait() and bool(self.pool.select(self.rules, self.state, count_max=1))
+            found = not self.pool.is_patient(self.state.jobs.running().keys())
+            found = found and bool(self.pool.select(self.rules, self.state, count_max=1))
             known = self._selectable = (self.state, self.pool.version, found)
         return known[2]
-
-    def _all_can_wait(self) -> bool:
-        """Whether the closings of open rounds will carry all that waits here: reports of audits would double the heights."""
-        running = self.state.jobs.running()
-        return all(job in running for job in self.pool.awaited_jobs())
 
     def condense(self, body: bytes) -> bytes:
         return condense(body)

@@ -27,6 +27,7 @@ PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # sixteen of the largest transactions, o
 PENDING_BYTES_MAX = 128 << 20  # of all members: thirty members that fill their room must not fill a small machine
 PENDING_STRANGERS_MAX = 64  # of all strangers. A stranger's transaction displaces none, or peers would pass floods on for ever
 DROPPED_MAX = TRANSACTIONS_PENDING_MAX  # digests of transactions that left the pool last: one whole pool
+LINGER_SECONDS = 0.4  # of a transaction that waits for others; see `ledger.core.module.Module.lingers`
 
 assert TRANSACTION_BYTES_MAX + 1_024 < TRANSACTIONS_BYTES_MAX  # any transaction fits, so that `has_work` may ask without looking
 
@@ -93,10 +94,12 @@ class Selection:
 class Pool:
     """Transactions that could still be decided. `height` is the one applied last."""
 
-    def __init__(self, height: int = 0, can_wait: Callable[[Transaction], bytes | None] = lambda transaction: None) -> None:
+    def __init__(
+        self, height: int = 0, patience: Callable[[Transaction], tuple[bytes | None, bool]] = lambda transaction: (None, False)
+    ) -> None:
         self.height = height
-        self._can_wait = can_wait  # `Rules.can_wait`
-        self.version = 0  # changes whenever a transaction comes or goes
+        self._patience = patience  # `Rules.patience`
+        self.version = 0  # changes whenever a transaction comes or goes, or has lingered long enough
         self.count = 0  # all that ever came
         self._waiting: dict[bytes, Waiting] = {}
         self._by_signed: dict[bytes, bytes] = {}  # `signed_digest` -> key of `_waiting`
@@ -104,6 +107,7 @@ class Pool:
         self._count: Counter[bytes] = Counter()  # by signer
         self._bytes: Counter[bytes] = Counter()
         self._bytes_of_all = 0
+        self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> until when, once `linger` was asked
         self._overflowed: set[bytes] = set()  # signers that had too many since the last block
         self._dropped: dict[bytes, None] = {}  # the last keys that left `_waiting`
 
@@ -113,9 +117,17 @@ class Pool:
     def __iter__(self) -> Iterator[Signed]:
         return iter([waiting.signed for waiting in self._waiting.values()])
 
-    def awaited_jobs(self) -> Iterator[bytes | None]:
-        """For each waiting transaction: the job until whose next closing it can wait, or None if it cannot."""
-        return (waiting.awaited_job for waiting in self._waiting.values())
+    def is_patient(self, running: Set[bytes]) -> bool:
+        """Whether no transaction wants a block of its own: each waits for a closing of a job that runs, or lingers."""
+        return all(entry.awaited_job in running or key in self._lingering for key, entry in self._waiting.items())
+
+    def linger(self, now: float) -> float | None:
+        """When the next transaction will have lingered long enough. Those that have by now want a block."""
+        self._lingering = {key: now + LINGER_SECONDS if until is None else until for key, until in self._lingering.items()}
+        for key in [key for key, until in self._lingering.items() if until is not None and until <= now]:
+            del self._lingering[key]
+            self.version += 1
+        return min((until for until in self._lingering.values() if until is not None), default=None)
 
     def get(self, digest: bytes) -> Waiting | None:
         return self._waiting.get(digest)
@@ -162,10 +174,12 @@ class Pool:
         if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or self._is_full):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
-        job = self._can_wait(transaction)
+        job, lingers = self._patience(transaction)
         entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed, self.count, job)
         self.count += 1
         self._waiting[digest] = entry
+        if lingers:
+            self._lingering[digest] = None
         self._by_signed[signed_digest(signed)] = digest
         if not member:
             self._strangers.add(digest)
@@ -205,6 +219,7 @@ class Pool:
     def _forget(self, entry: Waiting) -> None:
         del self._waiting[entry.digest], self._by_signed[signed_digest(entry.signed)]
         self._strangers.discard(entry.digest)
+        self._lingering.pop(entry.digest, None)
         self._account(entry, -1)
 
     def select(

@@ -113,6 +113,10 @@ class Module(Generic[S]):
         """The job whose next closing is soon enough for a transaction of this content. None: it waits for no closing."""
         return None
 
+    def lingers(self, content: Any) -> bool:
+        """Whether a transaction of this content waits a moment for others, or for a closing, before a block is made for it."""
+        return False
+
     def blobs(self, state: S) -> Mapping[bytes, int]:
         """Digest -> size at most, in bytes, of each blob that every peer fetches and keeps. No peer lets go of it later."""
         return {}

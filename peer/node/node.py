@@ -162,6 +162,7 @@ class Node:
         self._turns: list[Turn] = []
         self._deadline: float | None = None  # the replica's
         self._repeat_at: float | None = None  # while transactions of our own wait
+        self._lingers_until: float | None = None  # while transactions wait for others
         self._changes: list[RoundChange] = []
         self._has_started = False
         for evidence in restart.evidence:
@@ -219,6 +220,7 @@ class Node:
             self._send(self._next_asked(), GetRound(*key))
         self._say(self.rounds.due(self._now))
         self._repeat_own()
+        self._lingers_until = self.ledger.pool.linger(self._now)
         accused = len(self.ledger.accusations)
         self._conclude()
         if len(self.ledger.accusations) > accused:
@@ -236,7 +238,8 @@ class Node:
             self._repeat_at = self._now + OWN_REPEAT_SECONDS
 
     def _finish(self) -> Turn:
-        times = (self._deadline, self.rounds.deadline(self._now), self._recall.deadline(self._now), self._repeat_at)
+        own = (self._deadline, self._repeat_at, self._lingers_until)
+        times = (*own, self.rounds.deadline(self._now), self._recall.deadline(self._now))
         return merge(self._turns, min([time for time in times if time is not None], default=None))
 
     def _take(self, event: events.Event) -> None:

@@ -7,6 +7,7 @@ then.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import trio
 from curation.answers import answer_problem, commitment
 from curation.contents import Enrolment, LeaseWish, Opening, Skip
 from curation.limits import LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
-from curation.module import project_alpha
+from curation.module import project_alpha, serving
 from curation.state import Annotator, Assignment, CurationState, Lease, Project, TaskPage
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import Page, Task, task_id
@@ -45,6 +46,7 @@ SESSIONS_MAX: Final = 20_000
 ANSWERS_PER_MINUTE: Final = 60
 PAGES_OPEN_MAX: Final = 64  # decoded, in memory
 TOKEN_BYTES: Final = 24
+NUDGE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,14 @@ class Annotating:
             seconds = 1.0 if self._openings.are_awaited else max(1.0, self._seconds_to_expiry())
             with trio.move_on_after(seconds):
                 await self._desk.block_above(height)
-            if self._seconds_to_expiry() <= 0:
+            if self._seconds_to_expiry() <= -self._nudge_seconds:
                 self.gatherer.nudge()
+
+    @property
+    def _nudge_seconds(self) -> float:
+        """How late something is before this peer sends a batch for it: another may have something to say, or come first."""
+        peers = serving(self._desk.state.of(MembersState))
+        return NUDGE_SECONDS * (1 + peers.index(self._desk.me)) if self._desk.me in peers else math.inf
 
     def _seconds_to_expiry(self) -> float:
         """Until a lease or an opening of an open task is over, or a closed project has to go on; batches alone see that."""

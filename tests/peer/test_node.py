@@ -11,9 +11,10 @@ import pytest
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
 from ledger.blocks import pool as pool_module
-from ledger.blocks.pool import SIGNED_BYTES, transaction_digest
+from ledger.blocks.pool import LINGER_SECONDS, SIGNED_BYTES, transaction_digest
 from ledger.jobs import Job, Start, Stop, job_id
-from ledger.members import Approve, Leave, Register
+from ledger.members import Approve, Leave, MembersModule, Register
+from ledger.state import decode_body
 from peer.node import node as node_module
 from peer.node.node import AppliedBlock, Do, Item, RoundClosed, RoundOpened
 from protocol import codec
@@ -76,6 +77,32 @@ def test_a_transaction_is_decided_by_all_and_applied_alike(pack: Pack) -> None:
     pack.until(lambda shell: shell.node.state.height >= 1)
     assert len({shell.node.state.root for shell in pack}) == 1
     assert pack[0].node.state.members.members[PEOPLE[3].public].roles == ("trainer",)
+
+
+def test_transactions_that_linger_share_a_block_and_go_with_any_that_does_not(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MembersModule, "lingers", lambda module, content: isinstance(content, Register))
+    first, second, third = (pack.world.tx(person, "member/register", Register(("trainer",))) for person in PEOPLE[:3])
+
+    def decided(height: int) -> list[Signed]:
+        found = pack[0].journal.decision(height)
+        return [] if found is None else list(decode_body(found.decode().body).transactions)
+
+    pack[0].say(first)
+    pack.pass_time(LINGER_SECONDS / 2)
+    pack[1].say(second)
+    pack.pass_time(LINGER_SECONDS / 3)
+    assert [shell.node.state.height for shell in pack] == [0] * 4, "the first one lingers"
+    pack.pass_time(LINGER_SECONDS / 3)
+    assert {signed.signer for signed in decided(1)} == {PEOPLE[0].public, PEOPLE[1].public}
+    pack.pass_time(1.0)
+    height = pack[0].node.state.height
+    pack[2].say(third)
+    pack.settle()
+    pack[3].say(pack.world.tx(PEOPLE[3], "job/start", Start(LANGUAGE)))
+    pack.settle()
+    assert {signed.signer for signed in decided(height + 1)} == {PEOPLE[2].public, PEOPLE[3].public}, "at once"
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", codec.encode(["nonsense", 1]), codec.encode(Status(1, 0)) + b"\x00"])
