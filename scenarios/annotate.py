@@ -2,7 +2,7 @@
 
 Three of four peers serve. At a third of the time one of them is killed (`kill -9`) and started again ten seconds later. At two
 thirds another one is cut off from all others for ten seconds. Whoever gets no answer asks another peer, with the same signature.
-The abuse is in `scenarios/abuse.py`.
+At the end a newcomer joins, takes a snapshot, and exports what all others export. The abuse is in `scenarios/abuse.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import argparse
 import hashlib
 import http.client
 import json
+import math
+import os
 import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -25,10 +28,20 @@ from typing import Any
 
 import trio
 
+from consensus.block import decode_block
 from curation.calls import CurationCalls, ImportRequest
+from curation.contents import Batch
+from ledger.state import decode_body
+from peer.demo import demo
 from peer.demo.cast import DemoPeer
+from protocol import codec
+from protocol.api import INVITATION_DAYS
+from protocol.errors import UserError
+from protocol.identity import Identity
+from protocol.messages import Transaction
 from scenarios import abuse, network, serving
-from scenarios.network import SMALL_JOB, Network, Watch
+from scenarios.join import JOIN_SECONDS_MAX, Join, end, note_snapshot
+from scenarios.network import SMALL_JOB, Network, Watch, journal
 from scenarios.partition import between
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, arguments, duration, report
@@ -40,9 +53,13 @@ KILLED, CUT = 1, 3
 DOWN_SECONDS = 10.0
 BEFORE_SECONDS = 20.0  # of training alone
 SETTLE_SECONDS_MAX = 120.0  # after the last answer: who forfeited has a minute
+LATE_SECONDS_MAX = 6.0  # that a person makes up for, answering faster
 PATIENCE_SECONDS = 90.0  # of a person with one answer
 P95_SECONDS_MAX = 2.0
 ROUNDS_MAX = 1.3  # times as long
+BLOCKS_MAX = 2.0  # a second, that hold batches and nothing else
+BYTES_MAX = 1_200  # of stored blocks, an answer
+ANSWERED_MIN = 0.9  # of the answers that people want to give: one peer of three is away now and then
 RIGHT = 0.9  # of a person's answers
 CALL_SECONDS_MAX = 15.0
 OVER = (404, 409, 410, 422)  # no other peer would say otherwise
@@ -60,6 +77,21 @@ class Said:
     seconds: float | None = None  # until it was decided; None: nobody said so
     refusal: str = ""
     tries: int = 0
+
+
+@dataclass
+class Figures:
+    rows: list[list[str]] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def say(self, what: str, value: Any, bound: str = "", holds: bool | None = None) -> None:
+        """`holds`: whether the figure keeps to its bound; None where it has none."""
+        shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+        self.rows.append([what, shown, bound, {None: "", True: "ok", False: "MISS"}[holds]])
+        self.values[what] = value
+        if holds is False:
+            self.failures.append(f"{what}: {shown}, but {bound} is promised")
 
 
 @dataclass
@@ -86,7 +118,7 @@ class Crowd:
         person = Person(f"person {number}", hashlib.sha256(f"{self.seed}/{number}".encode()).digest())
         while (reply := await self.ask(person.enrol, self.sites[home])) is None or reply.status != 201:  # noqa: ASYNC110
             await trio.sleep(1.0)
-        await trio.sleep(random.uniform(0, pause))
+        wanted = trio.current_time() + random.uniform(0, pause)  # when the next answer is to be given
         while trio.current_time() < end:
             site = self.sites[home]
             reply = await self._with_session(person, site, lambda site=site: person.tasks(site, 4))
@@ -97,9 +129,9 @@ class Crowd:
             for task in reply.body["tasks"]:
                 if trio.current_time() >= end:
                     return
-                begun = trio.current_time()
+                await trio.sleep_until(wanted)
                 home = await self._answer(person, home, task, random)
-                await trio.sleep(max(0.0, pause * random.uniform(0.5, 1.5) - (trio.current_time() - begun)))
+                wanted = max(wanted + pause * random.uniform(0.5, 1.5), trio.current_time() - LATE_SECONDS_MAX)
 
     async def _with_session(self, person: Person, site: Site, call: Any) -> Reply | None:
         for anew in (False, True):
@@ -144,35 +176,39 @@ async def annotate(options: argparse.Namespace) -> int:
         if peer.number in ports:
             serving.dress(peer, ports[peer.number])
 
-    seconds, failures, figures = options.minutes * 60, list[str](), dict[str, Any]()
+    seconds, figures = options.minutes * 60, Figures()
     async with running_proxy() as proxy:
         running = network.running(options.peers, seed=options.seed, folder=options.keep, dress=partial(dress, proxy))
         async with running as peers:
             await peers.train({**SMALL_JOB, "seed": str(options.seed)})
             project = await _import(peers, round(options.people * options.rate * options.minutes))
-            watch, crowd = (
-                Watch(peers.peers[0]),
-                Crowd([Site("127.0.0.1", p, CALL_SECONDS_MAX) for p in ports.values()], options.seed),
-            )
+            watch = Watch(peers.peers[0])
+            crowd = Crowd([Site("127.0.0.1", port, CALL_SECONDS_MAX) for port in ports.values()], options.seed)
             await trio.sleep(BEFORE_SECONDS)
             await watch.more(0.0)
+            figures.say("load of the machine before", os.getloadavg()[0])
             began = trio.current_time()
-            since = watch.events[-1].at_ms / 1000
+            since, height = watch.events[-1].at_ms / 1000, peers.decided(peers.peers[0])
             async with trio.open_nursery() as nursery:
                 for number in range(options.people):
                     nursery.start_soon(crowd.person, number, 60 / options.rate, began + seconds)
                 nursery.start_soon(_hurt, peers, proxy, began, seconds)
                 nursery.start_soon(_watch, watch, began + seconds)
-            figures["answers a minute"] = round(sum(s.seconds is not None for s in crowd.answers) / (options.minutes), 1)
-            exports = await _exports(peers, crowd, project, failures)
-            await _judge(crowd, exports, failures, figures)
-            _pace(watch, since, failures, figures)
+            figures.say("load of the machine at the end", os.getloadavg()[0])
+            stored = (height, peers.decided(peers.peers[0]))
+            wanted = options.people * options.rate
+            rate = sum(made.seconds is not None for made in crowd.answers) / options.minutes
+            figures.say("answers a minute", rate, f">= {ANSWERED_MIN * wanted:g} of {wanted:g}", rate >= ANSWERED_MIN * wanted)
+            exports = await _exports(peers, crowd, project, figures)
+            await _judge(crowd, exports, figures)
+            _pace(watch, since, figures)
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(peers.stop)
-            failures += peers.failures()
-    figures["refusals"] = ", ".join(f"{count} x {what}" for what, count in crowd.refusals.most_common())
+            figures.failures += peers.failures()
+            _stored(peers.peers[0], *stored, figures)
+    figures.say("refusals", ", ".join(f"{count} x {what}" for what, count in crowd.refusals.most_common()) or 0)
     title = f"{options.people} people, {options.peers} peers, {options.minutes:g} minutes, seed {options.seed}"
-    return report(options, title, ["what", "figure"], [[name, str(value)] for name, value in figures.items()], failures, figures)
+    return report(options, title, ["what", "figure", "bound", ""], figures.rows, figures.failures, figures.values)
 
 
 async def _import(peers: Network, tasks: int) -> str:
@@ -206,22 +242,55 @@ async def _watch(watch: Watch, end: float) -> None:
 # Afterwards -----------------------------------------------------------------------------------------------------------
 
 
-async def _exports(peers: Network, crowd: Crowd, project: str, failures: list[str]) -> list[dict[str, Any]]:
-    """The tasks as all peers export them once everything is opened that can be."""
+async def _exports(peers: Network, crowd: Crowd, project: str, figures: Figures) -> list[dict[str, Any]]:
+    """The tasks as all peers export them once everything is opened that can be, a newcomer among them."""
     texts: list[str] = []
     with tempfile.TemporaryDirectory() as folder, trio.move_on_after(SETTLE_SECONDS_MAX):
-        for number in range(1_000):
+        while len(texts) <= len(SERVING) or len(set(texts)) > 1 or await _opening(crowd):
             texts = [reply.text for site in crowd.sites if (reply := await crowd.ask(site.export, project)) is not None]
-            client: CurationCalls = peers.peers[0].client  # type: ignore[assignment]
-            path = Path(folder) / str(number)
-            await client.export_tasks(project, str(path))
-            texts.append(path.read_text(encoding="utf-8"))
-            if len(texts) == len(SERVING) + 1 and len(set(texts)) == 1 and not await _opening(crowd):
-                break
-            await trio.sleep(2.0)
-    if len(texts) != len(SERVING) + 1 or len(set(texts)) != 1:
-        failures.append(f"exports of {len(texts)} peers are {len(set(texts))} different ones")
+            texts.append(await _export(peers.peers[0], project, Path(folder)))
+    different = len(set(texts))
+    figures.say("exports of peers that differ", different - 1, "0", len(texts) > len(SERVING) and different == 1)
+    async with _newcomer(peers) as newcomer:
+        same = False
+        with tempfile.TemporaryDirectory() as folder, trio.move_on_after(JOIN_SECONDS_MAX):
+            await network.holds(partial(note_snapshot, newcomer, taken := Join(0)), JOIN_SECONDS_MAX)
+            while not same:  # it fetches the tasks' texts
+                same = await _export(newcomer, project, Path(folder)) == texts[-1]
+    shown = f"{'the same' if same else 'another'}, snapshot of {taken.snapshot_height}"
+    figures.say("a newcomer's export", shown, "the same", same and taken.snapshot_seconds is not None)
     return [json.loads(line) for line in texts[-1].splitlines()]
+
+
+async def _export(peer: DemoPeer, project: str, folder: Path) -> str:
+    """Empty if the peer does not know the project yet."""
+    client: CurationCalls = peer.client  # type: ignore[assignment]
+    path = folder / peer.name
+    path.unlink(missing_ok=True)
+    try:
+        await client.export_tasks(project, str(path))
+    except UserError:
+        await trio.sleep(0.5)
+        return ""
+    return path.read_text(encoding="utf-8")
+
+
+@asynccontextmanager
+async def _newcomer(peers: Network) -> AsyncIterator[DemoPeer]:
+    """It serves annotators, and so fetches the tasks."""
+    folder = peers.demo.folder / "newcomer"
+    folder.mkdir()
+    invitation = await peers.demo.watched.client.invite(INVITATION_DAYS)
+    place = len(peers.peers)
+    newcomer = DemoPeer(place, Identity.generate(), folder, trains=False, lies=False, threads=1, restricted=False)
+    newcomer.serves = ("--web-listen", "127.0.0.1:0")
+    try:
+        demo.launch(peers.demo, newcomer, ",".join(peer.address for peer in peers.peers), ("join", invitation))
+        await demo.answers(newcomer)
+        yield newcomer
+    finally:
+        with trio.CancelScope(shield=True):
+            await end(peers, newcomer)
 
 
 async def _opening(crowd: Crowd) -> bool:
@@ -233,7 +302,7 @@ async def _opening(crowd: Crowd) -> bool:
     return len(shown) < 2 or shown[0] != shown[1]
 
 
-async def _judge(crowd: Crowd, exports: Sequence[dict[str, Any]], failures: list[str], figures: dict[str, Any]) -> None:
+async def _judge(crowd: Crowd, exports: Sequence[dict[str, Any]], figures: Figures) -> None:
     acknowledged = [made for made in crowd.answers if made.seconds is not None]
     votes = Counter((task["task"], vote["annotator"]) for task in exports for vote in task["votes"])
     exported = {(task["task"], vote["annotator"]): tuple(vote["answer"]) for task in exports for vote in task["votes"]}
@@ -251,43 +320,60 @@ async def _judge(crowd: Crowd, exports: Sequence[dict[str, Any]], failures: list
     more = decided.body["annotations"] - len(acknowledged)
     doubled = sum(count - 1 for count in votes.values()) + max(0, more - unclear)
     seconds = sorted(made.seconds for made in acknowledged if made.seconds is not None)
-    p50, p95, p99 = (seconds[min(len(seconds) - 1, int(len(seconds) * part))] for part in (0.5, 0.95, 0.99))
     once = sorted(made.seconds for made in acknowledged if made.seconds is not None and made.tries == 1)
     right = sum(task["label"] == [int(task["text"].split()[-1]) % 2] for task in exports)
-    figures |= {
-        "answers": len(crowd.answers),
-        "decided, as somebody was told": len(acknowledged),
-        "not decided": ", ".join(f"{n} x {what}" for what, n in Counter(m.refusal for m in crowd.answers if m.refusal).items())
-        or 0,
-        "decided in all": decided.body["annotations"],
-        "states": ", ".join(f"{count} {state}" for state, count in states.items()),
-        "lost": lost,
-        "changed": changed,
-        "doubled": doubled,
-        "submit to decided, p50 p95 p99 max, s": f"{p50:.2f} {p95:.2f} {p99:.2f} {seconds[-1]:.2f}",
-        "p95 of those that one peer answered at once, s": f"{once[int(len(once) * 0.95)]:.2f} of {len(once)}",
-        "tasks settled, right": f"{len(exports)}, {right / max(1, len(exports)):.3f}",
-    }
-    failures += [
-        f"{count} answers were {what}" for what, count in (("lost", lost), ("changed", changed), ("doubled", doubled)) if count
-    ]
-    if p95 >= P95_SECONDS_MAX:
-        failures.append(f"p95 from submission to decision is {p95:.2f} s, not below {P95_SECONDS_MAX} s")
+    refused = Counter(made.refusal for made in crowd.answers if made.refusal)
+    figures.say("answers", len(crowd.answers))
+    figures.say("decided, as somebody was told", len(acknowledged))
+    figures.say("not decided", ", ".join(f"{count} x {what}" for what, count in refused.items()) or 0)
+    figures.say("decided in all", decided.body["annotations"])
+    figures.say("states", ", ".join(f"{count} {state}" for state, count in states.items()))
+    for what, count in (("lost", lost), ("changed", changed), ("doubled", doubled)):
+        figures.say(what, count, "0", count == 0)
+    p95 = _part(seconds, 0.95)
+    figures.say("submit to decided, p95, s", p95, f"< {P95_SECONDS_MAX:g}", p95 < P95_SECONDS_MAX)
+    figures.say("the same, p50 p99 max", " ".join(f"{_part(seconds, part):.2f}" for part in (0.5, 0.99, 1.0)))
+    figures.say("the same, p95 of those that one peer answered at once", _part(once, 0.95))
+    figures.say("tasks settled, right", f"{len(exports)}, {right / max(1, len(exports)):.3f}")
 
 
-def _pace(watch: Watch, since: float, failures: list[str], figures: dict[str, Any]) -> None:
+def _part(seconds: Sequence[float], part: float) -> float:
+    return seconds[min(len(seconds) - 1, int(len(seconds) * part))] if seconds else math.inf
+
+
+def _pace(watch: Watch, since: float, figures: Figures) -> None:
     times = [at for _, at in watch.rounds()]
     before = [b - a for a, b in pairwise(times) if b < since]
     during = [b - a for a, b in pairwise(times) if a >= since]
     if not before or not during:
-        failures.append("too few rounds to compare")
+        figures.failures.append("too few rounds to compare")
         return
-    ratio = statistics.median(during) / statistics.median(before)
-    figures["median round before and during, s"] = (
-        f"{statistics.median(before):.2f} {statistics.median(during):.2f}: x {ratio:.2f}"
-    )
-    if ratio > ROUNDS_MAX:
-        failures.append(f"rounds took {ratio:.2f} times as long, at most {ROUNDS_MAX} is allowed")
+    alone, beside = statistics.median(before), statistics.median(during)
+    figures.say("median round before and during, s", f"{alone:.2f} {beside:.2f}")
+    figures.say("times as long", beside / alone, f"<= {ROUNDS_MAX:g}", beside / alone <= ROUNDS_MAX)
+
+
+def _stored(peer: DemoPeer, after: int, last: int, figures: Figures) -> None:
+    """What annotation has put into this peer's blocks: whole blocks that hold nothing else, and batches in those of others."""
+    size = answers = alone = 0
+    times: list[int] = []
+    with journal(peer) as database:
+        rows = database.execute(
+            "SELECT block, certificate FROM blocks WHERE height > ? AND height <= ?", (after, last)
+        ).fetchall()
+    for data, certificate in rows:
+        block = decode_block(data)
+        body = decode_body(block.body)
+        opened = [(signed, codec.decode_message(signed.body, (Transaction,))) for signed in body.transactions]
+        batches = [(signed, said) for signed, said in opened if said.kind == "curation/batch"]
+        answers += sum(len(codec.decode(Batch, said.content).commits) for _, said in batches)
+        is_alone = bool(batches) and len(batches) == len(opened) and not body.closings and not body.evidence
+        alone += is_alone
+        size += len(data) + len(certificate) if is_alone else sum(len(codec.encode(signed)) for signed, _ in batches)
+        times.append(block.time_ms)
+    blocks, each = alone / ((times[-1] - times[0]) / 1_000), size / max(1, answers)
+    figures.say("blocks for annotation alone, a second", blocks, f"<= {BLOCKS_MAX:g}", blocks <= BLOCKS_MAX)
+    figures.say("bytes of stored blocks, an answer", round(each), f"<= {BYTES_MAX}", each <= BYTES_MAX)
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from peer.commands.arguments import settings_of
 from peer.commands.logs import formatter, handler
 from peer.commands.terminal import let_go, terminals
 from peer.features import founding_modules
-from peer.settings.config import Config, Settings, load, toml
+from peer.settings.config import Config, Settings, load, toml, value_of
 from peer.settings.datadir import DataDirectory, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol import codec
@@ -160,7 +160,7 @@ def _keep_settings(options: argparse.Namespace, directory: DataDirectory, bootst
 
 
 def _settings_from(settings: Settings, origin: str) -> dict[str, Any]:
-    return {name: getattr(settings.config, name) for name, where in settings.origins.items() if where == origin}
+    return {name: value_of(settings.config, name) for name, where in settings.origins.items() if where == origin}
 
 
 def run(options: argparse.Namespace) -> int:

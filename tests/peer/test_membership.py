@@ -256,10 +256,10 @@ def test_what_the_last_join_says_is_kept_and_so_is_what_a_person_wrote(tmp_path:
         for taken, name in ((first, "bne"), (second, "ben")):
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             command = ("join", invitation_of(GENESIS), "--name", name, "--listen", address, "--data-dir", str(tmp_path))
-            status, _, error = peer(*command)
+            status, _, error = peer(*command, "--sign-up", "open")
             assert status == 2 and address in error
             bootstrap = ["127.0.0.1:2", "127.0.0.1:1"]
-            kept = {"threads": 3, "bootstrap": bootstrap, "name": name, "listen": address}
+            kept = {"threads": 3, "bootstrap": bootstrap, "name": name, "listen": address, "sign_up": "open"}
             assert tomllib.loads((tmp_path / "peer.toml").read_text()) == kept
 
 
