@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from consensus.voters import VoterSet
 from curation.agreement import added, alpha_of_counts, metric_of, units_of, values_of
@@ -85,6 +85,7 @@ from protocol.identity import preimage
 from protocol.names import name_problem
 
 ANNOTATOR: Final = "annotator"  # the ledger role of a serving peer
+CHANGES_MAX: Final = 16  # remembered of one height: each serving peer has a batch on its way
 VERIFIED_MAX: Final = 4_096  # statements that are known to be signed: a batch is applied several times
 
 
@@ -123,13 +124,19 @@ class CurationModule(Module[CurationState]):
 
     def __init__(self) -> None:
         self._verified: dict[bytes, bool] = {}
+        self._changes: list[tuple[CurationState, tuple[Any, ...], Change]] = []
         self._closer = Closer()
 
     def genesis(self, genesis: Genesis) -> CurationState:
         return CurationState()
 
     def apply(self, state: CurationState, said: Said, view: View, context: Context) -> Change:
+        """A peer applies a transaction some four times until it is decided, mostly to the very same state: it acts once."""
         members = view.of(MembersState)
+        given = (said.author, said.transaction, members, context)
+        for before, of, change in self._changes:
+            if before is state and of == given:
+                return change
         work = Work(state, context.certified_roots[max(context.certified_roots)] if context.certified_roots else context.chain_id)
         match said.content:
             case Found(asked):
@@ -148,7 +155,10 @@ class CurationModule(Module[CurationState]):
                 redact(work, said, members)
             case Batch():
                 self._batch(work, said, members, context)
-        return Change(work.finish())
+        change = Change(work.finish())
+        of_height = [known for known in self._changes if known[1][-1].height == context.height]  # others are over
+        self._changes = [*of_height, (state, given, change)][-CHANGES_MAX:]
+        return change
 
     def rekeyed(self, state: CurationState, current: Callable[[bytes], bytes]) -> CurationState:
         """Places of a serving peer go on with it. Rows that name a peer stay: whoever reads them asks for its key of now."""

@@ -31,14 +31,16 @@ COVERED = {
     kind: tuple(text.split(", "))
     for kind, text in {
         "seeds": "liar, crash, rollback, damage, wrong-state, join, rotate, skew, clock, stop, several leaves, link kept, "
-        "restored, rounds closed, liars expelled, newcomers voted",
+        "restored, rounds closed, liars expelled, newcomers voted, tasks settled, votes forfeited, leases expired, "
+        "projects closed, points paid",
         "twins": "twin, split, crash, liars expelled",
         "partitions": "partition, flap, rounds closed",
     }.items()
 }
 # Counted beside faults.
 OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync failed", "justified", "unseen", "job stopped")
-CAME_ABOUT = ("blocks", "rounds closed", "ballots decided", "updates accepted", "liars expelled", "newcomers voted")
+CURATED = ("tasks settled", "votes forfeited", "leases expired", "projects closed", "points paid")
+CAME_ABOUT = ("blocks", "rounds closed", "ballots decided", "updates accepted", "liars expelled", "newcomers voted", *CURATED)
 
 
 @dataclass(frozen=True, slots=True)

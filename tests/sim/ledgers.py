@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from consensus.block import BODY_BYTES_MAX, Block, encode_block
+from curation.module import ANNOTATOR, CurationModule
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
@@ -82,13 +83,17 @@ class CountingJobs:
         return JobTerms("count", "scratch", int(rounds), kind == b"audited", not who, PROPOSAL_SECONDS, audits)
 
 
-def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16)) -> Genesis:
-    founders = {key: Founder("founder", (TRAINER,)) for key in sorted(keys)}
-    return Genesis("simulated", CREATED_MS, salt, founders, newest(modules()))
+def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = False) -> Genesis:
+    """Where it curates, all founders but the last one serve annotators."""
+    *first, last = sorted(keys)
+    roles = (ANNOTATOR, TRAINER) if curates else (TRAINER,)
+    founders = {key: Founder("founder", roles) for key in first} | {last: Founder("founder", (TRAINER,))}
+    return Genesis("simulated", CREATED_MS, salt, founders, newest(modules()[: None if curates else -1]))
 
 
 def modules() -> tuple[Module[Any], ...]:
-    return *core_modules(CountingJobs()), CounterModule()
+    """All that there are. A network runs those that its genesis names."""
+    return *core_modules(CountingJobs()), CounterModule(), CurationModule()
 
 
 def rules_of(genesis: Genesis, verifier: Verifier) -> Rules:

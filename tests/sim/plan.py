@@ -50,6 +50,7 @@ class Plan:
     shares: bool = True  # peers share what they decode and compute alike: much faster, and the same history
     work: float = 1.0  # how much there is to decide: transactions a block, on average
     jobs: bool = True
+    minute_ms: int = 0  # of curation; 0: the network has none
     second_job: bool = False  # beside the first one
     keeps_links: bool = False  # where nothing was lost on them: then what is held back arrives after healing
     wake: float = 0.0  # seconds from the first message until a peer's turn begins: what comes meanwhile is in it
@@ -223,6 +224,8 @@ STOP_PROBABILITY = 0.3  # where there is a job
 CLOCK_PROBABILITY = 0.3
 TOGETHER_PROBABILITY = 0.2  # where nobody else is away, or lies
 KEEPS_LINKS_PROBABILITY = 0.5
+CURATES_PROBABILITY = 0.2
+MINUTE_MS = 500  # some heights
 
 
 def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: object) -> Plan:
@@ -237,6 +240,8 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
     if source.random() < CLOCK_PROBABILITY:
         _clock(draw)
     plan = replace(plan, faults=tuple(draw.faults), keeps_links=source.random() < KEEPS_LINKS_PROBABILITY)
+    if random.Random(f"folkmoot curates {seed} {n}").random() < CURATES_PROBABILITY:
+        plan = replace(plan, minute_ms=MINUTE_MS)
     return replace(plan, **fixed)  # type: ignore[arg-type]
 
 

@@ -41,6 +41,8 @@ from protocol.messages import AGREEMENT, ROUNDS, Proposal, Proposed
 from protocol.messages import Link as ChainLink
 from protocol.reasons import Verdict
 from tests.sim import audits, keys, memory, workload
+from tests.sim.crowd import Desk, hurried, people
+from tests.sim.curated import Curated
 from tests.sim.disk import Disk
 from tests.sim.invariants import Invariants, Violation
 from tests.sim.ledgers import SharedRules, finish, genesis_of, read_again, rules_of, with_wrong_bit
@@ -177,6 +179,8 @@ class Peer:
             return
         if self.strategy is not None:
             restart = self.strategy.restart(restart)
+        if self is self.simulation.lone:
+            self.rules = self.simulation.own_rules()  # what was in memory is gone
         state, root = self._applied_state()
         ledger = Ledger(self.rules, state, root)
         self.node = self._new_node(ledger, restart)
@@ -503,7 +507,7 @@ class Simulation:
     def _make_peers(self, plan: Plan) -> None:
         signers = self.signers(plan)
         founders = sorted({signer.public for signer in signers[: plan.n]})
-        genesis = genesis_of(founders)
+        genesis = genesis_of(founders, curates=plan.minute_ms > 0)
         self.chain_id, self.verifier = genesis.chain_id, keys.verifier(plan.ed25519)
         self.rules: Rules = SharedRules(genesis, self.verifier) if plan.shares else rules_of(genesis, self.verifier)
         self._reference = self.rules if plan.shares else rules_of(genesis, self.verifier)
@@ -512,6 +516,9 @@ class Simulation:
         for number, signer in enumerate(signers):
             source = random.Random(f"author {plan.seed} {number}")
             author = workload.Author(signer, source, plan.work / plan.peers)
+            if plan.minute_ms:
+                annotators = people(plan.seed, signer)
+                author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, annotators)
             self.peers.append(Peer(self, number, signer, author, self.rules, is_late=signer.public not in founders))
         self.numbers: dict[bytes, list[int]] = {}
         for peer in self.peers:
@@ -521,12 +528,13 @@ class Simulation:
         self.honest = [peer for peer in self.peers if peer.is_honest]
         self.honest[-1].author.auditor = audits.Distrusts()
         self.lone = self._choose_lone(plan)
-        self.lone.rules = SharedRules(genesis, self.verifier) if plan.shares else rules_of(genesis, self.verifier)
+        self.lone.rules = self.own_rules()
         self.invariants = Invariants(
             tuple(founders), self.chain_id, self.verifier, {peer.key for peer in self.honest}, self._refer
         )
         self.invariants.latest_clock = lambda: self.now + max(peer.offset_max for peer in self.honest)
         self.invariants.waits = self._waits
+        self.curated = Curated(self.chain_id, self.verifier)
         self.progress = Progress(tuple(founders), self.chain_id, self.verifier, self.invariants.honest, self.invariants.sets)
         self.invariants.on_block = lambda height, body: self.progress.on_block(height, body, self.now)
         inviter = self._choose_inviter(plan)
@@ -550,6 +558,11 @@ class Simulation:
         damaged = {fault.nodes[0] for fault in plan.of("damage")}
         founders = [peer for peer in self.honest if peer.number < plan.n and peer.number not in damaged]
         return random.Random(f"lone {plan.seed} {plan.n}").choice(founders or self.honest)
+
+    def own_rules(self) -> Rules:
+        """With a memory that no other peer reads."""
+        genesis = self.rules.genesis
+        return SharedRules(genesis, self.verifier) if self.plan.shares else rules_of(genesis, self.verifier)
 
     def _choose_inviter(self, plan: Plan) -> Peer:
         """Whose invitations last: a founder that lies not, and keeps its vote and its key."""
@@ -601,15 +614,16 @@ class Simulation:
                 self._rest()
         if len(self.plan.of("leave")) > 1:
             self.count("several leaves")
-        self.counts |= self.progress.came_about()
+        self.counts |= self.progress.came_about() | self.curated.came_about()
         self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
 
     @contextlib.contextmanager
     def _short_cuts(self) -> Iterator[None]:
         if not self.plan.shares:
-            yield
+            with hurried(self.plan.minute_ms):
+                yield
             return
-        with decoding_once():
+        with decoding_once(), hurried(self.plan.minute_ms):
             yield
 
     def run_until(self, time: float, finished: Callable[[], bool] = lambda: False) -> bool:
@@ -792,6 +806,7 @@ class Simulation:
                     self._reference.forget_below(height - 60)
             else:
                 self.decided_state = finish(self._reference.apply(state, decoded), state)
+            self.curated.on_block(height, decoded.body, state, self.decided_state)
         return problem, self.decided_state.root
 
     def _waits(self, signed: Signed) -> bool:

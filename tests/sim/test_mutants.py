@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from consensus.voters import VoterSet
-from tests.sim import invariants, partitions, progress, simulation
+from tests.sim import curated, invariants, partitions, progress, simulation
 from tests.sim.campaign import run_one
 from tests.sim.mutants import MUTANTS, Mutant, hunt, scenarios
 from tests.sim.mutants.hunts import work
@@ -71,7 +71,7 @@ def test_every_bug_can_be_planted_in_the_code_as_it_is(mutant: Mutant) -> None:
 
 def test_every_bug_names_an_invariant_that_exists() -> None:
     rules = {"crash"}
-    for module in (invariants, scenarios, simulation, partitions, progress):
+    for module in (curated, invariants, scenarios, simulation, partitions, progress):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Violation", "Demand"):
                 assert isinstance(node.args[0], ast.Constant) or module is progress  # which passes on the rule of a demand

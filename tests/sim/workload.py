@@ -34,6 +34,7 @@ from protocol.identity import Signed, Signer, sign
 from protocol.messages import Transaction
 from protocol.reasons import Finding
 from tests.sim.audits import Auditor
+from tests.sim.crowd import Desk
 from tests.sim.keys import FastSigner, another
 from tests.sim.ledgers import Add
 
@@ -44,6 +45,7 @@ LIFETIME_HEIGHTS = 30  # of a transaction: one that was lost is made anew
 UNTIL_MS = 2**53 - 1
 REVOKED_FOR_MS = 5_000  # so that some of what was revoked expires within a history
 RENAMED, REVOKED = 10, 15  # of a hundred numbers to add: those below are a new name, those below that an invitation taken back
+CURATED_SHARE = 0.6  # of the moments at which a peer could put something forward
 CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused does other things as well
 
 
@@ -57,6 +59,7 @@ class Author:
     invitation: Admit | None = None  # of a peer that is no founder
     wishes: deque[tuple[str, Any]] = field(default_factory=deque)
     auditor: Auditor = field(default_factory=Auditor)
+    desk: Desk | None = None  # where the network curates
     outstanding: Signed | None = None
     submitted: int = 0
     returns: bool = False  # founder or not, it asks for vote and roles when it has none
@@ -104,6 +107,8 @@ class Author:
             if challenge is not None and self.random.random() < CHALLENGE_SHARE:
                 step, finding = challenge
                 return "audit/challenge", StepFinding(due.job, due.round, due.trainer, step, finding, 0)
+        if self.desk is not None and self.work and self.desk.random.random() < CURATED_SHARE:
+            return self.desk.wanted(state)
         if self.random.random() < self.work:
             number = self.random.randrange(100)
             if number < RENAMED:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tests.sim.mutants.agreement import AGREEMENT
 from tests.sim.mutants.audits import AUDITS
+from tests.sim.mutants.curation import CURATION
 from tests.sim.mutants.planting import Caught, Mutant, Planter, hunt
 from tests.sim.mutants.standstill import STANDSTILL
 from tests.sim.mutants.upkeep import UPKEEP
 
-MUTANTS: tuple[Mutant, ...] = (*AGREEMENT, *UPKEEP, *AUDITS, *STANDSTILL)
+MUTANTS: tuple[Mutant, ...] = (*AGREEMENT, *UPKEEP, *AUDITS, *STANDSTILL, *CURATION)
 
 __all__ = ["MUTANTS", "Caught", "Mutant", "Planter", "hunt"]

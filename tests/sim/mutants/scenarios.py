@@ -48,6 +48,7 @@ class Scenario:
     rotates: bool = False
     retires: float | None = None  # 1: and everybody says that f may fall
     jobs: bool = True
+    minute_ms: int = 0  # of curation
     loner: str = ""  # there is a second job, and the others retire its only trainer: "back", it runs; "lost", its disk is damaged
 
     def simulation(self, seed: int) -> Simulation:
@@ -113,6 +114,7 @@ class Scenario:
             tuple(faults),
             blocks=self.blocks,
             jobs=self.jobs,
+            minute_ms=self.minute_ms,
             second_job=bool(self.loner),
             work=self.work or source.choice((0.5, 2.0)),
         )

@@ -1,0 +1,509 @@
+"""What curation costs in a large network: batches, memory, the close of a project: `python -m benchmarks.curation --json FILE`.
+
+A network of one voter, which serves, lies in the store of a data directory: 10,000 annotators, a million settled answers in
+projects of 10,000 tasks, and a project of 100,000 open tasks. Another process has put the rows there, without batches.
+
+Then batches of 512 statements go through the real ledger: wishes for a lease, commitments and openings, a third each. A batch is
+timed from its author's own check to the end of the commit. It is applied for that check, to see whether there is something to
+propose, to propose it, and to judge it; what was judged takes effect. At the end the real daemon opens the store, decides batches
+as well, and closes one of the projects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.table import Table as Screen
+
+from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
+from consensus.turn import Decided
+from curation.agreement import added, units_of
+from curation.answers import Answer, Kind, commitment
+from curation.contents import Batch, Commit, LeaseWish, Move, Opening
+from curation.limits import BATCH_MAX, OPENING_MS
+from curation.module import ANNOTATOR, CurationModule
+from curation.state import (
+    Agreed,
+    Annotator,
+    Asked,
+    Assignment,
+    CurationState,
+    Lease,
+    Phase,
+    Project,
+    Share,
+    Skill,
+    Stage,
+    TaskRow,
+)
+from curation.statements import Annotation, Session
+from curation.tasks import assignment_id, task_id
+from ledger.blocks.ledger import Ledger
+from ledger.core.genesis import Founder, Genesis
+from ledger.state import EMPTY_BODY, Rules, State
+from peer.api.memory import process_memory_mb
+from peer.daemon.daemon import running
+from peer.driver.author import Author
+from peer.features import founding_modules, rules_of
+from peer.settings.config import load
+from peer.settings.datadir import DataDirectory
+from protocol import codec
+from protocol.identity import Identity, Signed, preimage, sign
+from protocol.messages import Transaction
+from scenarios.trials import COUNT, Parser
+from storage.store import Store
+from tests.ledger.blocks import decided_after
+from training.host import ModelHost
+
+VOTES, PROJECT_TASKS, ANNOTATORS_OF_PROJECT = 5, 10_000, 1_000
+FILLED_AT_ONCE = 5_000  # tasks
+ASKED = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, VOTES, 10, False)
+OPEN = replace(ASKED, votes=2)
+WARM_UP = ((250, 250, 12),) * 4  # leases, commitments and openings of batches that are not timed: some stay for the others
+MIXED = (172, 170, 170)
+RIGHT = 0.8  # of answers
+BATCH_MS, STATEMENT_MS, DAEMON_MB, CLOSE_SECONDS = 200.0, 0.4, 400.0, 5.0
+PARTS = ("author", "waits", "propose", "judge", "apply", "root", "commit", "after")
+
+
+@dataclass
+class Figures:
+    annotators: int
+    answers: int
+    open_tasks: int
+    batch_ms: list[float]  # ascending
+    parts_ms: dict[str, float]  # in the median
+    acted: int  # statements of all batches that were timed, and acted
+    statements: int
+    file_mb: float
+    fill_seconds: float
+    open_seconds: float  # of the store and the state, until the first batch can come
+    daemon: Closing
+
+
+@dataclass
+class Closing:
+    """What the daemon did."""
+
+    started_mb: float
+    batches_mb: float  # at the most, after as many batches
+    closed_mb: float
+    closed_seconds: float  # of the clock, after the minute in which votes can still be opened
+    batches: int
+    close_seconds: float  # of one core in the close's slices, however often each batch was applied
+    slice_ms: float  # the longest of these
+    loop_batches_ms: float  # the longest slice of the event loop while batches came
+    loop_close_ms: float  # the same during the close
+    paid: int
+
+
+def seed(what: str, number: int) -> bytes:
+    return hashlib.sha256(f"{what} {number}".encode()).digest()
+
+
+def people(count: int) -> list[bytes]:
+    return [Identity(seed("annotator", number)).public for number in range(count)]
+
+
+# Filling -----------------------------------------------------------------------------------------------------------------
+
+
+class Filler:
+    """Makes the rows of a network that has been there for long."""
+
+    def __init__(self, folder: Path, annotators: int, answers: int, open_tasks: int) -> None:
+        self.directory = DataDirectory.create(folder)
+        self.me, self.draw = Identity(seed("peer", 0)), random.Random(1)
+        self.directory.write_identity(self.me)
+        founders = {self.me.public: Founder("peer", (ANNOTATOR,))}
+        genesis = Genesis("large", int(time.time() * 1_000), bytes(16), founders, founding_modules())
+        self.directory.write_genesis(codec.encode(genesis))
+        self.rules = rules_of(genesis, ModelHost(self.directory.models))
+        self.store = Store(self.directory.ledger, genesis.chain_id)
+        first = self.rules.first_state()
+        decided = decided_after(first, None, genesis.chain_id, EMPTY_BODY, [self.me])
+        self.store.append([decided])
+        self.state = replace(self.rules.apply(first, decided.decode()).finish({}))
+        self.people = people(annotators)
+        self.answers, self.open_tasks = answers, open_tasks
+        self.said, self.accepted = dict.fromkeys(self.people, 0), dict.fromkeys(self.people, 0)
+
+    def fill(self) -> None:
+        tasks = self.answers // VOTES
+        for number, first in enumerate(range(0, tasks, PROJECT_TASKS)):
+            self._settled(number, min(PROJECT_TASKS, tasks - first))
+        curation = self.state.of(CurationState)
+        key = seed("project", tasks)
+        rows = {
+            who: Annotator(f"ann {number}", self.me.public, False, 1, annotations=self.said[who], accepted=self.accepted[who])
+            for number, who in enumerate(self.people)
+        }
+        self._save(
+            open=(*curation.open, key),
+            annotators_count=len(rows),
+            projects=curation.projects.with_row(key, Project(self.me.public, OPEN, Phase.OPEN, 391, self.open_tasks)),
+            annotators=curation.annotators.with_rows(rows),
+            shares=curation.shares.with_row(self.me.public, Share(len(rows))),
+        )
+        self.store.close()
+
+    def _settled(self, number: int, tasks: int) -> None:
+        key, curation = seed("project", number), self.state.of(CurationState)
+        first = number * ANNOTATORS_OF_PROJECT // 2
+        crowd = [self.people[(first + place) % len(self.people)] for place in range(min(len(self.people), ANNOTATORS_OF_PROJECT))]
+        counts = {who: [0] * len(ASKED.options) ** 2 for who in crowd}
+        agreed: tuple[int, ...] = ()
+        for start in range(0, tasks, FILLED_AT_ONCE):
+            task_rows, assignments = dict[bytes, TaskRow | None](), dict[bytes, Assignment | None]()
+            for of in range(start, min(tasks, start + FILLED_AT_ONCE)):
+                task, who = task_id(key, of), self.draw.sample(crowd, VOTES)
+                truth = self.draw.randrange(2)
+                answers: list[Answer] = [(truth if self.draw.random() < RIGHT else 1 - truth,) for _ in who]
+                label = (int(sum(answer == (1,) for answer in answers) * 2 > VOTES),)
+                task_rows[task] = TaskRow(key, of, Stage.SETTLED, VOTES, VOTES, VOTES, VOTES, 0, None, tuple(who), label, 1)
+                for person, answer in zip(who, answers, strict=True):
+                    assignments[assignment_id(task, person)] = Assignment(
+                        key, of, person, self.me.public, 1, Lease.SETTLED, self.draw.randbytes(32), answer, 1, True
+                    )
+                    self.said[person] += 1
+                    self.accepted[person] += answer == label
+                    counts[person][label[0] * 2 + answer[0]] += 1
+                agreed = added(agreed, 2, units_of(ASKED.kind, 2, False, answers))
+            curation = self._save(
+                tasks=curation.tasks.with_rows(task_rows), assignments=curation.assignments.with_rows(assignments)
+            )
+        skills = {key + who: Skill(tuple(count)) for who, count in counts.items()}
+        project = Project(self.me.public, ASKED, Phase.OPEN, 40, tasks, tasks, 0, tasks)
+        self._save(
+            open=(*curation.open, key),
+            annotations=curation.annotations + VOTES * tasks,
+            settled=curation.settled + tasks,
+            projects=curation.projects.with_row(key, project),
+            skills=curation.skills.with_rows(skills),
+            agreements=curation.agreements.with_row(key, Agreed(agreed)),
+        )
+
+    def _save(self, **changes: Any) -> CurationState:
+        curation = replace(self.state.of(CurationState), **changes)
+        self.state = self.state.with_modules(curation=curation)
+        encoded = self.rules.encode_state(self.state)
+        self.store.save_state(self.state.height, self.state.root, encoded, tables=self.state.tables)
+        return curation
+
+
+# Batches -----------------------------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Annotators who ask for a task, commit in a later batch, and open in one after that."""
+
+    def __init__(self, chain: bytes, peer: bytes, annotators: int) -> None:
+        self.chain, self.peer, self.annotators = chain, peer, annotators
+        self._next = 0
+        self._wished: list[int] = []
+        self._to_commit: list[tuple[int, bytes]] = []
+        self._committed: list[bytes] = []
+
+    def batch(self, state: CurationState, now_ms: int, most: tuple[int, int, int]) -> Batch:
+        leases_most, commits_most, openings_most = most
+        for number in self._wished:
+            row = state.annotators.get(self._key(number))
+            assert row is not None
+            self._to_commit += [(number, lease) for lease in row.leases]
+        commits, self._to_commit = self._to_commit[:commits_most], self._to_commit[commits_most:]
+        openings = list[Opening]()
+        for assignment in self._committed:
+            row = state.assignments.get(assignment)
+            assert row is not None
+            task = state.tasks.get(task_id(row.project, row.number))
+            if task is not None and task.stage is Stage.OPENING and len(openings) < openings_most:
+                openings.append(Opening(assignment, bytes(16), (0,)))
+        opened = {opening.assignment for opening in openings}
+        self._committed = [key for key in self._committed if key not in opened] + [key for _, key in commits]
+        self._wished = [(self._next + place) % self.annotators for place in range(leases_most)]
+        self._next += leases_most
+        wishes = tuple(self._wish(number, now_ms) for number in self._wished)
+        return Batch((), wishes, tuple(self._commit(*commit) for commit in commits), tuple(openings))
+
+    def _key(self, number: int) -> bytes:
+        return Identity(seed("annotator", number)).public
+
+    def _signed(self, number: int, statement: Any) -> bytes:
+        return Identity(seed("annotator", number)).sign(preimage(statement.TAG, self.chain, codec.encode(statement)))
+
+    def _wish(self, number: int, now_ms: int) -> LeaseWish:
+        until = now_ms + 86_400_000
+        return LeaseWish(self._key(number), bytes(16), until, self._signed(number, Session(self.peer, bytes(16), until)), 1)
+
+    def _commit(self, number: int, assignment: bytes) -> Commit:
+        digest = commitment(assignment, bytes(16), (0,))
+        return Commit(assignment, digest, self._signed(number, Annotation(assignment, digest)))
+
+
+class Chain:
+    """The ledger of a data directory, without a daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        directory = DataDirectory.open(folder)
+        self.me = directory.load_identity()
+        genesis = Genesis.decode(directory.read_genesis())
+        self.rules: Rules = rules_of(genesis, ModelHost(directory.models))
+        self.store = Store(directory.ledger, genesis.chain_id)
+        encoded = self.store.state()
+        assert encoded is not None
+        state = self.rules.decode_state(encoded)
+        self.store.rows.attach(state.tables)
+        self.last: Decided | None = self.store.decision(state.height)
+        assert self.last is not None
+        self.ledger = Ledger(self.rules, state, self.last.decode().state_root)
+
+    @cached_property
+    def chain_id(self) -> bytes:
+        return self.rules.chain_id
+
+    def signed(self, kind: str, content: Any) -> Signed:
+        nonce = self.ledger.state.members.members[self.me.public].nonce + 1
+        transaction = Transaction(nonce, self.ledger.state.height + 50, kind, codec.encode(content))
+        return sign(self.me, self.chain_id, transaction)
+
+    def decide(self, signed: Signed) -> dict[str, float]:
+        """Milliseconds of each part."""
+        ledger, state = self.ledger, self.ledger.state
+        height, times = state.height + 1, [time.perf_counter()]
+
+        def lap() -> None:
+            times.append(time.perf_counter())
+
+        self.rules.apply_transaction(state, signed)
+        lap()
+        ledger.pool.add(signed)
+        assert ledger.awaits_transactions()
+        lap()
+        body = ledger.propose(height, 0)
+        assert body is not None
+        lap()
+        assert ledger.check(height, body, self.me.public) is None
+        lap()
+        deciding = time.perf_counter()
+        self.last = decided_after(state, self.last, self.chain_id, body, [self.me])
+        self.store.append([self.last])
+        times = [at + time.perf_counter() - deciding for at in times]  # agreement is not what is measured here
+        after: State = self.rules.apply(state, self.last.decode()).finish({})
+        lap()
+        encoded = self.rules.encode_state(after)
+        lap()
+        self.store.save_state(after.height, after.root, encoded, tables=after.tables)
+        lap()
+        ledger.advance(after, state.root)
+        ledger.pool.prune(self.rules, after)
+        lap()
+        return {name: 1_000 * (end - start) for name, start, end in zip(PARTS, times, times[1:], strict=False)}
+
+
+def measure(folder: Path, options: Any, fill_seconds: float) -> Figures:
+    began = time.perf_counter()
+    chain = Chain(folder)
+    opened = time.perf_counter() - began
+    crowd = Crowd(chain.chain_id, chain.me.public, options.annotators)
+    parts, acted, statements = list[dict[str, float]](), 0, 0
+    for most in (*WARM_UP, *(MIXED,) * options.batches):
+        state = chain.ledger.state
+        batch = crowd.batch(state.of(CurationState), state.time_ms, most)
+        times = chain.decide(chain.signed("curation/batch", batch))
+        if most is not MIXED:
+            continue
+        assert batch.size == BATCH_MAX, batch.size
+        passed = chain.ledger.state.of(CurationState).passed_over - state.of(CurationState).passed_over
+        parts.append(times)
+        statements, acted = statements + batch.size, acted + batch.size - passed
+    chain.store.close()
+    size = DataDirectory(folder).ledger.stat().st_size / 1e6
+    command = [sys.executable, "-m", "benchmarks.curation", "--daemon", str(folder), "--annotators", str(options.annotators)]
+    said = subprocess.run([*command, "--batches", str(options.batches)], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return Figures(
+        annotators=options.annotators,
+        answers=options.answers,
+        open_tasks=options.open_tasks,
+        batch_ms=sorted(sum(times.values()) for times in parts),
+        parts_ms={name: _median([times[name] for times in parts]) for name in PARTS},
+        acted=acted,
+        statements=statements,
+        file_mb=size,
+        fill_seconds=fill_seconds,
+        open_seconds=opened,
+        daemon=Closing(**json.loads(said.splitlines()[-1])),
+    )
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+# The daemon --------------------------------------------------------------------------------------------------------------
+
+
+class Slices(trio.abc.Instrument):
+    """The longest time for which one task kept the event loop."""
+
+    def __init__(self) -> None:
+        self.longest_ms, self._began = 0.0, math.inf
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began = time.perf_counter()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.longest_ms = max(self.longest_ms, 1_000 * (time.perf_counter() - self._began))
+
+    def taken(self) -> float:
+        """Since the last time."""
+        longest, self.longest_ms = self.longest_ms, 0.0
+        return longest
+
+
+async def serve(folder: Path, annotators: int, batches: int) -> Closing:
+    """A daemon with the store, and what its memory and its event loop are like."""
+    flags = {"data_directory": folder, "role": "annotator", "listen": "127.0.0.1:0", "web_listen": "127.0.0.1:0"}
+    config, slices = load(flags, {}).config, Slices()
+    async with running(config) as daemon:
+        driver = daemon.driver
+        author, chain = Author(driver), driver.chain_id
+        await trio.sleep(2)
+        started_mb, most = _memory(), 0.0
+        crowd = Crowd(chain, driver.signer.public, annotators)
+        crowd._next = annotators // 2  # others than those that have leases
+        trio.lowlevel.add_instrument(slices)
+        for mixed in (*WARM_UP, *(MIXED,) * batches):
+            state = driver.state
+            batch = await trio.to_thread.run_sync(crowd.batch, state.of(CurationState), state.time_ms, mixed)
+            await author.submit("curation/batch", batch)
+            most = max(most, _memory())
+        loop_batches, close_times = slices.taken(), list[float]()
+        (closer,) = {driver.rules.module(CurationModule)._closer}
+        go_on = closer.go_on
+
+        def timed(*arguments: Any) -> None:
+            began = time.thread_time()
+            go_on(*arguments)
+            close_times.append(time.thread_time() - began)
+
+        closer.go_on = timed  # type: ignore[method-assign]
+        project, *_ = driver.state.of(CurationState).open
+        await author.submit("curation/move", Move(project, Phase.CLOSED))
+        await trio.sleep(OPENING_MS / 1_000)
+        slices.taken()
+        height, began, closed = driver.state.height, time.perf_counter(), 0.0
+        while project in driver.state.of(CurationState).closing:  # the part that serves goes on with it
+            await driver.applied.wait()
+            closed = max(closed, _memory())
+        row = driver.state.of(CurationState).projects.get(project)
+        assert row is not None
+        return Closing(
+            started_mb,
+            most,
+            closed,
+            time.perf_counter() - began,
+            driver.state.height - height,
+            sum(close_times),
+            1_000 * max(close_times),
+            loop_batches,
+            slices.taken(),
+            row.paid,
+        )
+
+
+def _memory() -> float:
+    return process_memory_mb(os.getpid())
+
+
+# What must hold ----------------------------------------------------------------------------------------------------------
+
+
+def verdicts(figures: Figures) -> Iterator[str]:
+    batch, daemon = _median(figures.batch_ms), figures.daemon
+    yield verdict(batch <= BATCH_MS, f"a batch of {BATCH_MAX}: ≤ {BATCH_MS:g} ms in the median, all in all: {batch:.0f}")
+    each = batch / BATCH_MAX
+    yield verdict(each <= STATEMENT_MS, f"a statement: ≤ {STATEMENT_MS:g} ms: {each:.2f}")
+    memory = max(daemon.started_mb, daemon.batches_mb, daemon.closed_mb)
+    yield verdict(memory <= DAEMON_MB, f"the daemon: ≤ {DAEMON_MB:g} MB: {memory:.0f}")
+    seconds = daemon.close_seconds
+    yield verdict(
+        seconds <= CLOSE_SECONDS, f"a close of {PROJECT_TASKS:,} tasks × {VOTES}: ≤ {CLOSE_SECONDS:g} s in all: {seconds:.1f}"
+    )
+    yield verdict(daemon.paid == ASKED.price * PROJECT_TASKS, f"that close paid {daemon.paid:,} points")
+    yield verdict(figures.acted == figures.statements, f"{figures.acted:,} of {figures.statements:,} statements acted")
+
+
+def show(figures: Figures) -> None:
+    title = f"{figures.annotators:,} annotators, {figures.answers:,} settled answers, {figures.open_tasks:,} open tasks"
+    screen, times, daemon = Screen(title=title, show_header=False), figures.batch_ms, figures.daemon
+    rows = {
+        f"a batch of {BATCH_MAX}, in the median": f"{_median(times):.0f} ms",
+        f"the fastest and the slowest of {len(times)}": f"{times[0]:.0f}, {times[-1]:.0f} ms",
+        **{f"of that, {name}": f"{of:.0f} ms" for name, of in figures.parts_ms.items()},
+        "file": f"{figures.file_mb:.0f} MB",
+        "making the rows": f"{figures.fill_seconds:.0f} s",
+        "opening the store": f"{figures.open_seconds:.1f} s",
+        "daemon: after the start, with batches, in a close": (
+            f"{daemon.started_mb:.0f}, {daemon.batches_mb:.0f}, {daemon.closed_mb:.0f} MB"
+        ),
+        "longest slice of its event loop, with batches": f"{daemon.loop_batches_ms:.0f} ms",
+        "the same, in a close": f"{daemon.loop_close_ms:.0f} ms",
+        "close: one core, longest slice": f"{daemon.close_seconds:.1f} s, {daemon.slice_ms:.0f} ms",
+        "close: the clock, batches": f"{daemon.closed_seconds:.0f} s, {daemon.batches}",
+    }
+    for name, value in rows.items():
+        screen.add_row(name, value)
+    Console(width=130).print(screen)
+
+
+def main() -> int:
+    parser = Parser("curation", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--annotators", type=COUNT, default=10_000, metavar="N", help="of the network")
+    parser.add_argument("--answers", type=COUNT, default=1_000_000, metavar="N", help="that are settled")
+    parser.add_argument("--open-tasks", type=COUNT, default=100_000, metavar="N", help="that nobody has begun")
+    parser.add_argument("--batches", type=COUNT, default=20, metavar="N", help="of which the median counts")
+    parser.add_argument("--fill", type=Path, metavar="FOLDER", help="only make the data directory there")
+    parser.add_argument("--filled", type=Path, metavar="FOLDER", help="such a data directory; it is changed")
+    parser.add_argument("--daemon", type=Path, metavar="FOLDER", help="only measure a daemon with it")
+    options = parser.parse_args()
+    if options.fill:
+        Filler(options.fill, options.annotators, options.answers, options.open_tasks).fill()
+        return 0
+    if options.daemon:
+        print(json.dumps(asdict(trio.run(serve, options.daemon, options.annotators, options.batches))))
+        return 0
+    started = time.time()
+    with contextlib.ExitStack() as stack:
+        folder, fill_seconds = options.filled, 0.0
+        if folder is None:  # on this disk: /tmp may lie in memory, where a commit costs nothing
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))) / "peer"
+            sizes = ("--annotators", options.annotators, "--answers", options.answers, "--open-tasks", options.open_tasks)
+            command = [sys.executable, "-m", "benchmarks.curation", "--fill", folder, *sizes]
+            subprocess.run(list(map(str, command)), check=True)
+            fill_seconds = time.time() - started
+        figures = measure(folder, options, fill_seconds)
+    show(figures)
+    write(options.json, started, asdict(figures))
+    return conclude(verdicts(figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

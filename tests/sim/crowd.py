@@ -1,0 +1,207 @@
+"""Simulated annotators, and what serving peers put forward for them: mostly what a site would, and some of what it must not.
+
+Answer and salt follow from the assignment, so that any peer can open a vote, also one whose peer has stopped. Each assignment has
+two answers: an annotator that signs both has only the first one counted that is decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import curation.closing
+import curation.module
+from curation.answers import PAIR_ANSWERS, Answer, Kind, commitment
+from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip
+from curation.state import Asked, Assignment, CurationState, Lease, Phase, Stage
+from curation.statements import Annotation, Enrol, Session
+from curation.tasks import assignment_id
+from ledger.state import State
+from protocol import codec
+from protocol.identity import Signer, preimage
+from tests.sim.keys import another
+
+LEASE_MINUTES = 2  # ten would be longer than a history
+CLOSING_ROWS_PER_BATCH = 100  # so that a close takes several batches
+PEOPLE = (3, 6)  # drawn by seed
+TASKS = (8, 24)  # of a page
+PROJECTS_OF_ONE = 3
+LEASES_WANTED = 5
+SAID_KEPT = 40  # statements that are replayed
+
+SESSION_MS = 3_600_000
+MOODS = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, 3, 7, False)
+ASKED = (
+    MOODS,
+    MOODS,
+    MOODS,
+    MOODS,
+    Asked("one vote", Kind.LABEL, ("a", "b", "c"), False, 0, None, 1, 5, False),
+    Asked("several", Kind.LABEL, ("a", "b", "c"), True, 0, None, 4, 3, False),
+    Asked("stars", Kind.RATING, ("1", "2", "3"), False, 0, None, 3, 10, False),
+    Asked("better", Kind.PAIR, (), False, 2, None, 2, 1, False),
+    Asked("best", Kind.RANKING, (), False, 3, None, 3, 4, False),
+)
+
+
+@contextlib.contextmanager
+def hurried(minute_ms: int) -> Iterator[None]:
+    """Inside, a minute of curation takes so long, and projects are closed in small slices."""
+    with (
+        mock.patch.object(curation.module, "LEASE_MS", LEASE_MINUTES * minute_ms),
+        mock.patch.object(curation.module, "OPENING_MS", minute_ms),
+        mock.patch.object(curation.closing, "CLOSING_ROWS_PER_BATCH", CLOSING_ROWS_PER_BATCH),
+    ):
+        yield
+
+
+def _number(*parts: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(b"crowd" + b"".join(parts)).digest()[:8], "big")
+
+
+def salt_of(assignment: bytes, which: int) -> bytes:
+    return hashlib.sha256(b"salt" + assignment + bytes([which])).digest()[:16]
+
+
+def answer_of(asked: Asked, row: Assignment, assignment: bytes, which: int) -> Answer:
+    """Mostly what is true of the task. The second answer is as by chance, and so is one in sixteen of the first."""
+    is_true = which == 0 and _number(b"errs", assignment) % 16
+    drawn = random.Random(_number(row.project, bytes([row.number % 256])) if is_true else _number(assignment, bytes([which])))
+    match asked.kind:
+        case Kind.LABEL if asked.many:
+            return tuple(option for option in range(len(asked.options)) if drawn.random() < 0.5)
+        case Kind.LABEL:
+            return (drawn.randrange(len(asked.options)),)
+        case Kind.RATING:
+            return (drawn.randint(1, len(asked.options)),)
+        case Kind.PAIR:
+            return (drawn.randrange(len(PAIR_ANSWERS)),)
+        case Kind.RANKING:
+            return tuple(drawn.sample(range(asked.items), asked.items))
+
+
+def people(seed: int, like: Signer) -> list[Signer]:
+    count = random.Random(f"crowd {seed}").randint(*PEOPLE)
+    return [another(like, f"annotator {number}") for number in range(count)]
+
+
+@dataclass
+class Desk:
+    """What one peer puts forward about curation. `people` are the same at all peers: each annotator goes to any of them."""
+
+    signer: Signer
+    random: random.Random
+    chain_id: bytes
+    people: list[Signer]
+    asks: tuple[Asked, ...] = ASKED
+    open_at_once: int = 2
+    closes_after: int = 18  # settled tasks
+    is_careful: bool = False  # each annotator gives its first answer
+    founded: int = 0
+    _said: dict[str, list[Any]] = field(default_factory=dict)  # some of what was carried before
+
+    def wanted(self, state: State) -> tuple[str, Any]:
+        curated = state.of(CurationState)
+        return self._of_author(curated) or ("curation/batch", self._batch(curated, state.time_ms))
+
+    def _of_author(self, state: CurationState) -> tuple[str, Any] | None:
+        draw = self.random
+        for key in state.open:
+            project = state.projects.get(key)
+            assert project is not None
+            if project.author != self.signer.public:
+                continue
+            if project.tasks == project.drawn and project.pages < 3 and draw.random() < 0.6:
+                return "curation/page", AddPage(key, bytes(32), 1_000, bytes(32), draw.randint(*TASKS))
+            waiting = [task for task, row in state.tasks.items() if row.project == key and row.stage is Stage.REVIEW]
+            if waiting and draw.random() < 0.5:
+                row = state.assignments.get(assignment_id(waiting[0], state.tasks.get(waiting[0]).annotators[0]))  # type: ignore[union-attr]
+                assert row is not None
+                return "curation/review", Review(waiting[0], answer_of(project.asked, row, waiting[0], 1))
+            is_paused, is_old = project.phase is Phase.PAUSED, project.settled > self.closes_after
+            if draw.random() < (0.4 if is_paused or is_old else 0.05):
+                return "curation/move", Move(key, Phase.CLOSED if is_old else Phase.OPEN if is_paused else Phase.PAUSED)
+        if len(state.open) < self.open_at_once and self.founded < PROJECTS_OF_ONE and draw.random() < 0.4:
+            self.founded += 1
+            return "curation/found", Found(draw.choice(self.asks))
+        return None
+
+    # Batches ---------------------------------------------------------------------------------------------------------
+
+    def _batch(self, state: CurationState, now_ms: int) -> Batch:
+        found: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits", "openings", "skips")}
+        for person in self.people:
+            self._go_on(state, person, now_ms, found)
+        rows = dict(state.assignments.items())
+        for assignment, row in rows.items():
+            if row.state is Lease.COMMITTED and self.random.random() < 0.8:
+                self._open(state, assignment, row, found)
+            elif row.state is Lease.EXPIRED and self.random.random() < 0.2:
+                self._answer(state, assignment, row, found)
+        for name, statements in found.items():
+            said = self._said.setdefault(name, [])
+            again = self.random.sample(said, min(len(said), self.random.randrange(3)))
+            said += statements
+            del said[:-SAID_KEPT]
+            statements += again
+        return Batch(**{name: tuple(statements) for name, statements in found.items()})
+
+    def _go_on(self, state: CurationState, person: Signer, now_ms: int, found: dict[str, list[Any]]) -> None:
+        draw, row = self.random, state.annotators.get(person.public)
+        if row is None:
+            found["enrolments"].append(self._enrolment(person, draw.random() < 0.2))
+            return
+        for assignment in row.leases:
+            lease = state.assignments.get(assignment)
+            assert lease is not None
+            chance = draw.random()
+            if _number(b"idle", assignment) % 12 == 0:
+                continue  # until it has expired
+            if chance < 0.7:
+                self._answer(state, assignment, lease, found)
+            elif chance < 0.75:
+                found["skips"].append(Skip(assignment, "unclear"))
+        if len(row.leases) < LEASES_WANTED and draw.random() < 0.6:
+            found["leases"].append(self._wish(person, now_ms, draw.random() < 0.1))
+
+    def _answer(self, state: CurationState, assignment: bytes, row: Assignment, found: dict[str, list[Any]]) -> None:
+        """Once, or as two answers, or signed by somebody else."""
+        chance = 0.5 if self.is_careful else self.random.random()
+        project = state.projects.get(row.project)
+        assert project is not None
+        for which in (0, 1) if chance < 0.1 else (1,) if chance < 0.2 else (0,):
+            digest = commitment(assignment, salt_of(assignment, which), answer_of(project.asked, row, assignment, which))
+            key = row.annotator if chance < 0.95 else next(who.public for who in self.people if who.public != row.annotator)
+            found["commits"].append(Commit(assignment, digest, self._signed(key, Annotation(assignment, digest))))
+
+    def _open(self, state: CurationState, assignment: bytes, row: Assignment, found: dict[str, list[Any]]) -> None:
+        """One in ten is never opened. Some are opened with another answer than the one that was committed."""
+        if _number(b"lost", assignment) % 10 == 0:
+            return
+        project = state.projects.get(row.project)
+        assert project is not None
+        for which in (0, 1):
+            salt, answer = salt_of(assignment, which), answer_of(project.asked, row, assignment, which)
+            if (commitment(assignment, salt, answer) == row.commitment) == (self.random.random() < 0.9):
+                found["openings"].append(Opening(assignment, salt, answer))
+
+    # Signed ----------------------------------------------------------------------------------------------------------
+
+    def _signed(self, key: bytes, statement: Any) -> bytes:
+        signer = next(who for who in self.people if who.public == key)
+        return signer.sign(preimage(statement.TAG, self.chain_id, codec.encode(statement)))
+
+    def _enrolment(self, person: Signer, is_forged: bool) -> Enrolment:
+        """A forged one is signed for another peer, as if that one's were repeated here."""
+        peer = bytes(32) if is_forged else self.signer.public
+        return Enrolment(person.public, "ann", False, self._signed(person.public, Enrol("ann", peer, False)))
+
+    def _wish(self, person: Signer, now_ms: int, is_forged: bool) -> LeaseWish:
+        peer, until_ms = bytes(32) if is_forged else self.signer.public, now_ms + SESSION_MS
+        signature = self._signed(person.public, Session(peer, bytes(16), until_ms))
+        return LeaseWish(person.public, bytes(16), until_ms, signature, self.random.randint(1, 8))

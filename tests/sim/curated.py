@@ -1,0 +1,380 @@
+"""What must hold of curation after every decided block.
+
+Written apart from `curation`: names and commitments are hashed anew, signatures are checked anew, and sums go over all rows.
+What was signed and opened is told from the blocks alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol import codec
+from protocol.identity import Verifier, preimage, short_id
+from tests.sim.invariants import Violation
+
+TABLES = ("projects", "tasks", "places", "annotators", "assignments", "skills", "shares", "due", "closings")
+LEASES_MAX = 8
+# What an assignment may become within a block.
+AFTER = {
+    "leased": {"leased", "committed", "opened", "settled", "forfeited", "skipped", "expired"},
+    "expired": {"expired", "committed", "opened", "settled", "forfeited"},
+    "skipped": {"skipped"},
+    "committed": {"committed", "opened", "settled", "forfeited"},
+    "opened": {"opened", "settled"},
+    "forfeited": {"forfeited"},
+    "settled": {"settled"},
+}
+WITH_PLACE = ("leased", "committed", "opened", "settled")
+VOTES = ("committed", "opened", "settled")
+
+Rows = Mapping[bytes, Any]
+
+
+def hashed(tag: str, *parts: bytes) -> bytes:
+    return hashlib.sha256(tag.encode() + b"\x00" + b"".join(parts)).digest()
+
+
+def task_of(project: bytes, number: int) -> bytes:
+    return hashed("folkmoot/task-id", project, number.to_bytes(8, "big"))
+
+
+def assignment_of(task: bytes, annotator: bytes) -> bytes:
+    return hashed("folkmoot/assignment", task, annotator)
+
+
+@dataclass
+class Tables:
+    """A state, its rows in dictionaries."""
+
+    state: Any
+    time_ms: int
+    rows: dict[str, Rows] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = {name: dict(getattr(self.state, name).items()) for name in TABLES}
+
+
+@dataclass
+class Curated:
+    """Looks at the state after each block, and at the one before."""
+
+    chain_id: bytes
+    verifier: Verifier
+    _before: Tables | None = None
+    _commits: dict[bytes, list[tuple[bytes, bytes]]] = field(default_factory=lambda: defaultdict(list))  # with signatures
+    _openings: dict[bytes, set[tuple[bytes, tuple[int, ...]]]] = field(default_factory=lambda: defaultdict(set))
+
+    def on_block(self, height: int, body: bytes, before: Any, after: Any) -> None:
+        """`before` and `after` are whole states."""
+        if "curation" not in after.modules:
+            return
+        enrolled, wished, is_looked_at = dict[bytes, list[Any]](), Counter[tuple[bytes, bytes]](), False
+        for data, signer, _ in codec.unpack(body, len(body))[2]:
+            _, _, _, kind, content = codec.unpack(data, len(data))
+            if kind == "curation/batch":
+                roles = {*_roles(before, signer), *_roles(after, signer)}
+                if "annotator" not in roles:
+                    raise Violation("curation consent", f"height {height}: {short_id(signer)} serves nobody, and has a batch")
+                self._read(signer, codec.unpack(content, len(content)), before.time_ms, enrolled, wished)
+                is_looked_at = True
+        if self._before is None:
+            self._before = Tables(before.modules["curation"], before.time_ms)
+        old, new = self._before, self._before
+        if after.modules["curation"] is not old.state:
+            new = Tables(after.modules["curation"], before.time_ms)
+            self._check_votes(old, new, height)
+            self._check_tasks(old, new, before.time_ms)
+            self._check_lists(new)
+            self._check_people(old, new, enrolled, wished)
+            self._check_counts(old, new, after.members.current)
+            self._check_points(old, new)
+        self._check_queues(new, before.time_ms if is_looked_at else None)
+        self._before = new
+
+    def came_about(self) -> dict[str, int]:
+        """For the figures of a campaign."""
+        if self._before is None:
+            return {}
+        rows, projects = self._before.rows, self._before.rows["projects"].values()
+        found = {
+            "tasks settled": self._before.state.settled,
+            "votes forfeited": sum(row.state == "forfeited" for row in rows["assignments"].values()),
+            "leases expired": sum(row.state == "expired" for row in rows["assignments"].values()),
+            "projects closed": len([row for row in projects if row.phase == "closed"]) - len(rows["closings"]),
+            "points paid": sum(row.paid for row in projects),
+        }
+        return {what: count for what, count in found.items() if count}
+
+    # What blocks say -------------------------------------------------------------------------------------------------
+
+    def _read(self, peer: bytes, batch: list[Any], now_ms: int, enrolled: dict[bytes, list[Any]], wished: Counter[Any]) -> None:
+        """In the order in which they act: what is opened was carried, at the latest in this batch."""
+        enrolments, leases, commits, openings = batch[:4]
+        for annotator, name, custodial, signature in enrolments:
+            if self._is_signed("enrol", [name, peer, custodial], annotator, signature):
+                enrolled.setdefault(annotator, []).append((name, peer, custodial))
+        for annotator, nonce, expires_ms, signature, count in leases:
+            if expires_ms >= now_ms and self._is_signed("session", [peer, nonce, expires_ms], annotator, signature):
+                wished[annotator, peer] += count
+        for assignment, commitment, signature, *_ in commits:
+            self._commits[assignment].append((commitment, signature))
+        for assignment, salt, answer in openings:
+            self._openings[assignment].add((salt, tuple(answer)))
+
+    def _is_signed(self, tag: str, fields: list[Any], signer: bytes, signature: bytes) -> bool:
+        return self.verifier.verify(signer, preimage(tag, self.chain_id, codec.encode([tag, *fields])), signature)
+
+    # People ----------------------------------------------------------------------------------------------------------
+
+    def _check_people(self, old: Tables, new: Tables, enrolled: Mapping[bytes, Iterable[Any]], wished: Counter[Any]) -> None:
+        people, assignments = new.rows["annotators"], new.rows["assignments"]
+        leases: dict[bytes, set[bytes]] = defaultdict(set)
+        for key, row in assignments.items():
+            if row.state == "leased":
+                leases[row.annotator].add(key)
+        for key, row in people.items():
+            if key not in old.rows["annotators"] and (row.name, row.peer, row.custodial) not in enrolled.get(key, ()):
+                raise Violation("curation consent", f"{short_id(key)} is enrolled, and did not sign it")
+            if len(row.leases) > LEASES_MAX or len(set(row.leases)) < len(row.leases) or set(row.leases) != leases[key]:
+                raise Violation("curation leases", f"{short_id(key)} has {len(leases[key])} leases, its row {len(row.leases)}")
+        fresh = Counter((row.annotator, row.peer) for key, row in assignments.items() if key not in old.rows["assignments"])
+        if fresh - wished:
+            raise Violation("curation consent", "somebody has more leases than it asked this peer for")
+
+    # Votes -----------------------------------------------------------------------------------------------------------
+
+    def _check_votes(self, old: Tables, new: Tables, height: int) -> None:
+        before, tasks = old.rows["assignments"], new.rows["tasks"]
+        if before.keys() - new.rows["assignments"].keys():
+            raise Violation("curation votes", "an assignment is gone")
+        for key, row in new.rows["assignments"].items():
+            was, task = before.get(key), task_of(row.project, row.number)
+            if row is was:
+                continue
+            if key != assignment_of(task, row.annotator) or row.annotator not in tasks[task].annotators:
+                raise Violation("curation draws", f"assignment {key.hex()[:8]} is not of its task and annotator")
+            if was is not None and (
+                row.state not in AFTER[was.state]
+                or (row.state == "leased" and (row.until_ms, row.peer) != (was.until_ms, was.peer))
+            ):
+                raise Violation("curation draws", f"assignment {key.hex()[:8]} was {was.state}, and is {row.state} again")
+            if was is not None and was.commitment is not None and row.commitment != was.commitment:
+                raise Violation("curation votes", f"another commitment took the place of that of {key.hex()[:8]}")
+            if (row.commitment is not None) != (row.state in (*VOTES, "forfeited")):
+                raise Violation("curation votes", f"assignment {key.hex()[:8]} is {row.state}, commitment: {row.commitment!r}")
+            if (row.answer is not None) != (row.state in ("opened", "settled")):
+                raise Violation("curation votes", f"assignment {key.hex()[:8]} is {row.state}, answer: {row.answer!r}")
+            if row.commitment is not None and (was is None or was.commitment is None):
+                self._check_commitment(old, key, row, height)
+            if row.answer is not None and (was is None or was.answer is None):
+                self._check_opening(old, new, key, row, task)
+
+    def _check_commitment(self, old: Tables, key: bytes, row: Any, height: int) -> None:
+        said = [signature for commitment, signature in self._commits[key] if commitment == row.commitment]
+        if not any(self._is_signed("annotation", [key, row.commitment], row.annotator, signature) for signature in said):
+            raise Violation("curation consent", f"{short_id(row.annotator)} did not sign the commitment of {key.hex()[:8]}")
+        if row.height != height:
+            raise Violation("curation votes", f"a commitment of height {height} is dated {row.height}")
+        task = old.rows["tasks"].get(task_of(row.project, row.number))
+        if task is not None and task.opened and row.is_blind:
+            raise Violation("curation votes", f"{key.hex()[:8]} counts as blind, and answers to its task could be seen")
+        project = old.rows["projects"].get(row.project)
+        if project is not None and project.phase == "closed":
+            raise Violation("curation closed", f"a closed project took the commitment of {key.hex()[:8]}")
+
+    def _check_opening(self, old: Tables, new: Tables, key: bytes, row: Any, task: bytes) -> None:
+        answer = tuple(row.answer)
+        encoded = codec.encode(list(answer))
+        if not any(
+            said == answer and hashed("folkmoot/answer", key, salt, encoded) == row.commitment
+            for salt, said in self._openings[key]
+        ):
+            raise Violation("curation votes", f"{key.hex()[:8]} is opened with an answer that was not committed")
+        was = old.rows["tasks"].get(task)
+        asked = was.asked if was is not None else 1
+        if was is None or was.stage == "begun":
+            mine = [assignment_of(task, who) for who in new.rows["tasks"][task].annotators]
+            here = [new.rows["assignments"][of] for of in mine]
+            gone = [old.rows["assignments"][of].state for of in mine if of in old.rows["assignments"]].count("forfeited")
+            if sum(vote.commitment is not None for vote in here) - gone < asked:
+                raise Violation("curation early", f"{key.hex()[:8]} is opened before all votes asked for are committed")
+        if row.project not in old.rows["projects"]:
+            return
+        closing = old.rows["closings"].get(row.project)
+        is_over = closing.at_ms <= old.time_ms if closing is not None else old.rows["projects"][row.project].phase == "closed"
+        if is_over:
+            raise Violation("curation closed", f"{key.hex()[:8]} was opened during or after the close of its project")
+
+    # Tasks -----------------------------------------------------------------------------------------------------------
+
+    def _check_tasks(self, old: Tables, new: Tables, now_ms: int) -> None:
+        states: dict[bytes, Counter[str]] = defaultdict(Counter)
+        for row in new.rows["assignments"].values():
+            states[task_of(row.project, row.number)][str(row.state)] += 1
+        for key, row in new.rows["tasks"].items():
+            had, was = states[key], old.rows["tasks"].get(key)
+            if len(set(row.annotators)) < len(row.annotators) or len(row.annotators) != had.total():
+                raise Violation("curation draws", f"task {key.hex()[:8]} counts {len(row.annotators)} annotators")
+            if row.taken != sum(had[state] for state in WITH_PLACE):
+                raise Violation("curation places", f"task {key.hex()[:8]}: {row.taken} places taken, {dict(had)}")
+            votes = sum(had[state] for state in VOTES)
+            if (row.committed, row.opened, row.skipped) != (votes, had["opened"] + had["settled"], had["skipped"]):
+                raise Violation(
+                    "curation counts", f"task {key.hex()[:8]}: {row.committed}, {row.opened}, {row.skipped}; {dict(had)}"
+                )
+            most = new.rows["projects"][row.project].asked.votes
+            if not row.taken <= row.asked <= most or (row.stage == "opening" and row.committed != row.asked):
+                raise Violation("curation places", f"task {key.hex()[:8]} is {row.stage}: {row.taken} of {row.asked}, of {most}")
+            if row.stage == "begun" and row.committed == row.asked:
+                raise Violation("curation places", f"task {key.hex()[:8]} has all its votes, and waits for more")
+            if (row.label is not None) != (row.stage == "settled") or (row.stage != "settled" and had["settled"]):
+                raise Violation("curation labels", f"task {key.hex()[:8]} is {row.stage}, with the label {row.label}")
+            if row.stage == "settled" and row.opened == most == 1 and not row.is_reviewed:
+                vote = next(
+                    vote.answer
+                    for who in row.annotators
+                    if (vote := new.rows["assignments"][assignment_of(key, who)]).state == "settled"
+                )
+                if tuple(vote) != tuple(row.label):
+                    raise Violation("curation labels", f"task {key.hex()[:8]} has another label than its only vote")
+            if was is not None and was.stage == "settled":
+                self._check_settled(old, key, was, row, now_ms)
+
+    def _check_settled(self, old: Tables, key: bytes, was: Any, row: Any, now_ms: int) -> None:
+        closing = old.rows["closings"].get(row.project)
+        is_closing = closing is not None and closing.at_ms <= now_ms and not row.is_reviewed
+        if row.stage != "settled" or (row.label != was.label and not is_closing):
+            raise Violation("curation labels", f"task {key.hex()[:8]} was {was.label}, and is {row.stage}, {row.label}")
+        if (row.height, row.annotators, row.opened) != (was.height, was.annotators, was.opened):
+            raise Violation("curation labels", f"task {key.hex()[:8]} is settled, and changes")
+
+    # Lists -----------------------------------------------------------------------------------------------------------
+
+    def _check_lists(self, new: Tables) -> None:
+        """Every task of a project is in one place: not drawn yet, or with a row; and what can be drawn again is in the list."""
+        rows: dict[bytes, dict[int, Any]] = defaultdict(dict)
+        for row in new.rows["tasks"].values():
+            rows[row.project][row.number] = row
+        places = {key: row.number for key, row in new.rows["places"].items()}
+        listed = 0
+        for project, of in new.rows["projects"].items():
+            tasks = rows[project]
+            fresh = [places.get(project + b"f" + place.to_bytes(4, "big"), place) for place in range(of.drawn, of.tasks)]
+            if len(tasks) != of.drawn or sorted([*tasks, *fresh]) != list(range(of.tasks)):
+                raise Violation(
+                    "curation draws", f"project {project.hex()[:8]} has {len(tasks)} of {of.tasks} tasks drawn, not {of.drawn}"
+                )
+            begun = {number for number, row in tasks.items() if row.stage == "begun" and row.taken < row.asked}
+            there = {number: row.place for number, row in tasks.items() if row.place is not None}
+            listing = {places.get(project + b"b" + place.to_bytes(4, "big")): place for place in range(of.begun)}
+            if there != listing or begun != there.keys():
+                raise Violation("curation lists", f"project {project.hex()[:8]} lists {sorted(there)}, begun are {sorted(begun)}")
+            listed += of.begun + sum(project + b"f" + place.to_bytes(4, "big") in places for place in range(of.drawn, of.tasks))
+        if listed != len(places):
+            raise Violation("curation lists", f"{len(places)} places have a row, {listed} are in a list")
+
+    # Counts ----------------------------------------------------------------------------------------------------------
+
+    def _check_counts(self, old: Tables, new: Tables, current: Callable[[bytes], bytes]) -> None:
+        """`current` gives the key that a member has now."""
+        state, rows = new.state, new.rows
+        settled = Counter(row.project for row in rows["tasks"].values() if row.stage == "settled")
+        reviewed = Counter(row.project for row in rows["tasks"].values() if row.stage == "review")
+        committed = Counter(row.annotator for row in rows["assignments"].values() if row.commitment is not None)
+        accepted, learned = Counter[bytes](), Counter[bytes]()
+        for row in rows["assignments"].values():
+            if row.state == "settled":
+                label = rows["tasks"][task_of(row.project, row.number)].label
+                accepted[row.annotator] += tuple(row.answer) == tuple(label)
+                asked = rows["projects"][row.project].asked
+                learned[row.project + row.annotator] += 0 if asked.kind == "ranking" else len(asked.options) if asked.many else 1
+        counts = {
+            "settled": (state.settled, settled.total()),
+            "annotations": (state.annotations, committed.total()),
+            "annotators": (state.annotators_count, len(rows["annotators"])),
+        }
+        for key, row in rows["projects"].items():
+            counts[f"project {key.hex()[:8]}"] = ((row.settled, row.review), (settled[key], reviewed[key]))  # type: ignore[assignment]
+        for key, row in rows["annotators"].items():
+            counts[f"of {short_id(key)}"] = ((row.annotations, row.accepted), (committed[key], accepted[key]))  # type: ignore[assignment]
+        for key, row in rows["skills"].items():
+            counts[f"skill {key.hex()[64:72]}"] = (sum(row.counts), learned[key])
+        shares, enrolled = Counter[bytes](), Counter(current(row.peer) for row in rows["annotators"].values())
+        for key, row in rows["shares"].items():
+            shares[current(key)] += row.annotators
+        counts["shares"] = (shares, enrolled)  # type: ignore[assignment]
+        for what, (said, seen) in counts.items():
+            if said != seen:
+                raise Violation("curation counts", f"{what}: {said} says the state, its rows say {seen}")
+        if state.passed_over < old.state.passed_over:
+            raise Violation("curation counts", "fewer statements were passed over than before")
+
+    # Points ----------------------------------------------------------------------------------------------------------
+
+    def _check_points(self, old: Tables, new: Tables) -> None:
+        paid = 0
+        for key, row in new.rows["projects"].items():
+            was, paid = old.rows["projects"].get(key), paid + row.paid
+            if was is None:
+                continue
+            if row.paid != was.paid and key not in old.rows["closings"]:
+                raise Violation("curation points", f"project {key.hex()[:8]} pays {row.paid - was.paid}, and is not being closed")
+            if was.phase == "closed" and (row.phase, row.tasks, row.drawn) != (was.phase, was.tasks, was.drawn):
+                raise Violation("curation closed", f"project {key.hex()[:8]} is closed, and changes")
+            if key in old.rows["closings"] and key not in new.rows["closings"]:
+                self._check_paid(new, key, row)
+        points = sum(row.points for row in new.rows["annotators"].values())
+        if points != paid:
+            raise Violation("curation points", f"annotators have {points} points, projects paid {paid}")
+        if any(
+            row.points < old.rows["annotators"][key].points
+            for key, row in new.rows["annotators"].items()
+            if key in old.rows["annotators"]
+        ):
+            raise Violation("curation points", "somebody lost points")
+        if (set(new.state.open), set(new.state.closing)) != (
+            {key for key, row in new.rows["projects"].items() if row.phase != "closed"},
+            new.rows["closings"].keys(),
+        ):
+            raise Violation("curation closed", "the lists of projects are not those of their rows")
+
+    def _check_paid(self, new: Tables, key: bytes, row: Any) -> None:
+        """All of it is divided, unless nobody has a share."""
+        people = {of[len(key) :]: skill for of, skill in new.rows["skills"].items() if of.startswith(key)}
+        has_share = row.asked.votes > 1 and any(skill.weight for skill in people.values())
+        if row.paid != (row.asked.price * row.settled if has_share else 0):
+            raise Violation("curation points", f"project {key.hex()[:8]} paid {row.paid}, for {row.settled} × {row.asked.price}")
+
+    # Queues ----------------------------------------------------------------------------------------------------------
+
+    def _check_queues(self, new: Tables, now_ms: int | None) -> None:
+        """`now_ms`: there was a batch at this time, after which nothing is due any more."""
+        due, waiting, count = new.rows["due"], dict[str, dict[bytes, int]](), 0
+        for name in ("leases", "openings"):
+            queue = getattr(new.state, name)
+            keys = [name.encode() + place.to_bytes(8, "big") for place in range(queue.first, queue.last)]
+            if any(key not in due for key in keys):
+                raise Violation("curation queues", f"the queue {name} has a gap")
+            times = [due[key].at_ms for key in keys]
+            if times != sorted(times):
+                raise Violation("curation queues", f"times of the queue {name} do not ascend")
+            if now_ms is not None and times and times[0] <= now_ms:
+                raise Violation("curation queues", f"the queue {name} has what is due since {now_ms - times[0]} ms")
+            waiting[name] = {due[key].assignment: due[key].at_ms for key in keys}
+            count += len(keys)
+        if count != len(due):
+            raise Violation("curation queues", f"{len(due)} rows are due, {count} are in a queue")
+        for key, row in new.rows["assignments"].items():
+            is_opening = row.state == "committed" and new.rows["tasks"][task_of(row.project, row.number)].stage == "opening"
+            queue = "leases" if row.state == "leased" else "openings" if is_opening else None
+            if queue is not None and waiting[queue].get(key) != row.until_ms:
+                raise Violation("curation queues", f"nobody looks at {key.hex()[:8]} again, which is {row.state}")
+
+
+def _roles(state: Any, key: bytes) -> tuple[str, ...]:
+    member = state.members.members.get(key)
+    return member.roles if member is not None else ()

@@ -1,0 +1,337 @@
+"""Bugs in what peers decide about annotators: votes, places, lists, labels, points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import curation.closing
+import curation.module
+from curation import reputation
+from curation.closing import Estimate, Votes
+from curation.contents import Commit, Opening
+from curation.module import CurationModule
+from curation.state import Lease, Phase, Stage
+from curation.statements import Annotation, Enrol
+from curation.tasks import assignment_id, task_id
+from curation.work import Work
+from ledger.core.module import Context
+from tests.sim.crowd import MOODS
+from tests.sim.mutants.planting import Mutant, Planter
+from tests.sim.mutants.scenarios import Scenario
+from tests.sim.simulation import Simulation
+
+CURATES = Scenario(blocks=30, minute_ms=150, jobs=False, work=2.0)
+CLOSES = Scenario(blocks=90, minute_ms=150, jobs=False, work=2.0)
+
+# Statements ----------------------------------------------------------------------------------------------------------
+
+
+def _anybody_serves(planter: Planter) -> None:
+    planter.replace(curation.module, "ANNOTATOR", "trainer")
+
+
+def _unsigned(planter: Planter, kind: type) -> None:
+    real = CurationModule._require_signed
+
+    def require(self: CurationModule, context: Context, signer: bytes, statement: object, signature: bytes) -> None:
+        if not isinstance(statement, kind):
+            real(self, context, signer, statement, signature)
+
+    planter.replace(CurationModule, "_require_signed", require)
+
+
+def _of_committed(planter: Planter, act: Any) -> None:
+    """`act` where a commitment comes for an assignment that has one."""
+    real = CurationModule._commit
+
+    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: Context) -> None:
+        row = work.assignments.get(said.assignment)
+        if row is not None and row.state is Lease.COMMITTED:
+            act(work, row, said)
+        else:
+            real(self, work, said, peer, context)
+
+    planter.replace(CurationModule, "_commit", commit)
+
+
+def _commitment_replaced(planter: Planter) -> None:
+    def act(work: Work, row: Any, said: Commit) -> None:
+        work.assignments[said.assignment] = replace(row, commitment=said.commitment)
+
+    _of_committed(planter, act)
+
+
+def _replay_counts(planter: Planter) -> None:
+    def act(work: Work, row: Any, said: Commit) -> None:
+        if said.commitment == row.commitment:
+            person = work.annotators[row.annotator]
+            work.annotators[row.annotator] = replace(person, annotations=person.annotations + 1)
+            work.count("annotations")
+
+    _of_committed(planter, act)
+
+
+def _closed_takes_votes(planter: Planter) -> None:
+    real = CurationModule._commit
+
+    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: Context) -> None:
+        row = work.assignments.get(said.assignment)
+        phase = work.projects[row.project].phase if row is not None else None
+        if row is not None and phase is Phase.CLOSED:
+            work.projects[row.project] = replace(work.projects[row.project], phase=Phase.OPEN)
+        try:
+            real(self, work, said, peer, context)
+        finally:
+            if row is not None and phase is Phase.CLOSED:
+                work.projects[row.project] = replace(work.projects[row.project], phase=Phase.CLOSED)
+
+    planter.replace(CurationModule, "_commit", commit)
+
+
+def _all_are_blind(planter: Planter) -> None:
+    real = CurationModule._commit
+
+    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: Context) -> None:
+        real(self, work, said, peer, context)
+        work.assignments[said.assignment] = replace(work.assignments[said.assignment], is_blind=True)
+
+    planter.replace(CurationModule, "_commit", commit)
+
+
+def _opened_early(planter: Planter) -> None:
+    real = curation.module._open
+
+    def opens(work: Work, said: Opening, peer: bytes, context: Context) -> None:
+        row = work.assignments.get(said.assignment)
+        task = task_id(row.project, row.number) if row is not None and row.state is Lease.COMMITTED else None
+        if task is None or work.tasks[task].stage is not Stage.BEGUN:
+            return real(work, said, peer, context)
+        work.tasks[task] = replace(work.tasks[task], stage=Stage.OPENING)
+        try:
+            return real(work, said, peer, context)
+        finally:
+            work.tasks[task] = replace(work.tasks[task], stage=Stage.BEGUN)
+
+    planter.replace(curation.module, "_open", opens)
+
+
+class _Whatever:
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def _opened_otherwise(planter: Planter) -> None:
+    planter.replace(curation.module, "commitment", lambda assignment, salt, answer: _Whatever())
+
+
+def _remembered_too_long(planter: Planter) -> None:
+    """What a batch did to one state it does to every other."""
+    real, done = CurationModule.apply, dict[Any, Any]()
+
+    def apply(self: CurationModule, state: Any, said: Any, view: Any, context: Context) -> Any:
+        key = (id(self), said.transaction)
+        done[key] = done.get(key) or real(self, state, said, view, context)
+        return done[key]
+
+    planter.replace(CurationModule, "apply", apply)
+
+
+# Places and lists ----------------------------------------------------------------------------------------------------
+
+
+def _keeps_place(planter: Planter, of: Lease) -> None:
+    real = Work.give_back
+
+    def give_back(self: Work, assignment: bytes, state: Lease) -> None:
+        if state is of:
+            row = self.assignments[assignment]
+            task = task_id(row.project, row.number)
+            self.tasks[task] = replace(self.tasks[task], taken=self.tasks[task].taken + 1)
+        real(self, assignment, state)
+
+    planter.replace(Work, "give_back", give_back)
+
+
+def _forfeit_costs(planter: Planter) -> None:
+    real = Work.forfeit
+
+    def forfeit(self: Work, assignment: bytes) -> None:
+        real(self, assignment)
+        person = self.annotators[self.assignments[assignment].annotator]
+        self.annotators[self.assignments[assignment].annotator] = replace(person, accepted=max(0, person.accepted - 1))
+
+    planter.replace(Work, "forfeit", forfeit)
+
+
+def _drawn_again(planter: Planter) -> None:
+    def draw(self: Work, project: bytes, annotator: bytes) -> bytes | None:
+        row = self.projects[project]
+        return task_id(project, self._number_at(project, b"b", 0)) if row.begun else None
+
+    planter.replace(Work, "_draw_begun", draw)
+
+
+def _fresh_twice(planter: Planter) -> None:
+    """The first element of the list is not moved to the place of the one that is drawn."""
+    real = Work._draw_fresh
+
+    def draw(self: Work, project: bytes, annotator: bytes) -> bytes | None:
+        before = dict(self.places.changes)
+        task = real(self, project, annotator)
+        self.places.changes = before
+        return task
+
+    planter.replace(Work, "_draw_fresh", draw)
+
+
+def _full_is_listed(planter: Planter) -> None:
+    real = Work.listed
+
+    def listed(self: Work, task: bytes) -> None:
+        if self.tasks[task].place is None or self.tasks[task].stage is not Stage.BEGUN:
+            real(self, task)
+
+    planter.replace(Work, "listed", listed)
+
+
+def _forgotten_lease(planter: Planter) -> None:
+    real = Work.wait
+
+    def wait(self: Work, name: str, assignment: bytes, at_ms: int) -> None:
+        if assignment[0] >= 64:
+            real(self, name, assignment, at_ms)
+
+    planter.replace(Work, "wait", wait)
+
+
+# Labels and points ---------------------------------------------------------------------------------------------------
+
+
+def _settled_follows_votes(planter: Planter) -> None:
+    """Who settles a task later changes the labels of those that the same annotators answered otherwise before."""
+    real = curation.module._settle
+
+    def settle(work: Work, task: bytes, asked: Any, label: Any, height: int) -> None:
+        real(work, task, asked, label, height)
+        row = work.tasks[task]
+        for number in range(row.number):
+            other = task_id(row.project, number)
+            found = work.tasks.get(other)
+            if found is not None and found.stage is Stage.SETTLED and found.annotators == row.annotators:
+                curation.closing._relabel(work, other, label)
+
+    planter.replace(curation.module, "_settle", settle)
+
+
+def _label_of_nobody(planter: Planter) -> None:
+    """The label counts as accepted for everybody who opened a vote."""
+    real = curation.module._settle
+
+    def settle(work: Work, task: bytes, asked: Any, label: Any, height: int) -> None:
+        real(work, task, asked, label, height)
+        for annotator in work.tasks[task].annotators:
+            vote = work.assignments[assignment_id(task, annotator)]
+            if vote.answer is not None and tuple(vote.answer) != label:
+                person = work.annotators[annotator]
+                work.annotators[annotator] = replace(person, accepted=person.accepted + 1)
+
+    planter.replace(curation.module, "_settle", settle)
+
+
+def _points_from_nothing(planter: Planter) -> None:
+    def divided(points: int, shares: Mapping[bytes, int]) -> dict[bytes, int]:
+        total = sum(shares.values()) or 1
+        return {key: -(-points * share // total) for key, share in shares.items()}
+
+    planter.everywhere(reputation.divided, divided)
+    planter.simulation(_diligent)
+
+
+def _paid_beside(planter: Planter) -> None:
+    """A point more is divided than the project promised."""
+    real = Estimate.points
+
+    def points(self: Estimate, of: int) -> dict[bytes, int]:
+        return real(self, of + 1)
+
+    planter.replace(Estimate, "points", points)
+    planter.simulation(_diligent)
+
+
+def _votes_by_looks(planter: Planter) -> None:
+    """What is read of a project is read again with each body that is judged, decided or not."""
+    real = Votes.read
+
+    def read(self: Votes, work: Work, project: bytes, upto: int) -> None:
+        self._read = 0
+        real(self, work, project, upto)
+
+    planter.replace(Votes, "read", read)
+    planter.simulation(_diligent)
+
+
+def _diligent(simulation: Simulation) -> None:
+    """Three annotators do all tasks of long projects, so that their weights are not 0."""
+    for peer in simulation.peers:
+        desk = peer.author.desk
+        assert desk is not None
+        desk.people, desk.asks = desk.people[:3], (MOODS,)
+        desk.open_at_once, desk.closes_after, desk.is_careful = 1, 30, True
+
+
+CURATION = (
+    Mutant("anybody-serves", "who has no such role carries a batch", ("curation consent",), _anybody_serves, CURATES),
+    Mutant(
+        "annotation-unsigned",
+        "a commitment need not be signed by the annotator",
+        ("curation consent",),
+        lambda planter: _unsigned(planter, Annotation),
+        CURATES,
+    ),
+    Mutant(
+        "enrolment-unsigned",
+        "a wish to enrol at one peer enrols at another",
+        ("curation consent",),
+        lambda planter: _unsigned(planter, Enrol),
+        CURATES,
+    ),
+    Mutant(
+        "commitment-replaced",
+        "a second commitment takes the first one's place",
+        ("curation votes",),
+        _commitment_replaced,
+        CURATES,
+    ),
+    Mutant("replay-counts", "a commitment that comes again is counted again", ("curation counts",), _replay_counts, CURATES),
+    Mutant("closed-takes-votes", "a closed project takes commitments", ("curation closed",), _closed_takes_votes, CLOSES),
+    Mutant("all-are-blind", "who could see an answer counts as one who could not", ("curation votes",), _all_are_blind, CURATES),
+    Mutant("opened-early", "an opening counts before all votes are committed", ("curation early",), _opened_early, CURATES),
+    Mutant("opened-otherwise", "an answer counts that was not committed", ("curation votes",), _opened_otherwise, CURATES),
+    Mutant("remembered-too-long", "a batch acts on a state as it did on another one", ("roots",), _remembered_too_long, CURATES),
+    Mutant(
+        "expired-keeps-place",
+        "the place of a lease that expired is not free",
+        ("curation places",),
+        lambda planter: _keeps_place(planter, Lease.EXPIRED),
+        CURATES,
+    ),
+    Mutant(
+        "forfeit-keeps-place",
+        "the place of a vote that nobody opened is not free",
+        ("curation places",),
+        lambda planter: _keeps_place(planter, Lease.FORFEITED),
+        CURATES,
+    ),
+    Mutant("forfeit-costs", "a forfeit takes an accepted answer away", ("curation counts",), _forfeit_costs, CURATES),
+    Mutant("drawn-again", "an annotator gets a task that it has had", ("curation draws",), _drawn_again, CURATES),
+    Mutant("fresh-twice", "a task is drawn from the fresh ones twice", ("curation draws",), _fresh_twice, CURATES),
+    Mutant("full-is-listed", "a task without a free place can be drawn", ("curation lists",), _full_is_listed, CURATES),
+    Mutant("lease-forgotten", "some leases are never looked at again", ("curation queues",), _forgotten_lease, CURATES),
+    Mutant("settled-follows", "a settled label changes before the close", ("curation labels",), _settled_follows_votes, CURATES),
+    Mutant("all-accepted", "a vote that is not the label counts as accepted", ("curation counts",), _label_of_nobody, CURATES),
+    Mutant("points-from-nothing", "each share of the points is rounded up", ("curation points",), _points_from_nothing, CLOSES),
+    Mutant("one-point-more", "a close pays a point that nobody promised", ("curation points",), _paid_beside, CLOSES),
+    Mutant("votes-by-looks", "an estimate depends on how often bodies were judged", ("roots",), _votes_by_looks, CLOSES),
+)
