@@ -235,13 +235,14 @@ class Estimate:
         return answer_of(self._asked.kind, found[0])
 
     def points(self, points: int) -> dict[bytes, int]:
-        """Everybody's, after all turns. All answers weigh the same where no vote tells anything of another."""
+        """Everybody's, after all turns. All answers are paid alike where nobody's weight is known: so little was asked."""
         if not self.weights:
             tables = [question.reputation.found() // self._parts for question in self._questions if question.reputation]
             for key, place in self._places.items():
                 self.weights[key] = weight([_pairs(table[place]) for table in tables]) if self._tell else WEIGHT_ONE
-            shares = {key: int(self._answers[self._places[key]]) * share for key, share in self.weights.items()}
-            self._points = divided(points, shares)
+            answers = {key: int(self._answers[place]) for key, place in self._places.items()}
+            shares = {key: answers[key] * share for key, share in self.weights.items()}
+            self._points = divided(points, shares if any(shares.values()) else answers)
         return self._points
 
 

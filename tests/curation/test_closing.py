@@ -194,6 +194,14 @@ def test_where_no_vote_tells_of_another_every_answer_is_worth_the_same(most: int
     assert {key: row.label for key, row in room.curation.tasks.items()} == labels
 
 
+def test_a_project_too_small_to_know_anybody_s_weight_pays_answers_alike() -> None:
+    room, project = worked_through(MOODS, 4)
+    room.closed(project)
+    points = [room.person(who).points for who in CROWD if room.curation.annotators.get(who.public)]
+    assert not any(weights(room, project))
+    assert sum(points) == room.row(project).paid == PRICE * room.row(project).settled > 0
+
+
 def test_a_project_in_which_nothing_is_settled_pays_nobody() -> None:
     room = Room()
     project = room.project(MOODS, tasks=3)

@@ -29,7 +29,7 @@ def asked_of(asked: Asked, answer: Answer) -> list[list[int]]:
 @pytest.mark.parametrize("has_gold", [False, True], ids=["no gold", "gold"])
 @pytest.mark.parametrize("kind", ["label", "many", "rating", "ranking"])
 def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
-    asked, tasks = KINDS[kind], 50
+    asked, tasks = KINDS[kind], 100
     golds = {number: truth_of(asked, number) for number in range(0, tasks, 7)} if has_gold else {}
     room = Room()
     project = room.project(asked, tasks, gold=golds)
