@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
 from math import lcm
@@ -117,12 +117,15 @@ def kappa(both: Sequence[tuple[int, int]]) -> Fraction | None:
     return Fraction(count * sum(a == b for a, b in both) - by_chance, count**2 - by_chance)
 
 
-def kappas(said: Mapping[bytes, Mapping[int, int]]) -> dict[tuple[bytes, bytes], Fraction]:
-    """κ of each two annotators for whom it is defined, the lower key first. `said`: annotator → task → value."""
-    found = {}
-    for a, b in combinations(sorted(said), 2):
-        mine, theirs = said[a], said[b]
-        value = kappa([(mine[task], theirs[task]) for task in sorted(mine.keys() & theirs.keys())])
-        if value is not None:
-            found[a, b] = value
-    return found
+def kappas(units: Iterable[Mapping[bytes, int]], least: int, most: int) -> list[tuple[bytes, bytes, int, Fraction | None]]:
+    """Of each two annotators, the lower key first: in how many units both said something, and κ.
+
+    `units`: what each annotator said of one unit. Only those with at least `least` common units, and of these `most`, with the
+    most common ones first.
+    """
+    both: dict[tuple[bytes, bytes], list[tuple[int, int]]] = {}
+    for said in units:
+        for a, b in combinations(sorted(said), 2):
+            both.setdefault((a, b), []).append((said[a], said[b]))
+    found = sorted((-len(values), pair) for pair, values in both.items() if len(values) >= least)
+    return [(*pair, len(both[pair]), kappa(both[pair])) for _, pair in found[:most]]

@@ -53,9 +53,33 @@ class ExportView:
     tasks: int
 
 
+@dataclass(frozen=True, slots=True)
+class KappaView:
+    """Cohen's κ of two annotators."""
+
+    first: str
+    first_name: str
+    second: str
+    second_name: str
+    common: int  # answers to the same tasks
+    kappa: str  # a fraction; empty: both always said the same one thing
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementView:
+    project: str
+    name: str
+    alpha: str  # Krippendorff's, a fraction; empty: nothing was said twice, or all is one answer
+    pairs: tuple[KappaView, ...]
+
+
 class CurationCalls(Protocol):
     async def projects(self) -> tuple[ProjectView, ...]:
         """All projects, open ones first."""
+        ...
+
+    async def agreement(self, project: str) -> AgreementView:
+        """How far a project's annotators agree."""
         ...
 
     async def import_tasks(self, request: ImportRequest) -> ProjectView:
@@ -82,8 +106,20 @@ class CurationCalls(Protocol):
         """Takes a task's text out, as its author or as a voter; what came of it. The task is named as for `review_task`."""
         ...
 
-    async def export_tasks(self, project: str, path: str) -> ExportView:
-        """Every settled task with its label and all votes, as JSONL."""
+    async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> ExportView:
+        """Every settled task, in a file."""
+        ...
+
+    async def web_token(self) -> str:
+        """A token for an operator of this peer's HTTP API."""
+        ...
+
+    async def web_revoke(self) -> int:
+        """Takes back all such tokens; says how many there were."""
+        ...
+
+    async def web_invite(self) -> str:
+        """A code that enrols one annotator at this peer."""
         ...
 
     async def prove_tasks(self, project: str, directory: str) -> ExportView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from curation.limits import BATCH_MAX, LEASES_MAX, PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, PROOF_DIGESTS_MAX
+from curation.limits import BATCH_MAX, LEASES_MAX, PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, PROOF_DIGESTS_MAX, WITHOUT_MAX
 from curation.state import Asked, Choices, Phase, Reason, Seals
 from curation.statements import Nonce, Pseudonym, Salt
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
@@ -82,13 +82,14 @@ class Enrolment:
 
 @dataclass(frozen=True, slots=True)
 class LeaseWish:
-    """So many more tasks for this annotator."""
+    """So many more tasks for this annotator, of other projects than those `without`: their tasks are not at the peer yet."""
 
     annotator: Key
     nonce: Nonce
     expires_ms: Count
     signature: SignatureBytes  # by the annotator, over `statements.Session` with the batch's author as the peer
     count: Annotated[int, Between(1, LEASES_MAX)]
+    without: Annotated[tuple[Digest, ...], Length(0, WITHOUT_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,15 @@ CURATION = Feature(
     name="curation",
     about="what people said of tasks",
     modules=_modules,
-    roles=(Role("annotator", "serves people who annotate; it never loads torch", registers=("annotator",), parts=("serve",)),),
+    roles=(
+        Role(
+            "annotator",
+            "serves people who annotate; it never loads torch",
+            registers=("annotator",),
+            parts=("serve",),
+            needs_package="aiohttp",
+        ),
+    ),
     parts={"serve": "peer.serving.part:Serve"},
     words="curation.words",
     calls="curation.calls:CurationCalls",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from curation.answers import Kind, answer_problem, items_problem
@@ -29,7 +29,13 @@ def read_tasks(name: str, data: bytes, kind: Kind, options: tuple[str, ...], man
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(f"{name}:{line}: this is no text in UTF-8") from None
-    rows = _csv(name, text) if name.lower().endswith(".csv") else _json(name, text)
+    return tasks_of(name, _csv(name, text) if name.lower().endswith(".csv") else _json(name, text), kind, options, many)
+
+
+def tasks_of(
+    name: str, rows: Iterable[tuple[str, dict[str, Any]]], kind: Kind, options: tuple[str, ...], many: bool
+) -> list[Given]:
+    """`rows`: where each stands, and what stands there, as in a line of JSONL. Raises `UserError`."""
     tasks = [_checked(where, row, kind, options, many) for where, row in rows]
     if not tasks:
         raise UserError(f"{name}: there is no task in it")
@@ -92,6 +98,8 @@ def _checked(where: str, row: dict[str, Any], kind: Kind, options: tuple[str, ..
     text, items = row.get("text", ""), row.get("items", [])
     if not isinstance(text, str) or not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise UserError(f"{where}: `text` is text, `items` a list of texts")
+    if any("\ud800" <= character <= "\udfff" for part in (text, *items) for character in part):
+        raise UserError(f"{where}: half of a character, which is no text")
     if any(len(part) > TEXT_CHARACTERS_MAX for part in (text, *items)):
         raise UserError(f"{where}: a text has at most {TEXT_CHARACTERS_MAX} characters")
     problem = items_problem(kind, len(items))

@@ -232,7 +232,7 @@ class CurationModule(Module[CurationState]):
             raise Passed("the session is over, or longer than a session may be")
         self._require_signed(context, wish.annotator, Session(peer, wish.nonce, wish.expires_ms), wish.signature)
         for _ in range(min(wish.count, LEASES_MAX - len(person.leases))):
-            if not work.lease(wish.annotator, peer, context.time_ms + LEASE_MS):
+            if not work.lease(wish.annotator, peer, context.time_ms + LEASE_MS, wish.without):
                 break
 
     def _commit(self, work: Work, commit: Commit, peer: bytes, context: Context) -> None:

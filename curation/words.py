@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
-from curation.calls import CurationCalls, ImportRequest, ProjectView, WaitingView
-from curation.limits import PRICE_MAX, VOTES_MAX
+from curation.calls import AgreementView, CurationCalls, ImportRequest, ProjectView, WaitingView
+from curation.limits import KAPPA_COMMON_MIN, PRICE_MAX, VOTES_MAX
 from features.arguments import Argument, whole_number
 from features.tables import Column, Fitted
 from features.words import Asked, listing, word
 from protocol.errors import UserError
 
 SHORT = 8
+FORMATS = ("jsonl", "label-studio", "preferences")
 ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
 
 
-async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...]) -> None:
+async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...] | AgreementView) -> None:
+    if isinstance(projects, AgreementView):
+        await _show_agreement(asked, projects)
+        return
     if not projects:
         asked.show("no project: `tasks import FILE` makes one")
         return
@@ -38,9 +43,28 @@ async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...]) 
     asked.show(table)
 
 
-@listing("projects of annotation, and how far they are", _show)
-async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...]:
-    return await asked.api.projects()
+async def _show_agreement(asked: Asked[CurationCalls], found: AgreementView) -> None:
+    asked.show(f"project {found.project[:SHORT]} ({found.name}): Krippendorff's alpha {_decimal(found.alpha)}")
+    if not found.pairs:
+        asked.show(f"no two annotators have {KAPPA_COMMON_MIN} common answers yet")
+        return
+    table = Fitted("annotator", "and", Column("common", is_number=True), Column("kappa", is_number=True))
+    for row in found.pairs:
+        table.add_row(row.first_name, row.second_name, str(row.common), _decimal(row.kappa))
+    asked.show(table)
+
+
+def _decimal(fraction: str) -> str:
+    return f"{float(Fraction(fraction)):.3f}" if fraction else "–"
+
+
+@listing(
+    "projects of annotation, and how far they are; of one, how far its annotators agree",
+    _show,
+    Argument("project", nargs="?", default="", metavar="PROJECT", help="the beginning of an id, or a name"),
+)
+async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...] | AgreementView:
+    return await asked.api.agreement(asked.options.project) if asked.options.project else await asked.api.projects()
 
 
 @word(
@@ -62,7 +86,8 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...]:
         "--proofs", action="store_true", help="`tasks export` writes a folder with a proof of every line, for `tasks verify`"
     ),
     Argument("--chain-id", default="", metavar="ID", help="of the network that `tasks verify` trusts, as `peer status` shows it"),
-    Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: PROJECT.jsonl)"),
+    Argument("--format", default="jsonl", choices=FORMATS, help="of `tasks export`: jsonl, label-studio or preferences"),
+    Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: named by the project)"),
 )
 async def tasks(asked: Asked[CurationCalls]) -> None:
     options = asked.options
@@ -79,9 +104,9 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
 
             asked.show(shown(check(Path(options.what).expanduser(), options.chain_id), options.chain_id))
         case "export":
-            path = options.output or f"{options.what}.jsonl"
-            exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()))
-            asked.show(f"{exported.path}: {exported.tasks} settled tasks, with every vote")
+            path = options.output or f"{options.what}.{'json' if options.format == 'label-studio' else 'jsonl'}"
+            exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()), options.format)
+            asked.show(f"{exported.path}: {exported.tasks} settled tasks")
         case "review" if options.label is None:
             _show_waiting(asked, await asked.api.waiting_tasks(options.what))
         case "review":
@@ -110,6 +135,20 @@ def _show_waiting(asked: Asked[CurationCalls], tasks: tuple[WaitingView, ...]) -
 
 def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+@word(
+    "the HTTP API of this peer: web token prints one for an operator, web invite a code that enrols one annotator",
+    Argument("do", choices=("token", "invite"), metavar="ACTION", help="token, invite"),
+    Argument("--revoke", action="store_true", help="of `web token`: take back all tokens that there are"),
+)
+async def web(asked: Asked[CurationCalls]) -> None:
+    if asked.options.do == "invite":
+        asked.show(await asked.api.web_invite())
+    elif asked.options.revoke:
+        asked.show(f"{await asked.api.web_revoke()} tokens are taken back")
+    else:
+        asked.show(await asked.api.web_token())
 
 
 def _request(options: object) -> ImportRequest:

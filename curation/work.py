@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -232,9 +232,12 @@ class Work:
 
     # Draws -----------------------------------------------------------------------------------------------------------
 
-    def draw(self, annotator: bytes) -> tuple[bytes, bytes] | None:
-        """(project, task) for this annotator, which is none of those that it had; None if there is none."""
-        projects = [key for key in self.open if self.projects[key].phase is Phase.OPEN]
+    def draw(self, annotator: bytes, without: Sequence[bytes] = ()) -> tuple[bytes, bytes] | None:
+        """(project, task) for this annotator, which is none of those that it had; None if there is none.
+
+        `without`: projects that are left out.
+        """
+        projects = [key for key in self.open if self.projects[key].phase is Phase.OPEN and key not in without]
         projects.sort(key=lambda key: _hash(self.root, annotator, key))
         for draw in (self._draw_begun, self._draw_fresh):
             for project in projects:
@@ -277,9 +280,9 @@ class Work:
 
     # Places in a task ------------------------------------------------------------------------------------------------
 
-    def lease(self, annotator: bytes, peer: bytes, until_ms: int) -> bool:
+    def lease(self, annotator: bytes, peer: bytes, until_ms: int, without: Sequence[bytes]) -> bool:
         """Whether there was a task."""
-        drawn = self.draw(annotator)
+        drawn = self.draw(annotator, without)
         if drawn is None:
             return False
         project, task = drawn

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ledger.core.module import View
+from protocol.api import StatsView
 from protocol.identity import Signed
+from protocol.messages import Transaction
 
 
 class Desk(Protocol):
@@ -60,8 +62,8 @@ class Desk(Protocol):
     async def block_above(self, height: int) -> None:
         """Returns when a block above this height is applied, at once if one was while the part did something else."""
 
-    async def submit(self, kind: str, content: object) -> None:
-        """Returns when a transaction of this peer is decided. Raises `UserError` where it is refused."""
+    async def submit(self, kind: str, content: object) -> Transaction:
+        """Returns when this transaction of this peer is decided. Raises `UserError` where it is refused."""
 
     async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
         """Returns when this blob is here, and stays. It never gives up by itself."""
@@ -74,6 +76,9 @@ class Desk(Protocol):
 
     def keep(self, data: bytes) -> bytes:
         """Keeps a blob, which others may fetch; its digest. It waits for the disk."""
+
+    async def stats(self) -> StatsView:
+        """What this peer says of itself to its operator."""
 
     def tell(self, text: str) -> None:
         """One line for the log, the prompt and the event stream."""

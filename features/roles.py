@@ -12,3 +12,4 @@ class Role:
     registers: tuple[str, ...] = ()  # roles in the ledger, by which the others count on this peer
     parts: tuple[str, ...] = ()  # what runs here beside agreement, by name
     needs_worker: bool = False  # a process that computes
+    needs_package: str = ""  # without it the parts do nothing, and `full` does not register these roles

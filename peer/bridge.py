@@ -39,7 +39,7 @@ log.addFilter(_is_ours)
 class Bridge:
     """Serves a site on an address until `run` is cancelled."""
 
-    def __init__(self, site: Site, host: str, port: int) -> None:
+    def __init__(self, site: Any, host: str, port: int) -> None:
         self._site, self._host, self._port = site, host, port
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
@@ -92,14 +92,14 @@ class Bridge:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end.set)
 
-    async def call(self, name: str, *arguments: Any) -> Any:
+    async def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
         assert self._loop is not None
         if self._running >= CALLS_AT_ONCE_MAX:
             raise Problem("too-many", "this peer answers others at the moment", 1)
         self._running += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         try:
-            self._token.run_sync_soon(self._start, getattr(self._site, name), arguments, answer)
+            self._token.run_sync_soon(self._start, partial(getattr(self._site, name), *arguments, **named), answer)
             return await answer
         except trio.RunFinishedError:
             raise Problem("no-quorum", "this peer is stopping") from None
@@ -108,12 +108,12 @@ class Bridge:
 
     # In Trio's thread ------------------------------------------------------------------------------------------------
 
-    def _start(self, do: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...], answer: asyncio.Future[Any]) -> None:
-        self._nursery.start_soon(self._answer, do, arguments, answer)
+    def _start(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
+        self._nursery.start_soon(self._answer, do, answer)
 
-    async def _answer(self, do: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...], answer: asyncio.Future[Any]) -> None:
+    async def _answer(self, do: Callable[[], Awaitable[Any]], answer: asyncio.Future[Any]) -> None:
         try:
-            result, error = await do(*arguments), None
+            result, error = await do(), None
         except Problem as problem:
             result, error = None, problem
         except Exception:  # a slip of ours over what one stranger asked: the peer goes on, and its log says what it was

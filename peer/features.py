@@ -6,6 +6,7 @@ The command line reads the list for words and is to answer at once, so that ever
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from curation.feature import CURATION
@@ -53,7 +54,8 @@ def roles() -> dict[str, Role]:
     """The roles of all features, and `full`."""
     found = _by_name("role", ((role.name, role) for feature in FEATURES for role in feature.roles))
     together = list(found.values())
-    registers = tuple(sorted({name for role in together for name in role.registers}))
+    able = [role for role in together if not role.needs_package or find_spec(role.needs_package)]
+    registers = tuple(sorted({name for role in able for name in role.registers}))
     of_roles = tuple(dict.fromkeys(name for role in together for name in role.parts))
     assert set(of_roles) <= parts().keys(), "a role names a part that no feature brings"
     assert FULL not in found, "a feature calls a role as all of them together are called"

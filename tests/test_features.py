@@ -380,3 +380,9 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
     out, err = capsys.readouterr()
     assert "this program does not know notes 1 and cannot tell whether its field 2 is a table" in err
     assert "notes/2, 1 row (that this field is a table, the file alone says" in out and "does not know its type" in out
+
+
+def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "annotator" in features.roles()["full"].registers
+    monkeypatch.setattr("peer.features.find_spec", lambda name: None if name == "aiohttp" else object())
+    assert features.roles()["full"].registers == ("trainer",)

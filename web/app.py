@@ -1,17 +1,24 @@
-"""The aiohttp application: it reads requests, calls the site, and writes what it says. It knows nothing of curation."""
+"""The aiohttp application: it reads requests as `web.routes` declares them, calls the site, and writes what it says."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from protocol.metrics import CONTENT_TYPE, Metric, exposition
+from web.fields import read_all
+from web.listening import Listening
 from web.problems import Problem
-from web.site import Site
+from web.routes import ROUTES, Route, openapi
+from web.site import Json, Site, Text
 
 BODY_BYTES_MAX = 64 << 10
 STATIC = Path(__file__).with_name("static")
@@ -28,29 +35,55 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(site: Site) -> web.Application:
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_guarded])
-    calls = Calls(site)
-    app.add_routes(
-        [
-            web.get("/", _page, expect_handler=_expect),
-            web.get("/healthz", _health, expect_handler=_expect),
-            web.get("/api/v1/network", calls.network, expect_handler=_expect),
-            web.post("/api/v1/annotators", calls.enrol, expect_handler=_expect),
-            web.post("/api/v1/challenges", calls.challenge, expect_handler=_expect),
-            web.post("/api/v1/sessions", calls.session, expect_handler=_expect),
-            web.get("/api/tasks", calls.tasks, expect_handler=_expect),
-            web.post("/api/submit", calls.submit, expect_handler=_expect),
-            web.post("/api/v1/assignments/{id}/skip", calls.skip, expect_handler=_expect),
-            web.get("/api/v1/annotations/{id}", calls.annotation, expect_handler=_expect),
-            web.get("/api/stats", calls.stats, expect_handler=_expect),
-            web.get("/api/leaderboard", calls.leaderboard, expect_handler=_expect),
-            web.get("/api/v1/projects/{id}/export", calls.export, expect_handler=_expect),
-            web.get("/static/{name}", _files(STATIC), expect_handler=_expect),
-            web.get("/vendor/{name}", _files(VENDOR), expect_handler=_expect),
-            web.route("*", UNKNOWN, _unknown, expect_handler=_expect),
-        ]
-    )
+    answers = Counter[int]()
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded])
+    listening = Listening(site, SECURITY)
+    app.on_shutdown.append(listening.end)
+    own: dict[str, Handler] = {
+        "page": _page,
+        "static": _files(STATIC),
+        "vendor": _files(VENDOR),
+        "openapi": _document(openapi(version("folkmoot"))),
+        "health": partial(_health, site),
+        "metrics": partial(_metrics, site, answers),
+        "events": listening.stream,
+    }
+    for route in ROUTES:
+        handler = own.get(route.call) or partial(_answer, route, getattr(site, route.call))
+        app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
+        if route.method == "GET":
+            app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
+    unknown, resolve = app.router.add_route("*", UNKNOWN, _unknown, expect_handler=_expect), app.router.resolve
+
+    async def resolved(request: web.Request) -> web.UrlMappingMatchInfo:
+        """What has no path, as CONNECT, is for an unknown one: the library fails over some headers of it."""
+        found = await resolve(request)
+        return found if found.http_exception is None else web.UrlMappingMatchInfo({"path": ""}, unknown)
+
+    app.router.resolve = resolved  # type: ignore[method-assign]
     return app
+
+
+def _counted(answers: Counter[int]) -> Any:
+    @web.middleware
+    async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        answers[response.status] += 1
+        return response
+
+    return counted
+
+
+async def _answer(route: Route, call: Callable[..., Awaitable[Any]], request: web.Request) -> web.StreamResponse:
+    given = {"token": _token(request)} if route.who else {}
+    given |= read_all(route.ids, request.match_info) | read_all(route.query, request.query)
+    if route.body:
+        given |= read_all(route.body, await _body(request))
+    said: Json | Text | tuple[int, Json] = await call(**given)
+    if isinstance(said, Text):
+        return web.Response(text=said.text, content_type=said.content_type, status=route.status)
+    status, body = said if isinstance(said, tuple) else (route.status, said)
+    return web.json_response(body, status=status)
 
 
 @web.middleware
@@ -117,61 +150,23 @@ def _files(folder: Path) -> Handler:
     return file
 
 
-async def _health(request: web.Request) -> web.StreamResponse:
+def _document(body: Json) -> Handler:
+    async def document(request: web.Request) -> web.StreamResponse:
+        return web.json_response(body)
+
+    return document
+
+
+async def _health(site: Site, request: web.Request) -> web.StreamResponse:
+    if problem := await site.health():
+        raise Problem("unhealthy", problem)
     return web.Response(text="ok\n")
 
 
-class Calls:
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    async def network(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(await self._site.network())
-
-    async def enrol(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        key, signature = _bytes(body, "key", 32), _bytes(body, "signature", 64)
-        custodial, invitation = body.get("custodial", False), body.get("invitation", "")
-        if not isinstance(custodial, bool) or not isinstance(invitation, str):
-            raise Problem("malformed", "custodial is true or false, invitation is text")
-        return web.json_response(await self._site.enrol(key, _text(body, "name"), signature, custodial, invitation), status=201)
-
-    async def challenge(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(await self._site.challenge(_bytes(await _body(request), "key", 32)), status=201)
-
-    async def session(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        key, nonce, signature = _bytes(body, "key", 32), _bytes(body, "nonce", 16), _bytes(body, "signature", 64)
-        return web.json_response(await self._site.session(key, nonce, _number(body, "expires_ms"), signature), status=201)
-
-    async def tasks(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(await self._site.tasks(_token(request), _limit(request, 1, 8)))
-
-    async def submit(self, request: web.Request) -> web.StreamResponse:
-        token, body = _token(request), await _body(request)
-        answer = body.get("answer")
-        if not isinstance(answer, list) or not all(type(item) is int and 0 <= item < 256 for item in answer) or len(answer) > 16:
-            raise Problem("malformed", "answer is an array of at most 16 integers from 0 to 255")
-        assignment, salt, signature = _bytes(body, "assignment", 32), _bytes(body, "salt", 16), _bytes(body, "signature", 64)
-        status, reply = await self._site.submit(token, assignment, tuple(answer), salt, signature)
-        return web.json_response(reply, status=status)
-
-    async def skip(self, request: web.Request) -> web.StreamResponse:
-        token, body = _token(request), await _body(request)
-        return web.json_response(await self._site.skip(token, _id(request), _text(body, "reason")))
-
-    async def annotation(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(await self._site.annotation(_id(request)))
-
-    async def stats(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(await self._site.stats())
-
-    async def leaderboard(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response(await self._site.leaderboard(_limit(request, 20, 1000)))
-
-    async def export(self, request: web.Request) -> web.StreamResponse:
-        content_type, text = await self._site.export(_id(request), request.query.get("format", "jsonl"))
-        return web.Response(text=text, content_type=content_type)
+async def _metrics(site: Site, answers: Counter[int], request: web.Request) -> web.StreamResponse:
+    by_status = {f'status="{status}"': float(count) for status, count in sorted(answers.items())}
+    metrics = (*await site.metrics(), Metric("http_calls_total", "by status of the reply", by_status))
+    return web.Response(body=exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 # Reading what strangers send ------------------------------------------------------------------------------------------
@@ -191,43 +186,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-def _bytes(body: dict[str, Any], name: str, size: int) -> bytes:
-    return _hex(body.get(name), name, size)
-
-
-def _hex(value: object, name: str, size: int) -> bytes:
-    if isinstance(value, str) and len(value) == 2 * size and set(value) <= set("0123456789abcdef"):
-        return bytes.fromhex(value)
-    raise Problem("malformed", f"{name} is {size} bytes in lower-case hex")
-
-
-def _text(body: dict[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise Problem("malformed", f"{name} is text, at least one printable character")
-    return value
-
-
-def _number(body: dict[str, Any], name: str) -> int:
-    value = body.get(name)
-    if type(value) is not int or not 0 <= value < 2**53:
-        raise Problem("malformed", f"{name} is a whole number of 0 or more")
-    return value
-
-
-def _id(request: web.Request) -> bytes:
-    return _hex(request.match_info["id"], "the id", 32)
-
-
-def _limit(request: web.Request, default: int, most: int) -> int:
-    text = request.query.get("limit", str(default))
-    if not (text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= most):
-        raise Problem("malformed", f"limit is a whole number from 1 to {most}")
-    return int(text)
-
-
 def _token(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
-        raise Problem("unauthorized", "say `Authorization: Bearer` and the token of a session")
+        raise Problem("unauthorized", "say `Authorization: Bearer` and a token")
     return token

@@ -11,6 +11,7 @@ STATUS: Final = {  # code -> HTTP status
     "not-found": 404,
     "already-answered": 409,
     "already-enrolled": 409,
+    "refused": 409,
     "gone": 410,
     "too-large": 413,
     "misfit": 422,
@@ -18,6 +19,7 @@ STATUS: Final = {  # code -> HTTP status
     "too-many": 429,
     "internal": 500,
     "no-quorum": 503,
+    "unhealthy": 503,
 }
 
 

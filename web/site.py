@@ -1,37 +1,29 @@
-"""A site asks its peer by these calls: each method is one call of the HTTP API. Bytes are in lower-case hex."""
+"""A site asks its peer by these calls: `web.routes` declares each of them, and its arguments by name.
+
+What a call gives is the JSON object of its reply, the HTTP status and that object, or a text. It raises `web.problems.Problem`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from protocol.metrics import Metric
 
 Json = dict[str, Any]
 
 
+class Text(NamedTuple):
+    content_type: str
+    text: str
+
+
 class Site(Protocol):
-    """Every method raises `web.problems.Problem`."""
+    """Beside the calls of `web.routes`, what the application itself asks."""
 
-    async def network(self) -> Json: ...
+    async def health(self) -> str:
+        """Why this peer does not work; empty if it does."""
 
-    async def enrol(self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str) -> Json: ...
+    async def metrics(self) -> tuple[Metric, ...]: ...
 
-    async def challenge(self, key: bytes) -> Json: ...
-
-    async def session(self, key: bytes, nonce: bytes, expires_ms: int, signature: bytes) -> Json: ...
-
-    async def tasks(self, token: str, limit: int) -> Json: ...
-
-    async def submit(
-        self, token: str, assignment: bytes, answer: tuple[int, ...], salt: bytes, signature: bytes
-    ) -> tuple[int, Json]:
-        """The HTTP status, and the body."""
-
-    async def skip(self, token: str, assignment: bytes, reason: str) -> Json: ...
-
-    async def annotation(self, annotation: bytes) -> Json: ...
-
-    async def stats(self) -> Json: ...
-
-    async def leaderboard(self, limit: int) -> Json: ...
-
-    async def export(self, project: bytes, format: str) -> tuple[str, str]:
-        """Content type and text."""
+    async def news(self, after: int) -> Json:
+        """The newest state, once there is a block above this height, or after some seconds."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from features.parts import Desk
 from ledger.audits.state import Due
 from ledger.core.genesis import Genesis
 from peer.driver.author import Author
@@ -31,6 +32,7 @@ class RunningPeer:
     author: Author
     invited: InvitationBook
     started: float
+    desk: Callable[[str], Desk]  # of a part
 
     @property
     def me(self) -> bytes:

@@ -111,6 +111,10 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             Author(driver, former) if former else None,
             directory.forget_former_identity,
         )
+
+        def desk(part: str) -> DriverDesk:
+            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api.stats)
+
         api = service(
             RunningPeer(
                 config=config,
@@ -125,12 +129,10 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 author=author,
                 invited=InvitationBook(directory.path / "invitations"),
                 started=time.monotonic(),
+                desk=desk,
             )
         )
-        parts = [
-            named(features.parts()[name])(DriverDesk(name, config, driver, author, directory.path / "parts", signer.unseal))
-            for name in role.parts
-        ]
+        parts = [named(features.parts()[name])(desk(name)) for name in role.parts]
         try:
             async with trio.open_nursery() as outer:
                 await outer.start(network.run)

@@ -6,7 +6,6 @@ then.
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections import OrderedDict, deque
@@ -18,6 +17,7 @@ import trio
 
 from curation.answers import answer_problem, commitment
 from curation.contents import Enrolment, LeaseWish, Opening, Skip
+from curation.formats import FORMATS
 from curation.limits import LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
 from curation.module import project_alpha, serving
 from curation.state import Annotator, Assignment, CurationState, Lease, Project, TaskPage
@@ -26,16 +26,19 @@ from curation.tasks import Page, Task, task_id
 from curation.work import Work
 from features.parts import Desk
 from ledger.members import MembersState
-from peer.serving.exporting import page_of, pages, settled
+from peer.serving.doors import Doors
+from peer.serving.exporting import agreement, exported, page_of, pages
+from peer.serving.fetching import Fetching
 from peer.serving.gathering import Gatherer
 from peer.serving.opening import Openings, has_place, task_of
 from peer.serving.vault import Kept
 from protocol import codec
 from protocol.codec import Count, Digest
+from protocol.errors import FolkmootError, UserError
 from protocol.identity import WIRE_VERSION, Ed25519Verifier, preimage
 from protocol.names import name_problem
 from web.problems import Problem
-from web.site import Json
+from web.site import Json, Text
 
 TASKS_SECONDS: Final = 3.0  # a call waits that long for a task
 DECIDED_SECONDS: Final = 10.0  # and for a decision
@@ -70,10 +73,10 @@ class _Open:
 
 
 class Annotating:
-    """Implements `web.site.Site`."""
+    """The calls of annotators, and what everybody may read."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, desk: Desk, doors: Doors, fetching: Fetching) -> None:
+        self._desk, self._doors, self._fetching = desk, doors, fetching
         self.gatherer = Gatherer(desk)
         self._openings = Openings(desk, self.gatherer)
         self._verifier = Ed25519Verifier()
@@ -134,17 +137,16 @@ class Annotating:
             if known.name == name and self._is_me(known.peer):
                 return {"annotator": key.hex()}
             raise Problem("already-enrolled", f"this key annotates as {known.name!r} already")
-        if self._desk.setting("sign_up") != "open" and invitation not in self._invitations():
-            raise Problem("forbidden", "this peer takes invited annotators only: ask its operator for an invitation")
         self._require_room()
+        if self._desk.setting("sign_up") != "open":
+            codes = tuple(self._desk.setting("sign_up_codes"))
+            if not await trio.to_thread.run_sync(self._doors.admits, invitation, key, codes):
+                raise Problem("forbidden", "this peer takes invited annotators only: ask its operator for an unused invitation")
         await self._decided(self.gatherer.put(Enrolment(key, name, custodial, signature)))
         if self._state.annotators.get(key) is None:
+            await trio.to_thread.run_sync(self._doors.give_back, key)
             raise Problem("forbidden", "this peer's places for annotators are taken: try another peer")
         return {"annotator": key.hex()}
-
-    def _invitations(self) -> tuple[str, ...]:
-        found: tuple[str, ...] = tuple(self._desk.setting("sign_up_codes"))
-        return found
 
     async def challenge(self, key: bytes) -> Json:
         nonce, now = secrets.token_bytes(16), self._now_ms
@@ -177,9 +179,11 @@ class Annotating:
             height, state = self._desk.height, self._state
             shown = list(self._shown(state, session.key, limit))
             lacks = limit - len(self._person(state, session.key).leases)
-            if lacks > 0 and not wished and Work(state, self._desk.state_root).draw(session.key) is not None:
+            without = self._fetching.lacking
+            if lacks > 0 and not wished and Work(state, self._desk.state_root).draw(session.key, without) is not None:
                 self._require_room()
-                wish = LeaseWish(session.key, session.nonce, session.expires_ms, session.signature, min(lacks, LEASES_MAX))
+                until, count = session.expires_ms, min(lacks, LEASES_MAX)
+                wish = LeaseWish(session.key, session.nonce, until, session.signature, count, without)
                 done, wished = self.gatherer.put(wish), True
                 with trio.move_on_at(deadline):
                     await done.wait()
@@ -205,6 +209,8 @@ class Annotating:
             if task.text or not task.items:
                 body["text"] = task.text
             body |= {"options": list(asked.options), "many": asked.many}
+            if asked.guidelines is not None:
+                body["guidelines"] = f"/api/v1/projects/{row.project.hex()}/guidelines"
             if asked.suggests_first and task.suggestion is not None:
                 body["suggestion"] = list(task.suggestion)
             yield body
@@ -242,7 +248,7 @@ class Annotating:
         if row.commitment is not None:
             if row.commitment != said:
                 raise Problem("already-answered", "another answer to this assignment is committed")
-            return 200, self._receipt(row, assignment)
+            return 200, self._receipt(state, row, assignment)
         if not has_place(state, row):
             raise Problem("gone", "the lease is over, and somebody else has the task")
         pending = self._openings.pending(assignment)
@@ -259,7 +265,7 @@ class Annotating:
             after = self._state.assignments.get(assignment)
             assert after is not None
             if after.commitment == said:
-                return 201, self._receipt(after, assignment)
+                return 201, self._receipt(self._state, after, assignment)
             self._openings.passed_over(assignment)
             raise Problem("gone", "the lease was over before the answer was decided")
         return 202, {"annotation": assignment.hex()}
@@ -311,15 +317,37 @@ class Annotating:
         ]
         return {"height": self._desk.height, "rows": rows}
 
-    async def export(self, project: bytes, format: str) -> tuple[str, str]:
+    async def export(self, project: bytes, format: str) -> Text:
         state = self._state
         found = state.projects.get(project)
         if found is None:
             raise Problem("not-found", "no such project")
-        if format != "jsonl":
-            raise Problem("malformed", f"format {format!r} is not jsonl")
-        lines = [json.dumps(line, ensure_ascii=False) for line in settled(state, project, found, self._desk.read)]
-        return "application/jsonl", "".join(line + "\n" for line in lines)
+        try:
+            text, _ = await exported(state, project, found, self._desk.read, format)
+        except UserError as error:
+            raise Problem("misfit", str(error)) from None
+        return Text(FORMATS[format].content_type, text)
+
+    async def agreement(self, project: bytes) -> Json:
+        state, height = self._state, self._desk.height
+        found = state.projects.get(project)
+        if found is None:
+            raise Problem("not-found", "no such project")
+        view = await trio.to_thread.run_sync(agreement, state, project, found)
+        pairs = [
+            {"first": row.first, "second": row.second, "common": row.common, "kappa": row.kappa or None} for row in view.pairs
+        ]
+        return {"project": view.project, "height": height, "alpha": view.alpha or None, "pairs": pairs}
+
+    async def guidelines(self, project: bytes) -> Text:
+        found = self._state.projects.get(project)
+        if found is None or found.asked.guidelines is None:
+            raise Problem("not-found", "no such project, or it has no guidelines")
+        try:
+            text = self._desk.read(found.asked.guidelines)
+        except FolkmootError:
+            raise Problem("not-found", "the guidelines are not here yet: try again later") from None
+        return Text("text/plain", text.decode("utf-8", "replace"))
 
     # Looking up ------------------------------------------------------------------------------------------------------
 
@@ -331,6 +359,9 @@ class Annotating:
     def _now_ms(self) -> int:
         """The network's time and what has passed since: sessions are checked by blocks' times."""
         return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
+
+    def is_annotator(self, token: str) -> bool:
+        return token in self._sessions
 
     def _session(self, token: str) -> _Open:
         session = self._sessions.get(token)
@@ -361,10 +392,16 @@ class Annotating:
         task = task_of(state, row)
         return task.committed + 1 == task.asked
 
-    def _receipt(self, row: Assignment, assignment: bytes) -> Json:
+    def _receipt(self, state: CurationState, row: Assignment, assignment: bytes) -> Json:
+        """With the suggestion that the annotator has not seen yet."""
         assert row.commitment is not None
         receipt = self._desk.sign(Receipt(assignment, row.commitment, row.height))
-        return {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
+        body: Json = {"annotation": assignment.hex(), "height": row.height, "receipt": codec.encode(receipt).hex()}
+        project = self._project(state, row.project)
+        task = None if project.asked.suggests_first else self._text(state, project, row)
+        if task is not None and task.suggestion is not None:
+            body["suggestion"] = list(task.suggestion)
+        return body
 
     def _count_answer(self, key: bytes) -> None:
         """Counts an annotator's answer, in whatever session. Refuses the one that is too many in a minute."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
+import trio
+
+from curation.agreement import kappas, units_of
+from curation.calls import AgreementView, KappaView
+from curation.formats import FORMATS
+from curation.limits import KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, KAPPA_TASKS_MAX
 from curation.lines import line_of
-from curation.state import CurationState, Project, TaskPage, page_key
+from curation.module import project_alpha
+from curation.state import Assignment, CurationState, Project, TaskPage, TaskRow, page_key
 from curation.tasks import Page, assignment_id, read_page, task_id
 from protocol.errors import FolkmootError
 
+AT_ONCE: Final = 64  # lines, then the rest of the peer has its turn
 Read = Callable[[bytes], bytes]  # a blob by its digest; raises `FolkmootError` if it is not here
 
 
@@ -29,14 +38,61 @@ def page_of(project: Project, page: TaskPage, read: Read) -> Page | None:
         return None
 
 
+def settled_rows(state: CurationState, key: bytes, page: TaskPage) -> Iterator[tuple[int, bytes, TaskRow]]:
+    """Settled tasks of a page: the place in it, the task, its row."""
+    for index in range(page.count):
+        task = task_id(key, page.first + index)
+        row = state.tasks.get(task)
+        if row is not None and row.label is not None:
+            yield index, task, row
+
+
+def votes(state: CurationState, task: bytes, row: TaskRow) -> Iterator[Assignment | None]:
+    """The assignments of all that ever had the task, as they came."""
+    return (state.assignments.get(assignment_id(task, who)) for who in row.annotators)
+
+
 def settled(state: CurationState, key: bytes, project: Project, read: Read) -> Iterator[dict[str, Any]]:
     """One line a task, ascending. A task whose text is not here has its label all the same."""
     for page in pages(state, key, project):
         shown = page_of(project, page, read)
-        for index in range(page.count):
-            task = task_id(key, page.first + index)
-            row = state.tasks.get(task)
-            if row is None or row.label is None:
-                continue
-            votes = (state.assignments.get(assignment_id(task, who)) for who in row.annotators)
-            yield line_of(row, shown.entries[index].task if shown else None, votes)
+        for index, task, row in settled_rows(state, key, page):
+            yield line_of(row, shown.entries[index].task if shown else None, votes(state, task, row))
+
+
+def agreement(state: CurationState, key: bytes, project: Project) -> AgreementView:
+    """α of all settled tasks; κ of the first KAPPA_TASKS_MAX."""
+    asked = project.asked
+    kind, options, many = asked.kind, len(asked.options), asked.many
+    rows = ((task, row) for page in pages(state, key, project) for _, task, row in settled_rows(state, key, page))
+
+    def units() -> Iterator[dict[bytes, int]]:
+        for task, row in islice(rows, KAPPA_TASKS_MAX):
+            said = {vote.annotator: vote.answer for vote in votes(state, task, row) if vote and vote.answer is not None}
+            for values in units_of(kind, options, many, list(said.values())) if said else ():
+                yield dict(zip(said, values, strict=True))
+
+    def name(who: bytes) -> str:
+        row = state.annotators.get(who)
+        return row.name if row else ""
+
+    pairs = tuple(
+        KappaView(a.hex(), name(a), b.hex(), name(b), common, "" if found is None else str(found))
+        for a, b, common, found in kappas(units(), KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX)
+    )
+    alpha = project_alpha(state, key)
+    return AgreementView(key.hex(), asked.name, "" if alpha is None else str(alpha), pairs)
+
+
+async def exported(state: CurationState, key: bytes, project: Project, read: Read, format: str) -> tuple[str, int]:
+    """The file, and how many settled tasks there are. Blocks that are applied meanwhile change nothing of it."""
+    lines = []
+    for line in settled(state, key, project, read):
+        lines.append(line)
+        if len(lines) % AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
+
+    def write() -> str:
+        return "".join(FORMATS[format].write(project.asked, lines))
+
+    return await trio.to_thread.run_sync(write), len(lines)

@@ -37,6 +37,10 @@ class Gatherer:
         """Nothing is decided, it seems: more of what strangers say would only fill the memory."""
         return len(self._events) >= WAITING_MAX
 
+    @property
+    def waiting(self) -> int:
+        return len(self._events)
+
     def put(self, statement: Statement, done: trio.Event | None = None) -> trio.Event:
         """Set when the batch with this statement is decided, whether the statement acted or not.
 

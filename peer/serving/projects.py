@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,20 +15,21 @@ import trio
 
 from consensus.voters import VoterSet
 from curation.answers import Kind, named, options_problem
-from curation.calls import CurationCalls, ExportView, ImportRequest, ProjectView, WaitingView
-from curation.contents import AddPage, Found, Move, Review, SayGold, StopProject
-from curation.importing import Given, in_pages, read_answer, read_tasks
-from curation.limits import GUIDELINES_BYTES_MAX, NAME_CHARACTERS_MAX, SALT_BYTES
-from curation.module import is_run, project_id
+from curation.calls import AgreementView, CurationCalls, ExportView, ImportRequest, ProjectView, WaitingView
+from curation.contents import Review, StopProject
+from curation.importing import Given, read_answer, read_tasks
+from curation.limits import NAME_CHARACTERS_MAX
+from curation.module import is_run
 from curation.state import Asked, CurationState, Phase, Project, Redaction, Stage, as_answer
-from curation.tasks import Entry, Page, assignment_id, redacted, root_of, task_id
+from curation.tasks import assignment_id, redacted, task_id
+from peer import features
 from peer.serving import proving
-from peer.serving.exporting import page_of, pages, settled
-from peer.serving.golds import GoldPage, Golds
-from protocol import codec
+from peer.serving.doors import Doors
+from peer.serving.exporting import agreement, exported, page_of, pages
+from peer.serving.founding import Founding
 from protocol.errors import UserError
-from protocol.identity import peer_id
 
+PART = "serve"
 FETCH_SECONDS = 30.0  # for a page that is to be redacted, where this peer lacks it
 
 
@@ -40,21 +39,24 @@ class CurationAnswers(CurationCalls):
 
     @property
     def _state(self) -> CurationState:
-        state = self.peer.driver.state
-        if not is_run(state):
-            raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
-        found: CurationState = state.of(CurationState)
+        self._require_run()
+        found: CurationState = self.peer.driver.state.of(CurationState)
         return found
 
-    async def projects(self) -> tuple[ProjectView, ...]:
-        rows = sorted(self._state.projects.items(), key=lambda item: (item[1].phase is Phase.CLOSED, item[1].asked.name, item[0]))
-        return tuple(self._view(key, row) for key, row in rows)
+    def _require_run(self) -> None:
+        if not is_run(self.peer.driver.state):
+            raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
 
-    def _view(self, key: bytes, row: Project) -> ProjectView:
-        asked = row.asked
-        counts = (asked.votes, row.tasks, row.drawn, row.settled, row.review)
-        author = peer_id(self.peer.driver.state.members.current(row.author))
-        return ProjectView(key.hex(), asked.name, asked.kind.value, row.phase.value, author, *counts)
+    @property
+    def _founding(self) -> Founding:
+        self._require_run()
+        return Founding(self.peer.desk(PART))
+
+    async def projects(self) -> tuple[ProjectView, ...]:
+        return self._founding.views()
+
+    async def agreement(self, project: str) -> AgreementView:
+        return await trio.to_thread.run_sync(agreement, self._state, *self._find(project))
 
     def _find(self, text: str) -> tuple[bytes, Project]:
         wanted = text.lower()
@@ -66,89 +68,36 @@ class CurationAnswers(CurationCalls):
 
     async def import_tasks(self, request: ImportRequest) -> ProjectView:
         self.peer.require_member()
-        path = Path(request.file)
+        founding, path = self._founding, Path(request.file)
         data = await _read(path)
         if request.project:
             key, row = self._find(request.project)
-            asked = row.asked
-            tasks = await trio.to_thread.run_sync(read_tasks, path.name, data, asked.kind, tuple(asked.options), asked.many)
-            _require_alike(path.name, tasks, asked.items)
-        else:
-            kind = Kind(request.kind)
-            problem = options_problem(kind, request.options, request.many)
-            if problem:
-                raise UserError(f"{problem}: name them with --options A,B")
-            tasks = await trio.to_thread.run_sync(read_tasks, path.name, data, kind, request.options, request.many)
-            _require_alike(path.name, tasks, len(tasks[0].task.items))
-            key = await self._found(request, path, kind, len(tasks[0].task.items))
-        has_gold = any(given.gold is not None for given in tasks)
-        for page in in_pages(tasks):
-            await self._add(key, page, has_gold)
-        found = self._state.projects.get(key)
-        assert found is not None
-        return self._view(key, found)
-
-    async def _found(self, request: ImportRequest, path: Path, kind: Kind, items: int) -> bytes:
-        guidelines = None
-        if request.guidelines:
-            text = await _read(Path(request.guidelines))
-            if len(text) > GUIDELINES_BYTES_MAX:
-                raise UserError(f"{request.guidelines} has {len(text)} bytes, guidelines have at most {GUIDELINES_BYTES_MAX}")
-            guidelines = await trio.to_thread.run_sync(self.peer.driver.blobs.add, text)
+            await founding.add(key, await _tasks(path, data, row.asked.kind, row.asked.options, row.asked.many))
+            return founding.view(key)
+        kind = Kind(request.kind)
+        problem = options_problem(kind, request.options, request.many)
+        if problem:
+            raise UserError(f"{problem}: name them with --options A,B")
+        tasks = await _tasks(path, data, kind, request.options, request.many)
         asked = Asked(
             name=(request.name or path.stem)[: 2 * NAME_CHARACTERS_MAX],
             kind=kind,
             options=request.options,
             many=request.many,
-            items=items,
-            guidelines=guidelines,
+            items=len(tasks[0].task.items),
+            guidelines=None,
             votes=request.votes,
             price=request.price,
             suggests_first=request.suggests_first,
         )
-        decided = await self.peer.author.submit("curation/found", Found(asked))
-        return project_id(self.peer.me, decided.nonce)
-
-    async def _add(self, project: bytes, tasks: list[Given], has_gold: bool) -> None:
-        """Where any task that is imported is gold, no page tells whether it has some."""
-        page = Page(tuple(Entry(secrets.token_bytes(SALT_BYTES), given.task) for given in tasks))
-        data = codec.encode(page)
-        digest = await trio.to_thread.run_sync(self.peer.driver.blobs.add, data)
-        gold = GoldPage.draw([given.gold for given in tasks]) if has_gold else None
-        if gold is not None:
-            with closing(self._golds()) as golds:
-                await trio.to_thread.run_sync(golds.keep, gold)
-        root = gold.root if gold is not None else None
-        await self.peer.author.submit("curation/page", AddPage(project, digest, len(data), root_of(page), len(tasks), root))
-
-    def _golds(self) -> Golds:
-        return Golds(self.peer.config.data_directory / "golds.sqlite")
+        guidelines = await _read(Path(request.guidelines)) if request.guidelines else b""
+        return founding.view(await founding.found(asked, guidelines, tasks))
 
     async def move_project(self, project: str, phase: str) -> ProjectView:
         self.peer.require_member()
-        key, row = self._find(project)
-        said = await self._say_gold(key, row) if phase == Phase.CLOSED else 0
-        if not said or row.phase is not Phase.CLOSED:  # voters may have stopped it: its gold was still missing
-            await self.peer.author.submit("curation/move", Move(key, Phase(phase)))
-        return self._view(*self._find(key.hex()))
-
-    async def _say_gold(self, key: bytes, row: Project) -> int:
-        """How many right answers this peer has said now."""
-        state, count = self._state, 0
-        with closing(self._golds()) as golds:
-            for number, page in enumerate(pages(state, key, row)):
-                if page.gold is None:
-                    continue
-                kept = golds.of(page.gold)
-                if kept is None:
-                    self.peer.driver.events.add("curation", f"the gold of page {number} of {row.asked.name!r} is not here")
-                    continue
-                new = [known for known in kept.known if state.golds.get(task_id(key, page.first + known.index)) is None]
-                if new:
-                    said = SayGold(key, number, tuple(kept.said(known) for known in new))
-                    await self.peer.author.submit("curation/gold", said)
-                    count += len(new)
-        return count
+        key, _ = self._find(project)
+        await self._founding.move(key, Phase(phase))
+        return self._founding.view(key)
 
     async def stop_project(self, project: str) -> str:
         self.peer.require_member()
@@ -234,18 +183,35 @@ class CurationAnswers(CurationCalls):
             raise UserError(f"{text!r} is no task that anybody had: name it by its project and number, or by its id of 64 digits")
         return found.project, found.number
 
-    async def export_tasks(self, project: str, path: str) -> ExportView:
+    async def web_token(self) -> str:
+        with self._doors() as doors:
+            return doors.operator()
+
+    async def web_revoke(self) -> int:
+        with self._doors() as doors:
+            return doors.revoke_operators()
+
+    async def web_invite(self) -> str:
+        with self._doors() as doors:
+            return doors.invite()
+
+    def _doors(self) -> closing[Doors]:
+        role = features.roles()[self.peer.config.role]
+        if PART not in role.parts:
+            raise UserError(f"this peer serves nobody: its role is {role.name}; run it with --role annotator, or full")
+        return closing(Doors(self.peer.desk(PART).folder))
+
+    async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> ExportView:
         key, row = self._find(project)
-        lines = list(settled(self._state, key, row, self.peer.driver.blobs.read))
+        text, tasks = await exported(self._state, key, row, self.peer.driver.blobs.read, format)
         try:
             async with await trio.open_file(path, "x", encoding="utf-8") as file:
-                for line in lines:
-                    await file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                await file.write(text)
         except FileExistsError:
             raise UserError(f"{path} exists: name another file with -o") from None
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
-        return ExportView(path, len(lines))
+        return ExportView(path, tasks)
 
     async def prove_tasks(self, project: str, directory: str) -> ExportView:
         key, _ = self._find(project)
@@ -269,7 +235,5 @@ async def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _require_alike(name: str, tasks: list[Given], items: int) -> None:
-    for number, (task, _) in enumerate(tasks, 1):
-        if len(task.items) != items:
-            raise UserError(f"{name}: task {number} has {len(task.items)} items, the others have {items}")
+async def _tasks(path: Path, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> list[Given]:
+    return await trio.to_thread.run_sync(read_tasks, path.name, data, kind, options, many)

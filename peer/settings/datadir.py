@@ -6,7 +6,7 @@ identity.next   the seed to come, while `peer rekey` works: nobody signs with an
 genesis         founding block of the network           blobs/          payloads and data, by digest
 peer.toml       settings                                models/         parameters, memory-mapped
 peer.lock       held by the running daemon              control.sock    where consoles attach
-golds.sqlite    right answers of own projects' tasks    parts/          what parts keep, such as open answers
+parts/          what parts keep, such as open answers
 """
 
 from __future__ import annotations

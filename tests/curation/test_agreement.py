@@ -65,8 +65,10 @@ def test_cohens_kappa() -> None:
 
 
 def test_kappa_of_each_two() -> None:
-    said = {b"c": {1: 0, 2: 1, 3: 1}, b"a": {1: 0, 2: 1}, b"b": {9: 1}}
-    assert kappas(said) == {(b"a", b"c"): Fraction(1)}
+    units = [{b"c": 0, b"a": 0}, {b"c": 1, b"a": 1}, {b"c": 1, b"b": 1}, {b"b": 1}, {b"b": 0, b"c": 1}, {b"c": 1, b"b": 1}]
+    agreed, alike = (b"a", b"c", 2, Fraction(1)), (b"b", b"c", 3, Fraction(0))
+    assert kappas(units, 2, 9) == [alike, agreed], "the most common answers first"
+    assert kappas(units, 3, 9) == kappas(units, 2, 1) == [alike]
 
 
 def test_what_is_a_unit() -> None:

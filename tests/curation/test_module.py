@@ -139,6 +139,17 @@ def test_nobody_gets_a_task_twice_and_begun_ones_come_first(room: Room) -> None:
     assert more == first, "no more than eight at a time"
 
 
+def test_no_task_is_of_a_project_that_the_wish_leaves_out(room: Room) -> None:
+    lost, here = room.project(ONE, tasks=40), room.project(ONE, tasks=40)
+    room.batch(enrolments=[room.enrolment(ANN), room.enrolment(CAT)])
+    room.leased(BOB, count=8)  # of both, and begun tasks come first
+    wish = replace(room.wish(ANN, 8), without=(lost,))
+    room.batch(leases=[wish])
+    assert {room.assignment(key).project for key in room.person(ANN).leases} == {here}
+    room.batch(leases=[replace(room.wish(CAT), without=tuple(sorted((lost, here))))])
+    assert room.person(CAT).leases == ()
+
+
 def test_what_is_drawn_depends_on_root_task_and_annotator(room: Room) -> None:
     room.project(ONE, tasks=200)
     people = annotators(20)

@@ -47,6 +47,12 @@ PATHS = (
     "/api/tasks?limit=1;2", "/api/stats#x", "/static", "/static/label.js/x", "/static/\\..\\x",
     "/?" + "&".join("a=1" for _ in range(500)),
 )  # fmt: skip
+FORMATS = ("jsonl", "label-studio", "preferences", "", "parquet")
+PROJECTS: tuple[dict[str, Any], ...] = (
+    {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidelines": "Be fair.", "tasks": [{"text": "a"}]},
+    {"name": "pairs", "kind": "pair", "votes": 3, "price": 0, "tasks": [{"text": "q", "items": ["a", "b"], "suggestion": [1]}]},
+    {"name": "ranks", "kind": "ranking", "many": False, "suggests_first": True, "tasks": [{"items": ["a", "b", "c"]}]},
+)
 HEADERS = (
     "Content-Length: -1", "Content-Length: 99999999999999999999", "Content-Length: 5\r\nContent-Length: 7", "Content-Length: x",
     "Transfer-Encoding: chunked", "Transfer-Encoding: gzip, chunked", "Transfer-Encoding: nonsense", "Content-Encoding: gzip",
@@ -75,6 +81,7 @@ class Known:
     site: Site
     person: Person
     token: str
+    operator: str  # another token
     project: str
     assignments: tuple[str, ...]
 
@@ -97,7 +104,13 @@ def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: ("GET", f"/api/v1/annotations/{assignment}", None),
             lambda: ("GET", "/api/stats", None),
             lambda: ("GET", f"/api/leaderboard?limit={random.randint(0, 1001)}", None),
-            lambda: ("GET", f"/api/v1/projects/{known.project}/export?format=jsonl", None),
+            lambda: ("GET", f"/api/v1/projects/{known.project}/export?format={random.choice(FORMATS)}", None),
+            lambda: ("GET", f"/api/v1/projects/{known.project}/{random.choice(('agreement', 'guidelines', ''))}", None),
+            lambda: ("POST", f"/api/v1/projects/{known.project}/{random.choice(('pause', 'open'))}", None),
+            lambda: ("POST", f"/api/v1/projects/{assignment}/close", None),
+            lambda: ("GET", "/api/v1/projects", None),
+            lambda: ("POST", "/api/v1/projects", random.choice(PROJECTS)),
+            lambda: ("POST", f"/api/v1/projects/{known.project}/tasks", {"tasks": [{"text": "more"}]}),
             lambda: ("GET", random.choice(PATHS), None),
         )
     )()
@@ -118,7 +131,7 @@ def made(known: Known, random: Random, *, last: bool) -> bytes:
     data = b"" if body is None else _body(body, random)
     headers = ["Host: site"]
     if random.random() < 0.8:
-        headers.append(f"Authorization: Bearer {known.token}")
+        headers.append(f"Authorization: Bearer {random.choice((known.token, known.token, known.operator))}")
     if last and random.random() < 0.95:
         headers.append("Connection: close")
     if random.random() < 0.15:
@@ -240,12 +253,12 @@ def free_port() -> int:
         return port
 
 
-def known_at(site: Site, project: str) -> Known:
+def known_at(site: Site, project: str, operator: str) -> Known:
     """An annotator's first steps at this site."""
     person = Person("ann")
     assert person.enrol(site).status == 201
     tasks = person.tasks(site, 8).body["tasks"]
-    return Known(site, person, person.token(site), project, tuple(task["assignment"] for task in tasks))
+    return Known(site, person, person.token(site), operator, project, tuple(task["assignment"] for task in tasks))
 
 
 @contextlib.contextmanager
@@ -264,9 +277,11 @@ async def run(seconds: float, seed: int) -> int:
         tasks.write_text("".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(2_000)))
         said = command("tasks", "import", str(tasks), "--options", "glad,sad", "--data-dir", str(daemon.directory))
         assert said[0] == 0, said
+        said = command("web", "token", "--data-dir", str(daemon.directory))
+        assert said[0] == 0, said
         site = Site("127.0.0.1", port)
         project = (await trio.to_thread.run_sync(site.stats))["projects"][0]["project"]
-        known = await trio.to_thread.run_sync(known_at, site, project)
+        known = await trio.to_thread.run_sync(known_at, site, project, said[1].strip())
         started, first = time.monotonic(), await hammer(known, seconds / 4, seed)
         before = memory_mb(daemon.pid)
         seen = await hammer(known, seconds * 3 / 4, seed + 1)

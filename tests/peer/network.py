@@ -16,8 +16,10 @@ from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import Phase, Start, job_id
 from peer.api.running import RunningPeer
 from peer.api.service import service
+from peer.api.this_peer import ThisPeerAnswers
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
+from peer.driver.desk import DriverDesk
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
 from peer.roles.base import RoundWork
@@ -118,7 +120,10 @@ def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = N
 
 
 def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> RunningPeer:
-    return RunningPeer(
+    def desk(part: str) -> DriverDesk:
+        return DriverDesk(part, peer.config, seat.driver, seat.author, seat.folder, ThisPeerAnswers(peer).stats)
+
+    peer = RunningPeer(
         config=Config(data_directory=seat.folder),
         genesis=seat.genesis,
         driver=seat.driver,
@@ -131,7 +136,9 @@ def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None
         author=seat.author,
         invited=InvitationBook(seat.folder / "invitations"),
         started=0.0,
+        desk=desk,
     )
+    return peer
 
 
 def _innermost(group: BaseExceptionGroup[StorageError]) -> StorageError:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from curation.contents import Commit, Opening
+from curation.state import CurationState, page_key
 from peer.serving import annotating
 from peer.serving.gathering import Gatherer
 from tests.web.client import Person, Reply, committed, receipt_holds
@@ -150,6 +151,25 @@ async def test_a_lease_that_is_over_is_gone_once_somebody_has_its_place(room: Ro
         assert (await said(bob.submit, site, tasks[0]["assignment"], (1,))).status == 201
 
 
+async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) -> None:
+    """Nobody has them: an annotator would hold leases of tasks that nobody can show."""
+    async with room.serving() as (daemon, site):
+        lost = await room.project(daemon, tasks=20, name="lost")
+        page = daemon.driver.state.of(CurationState).pages.get(page_key(bytes.fromhex(lost.project), 0))
+        assert page is not None
+        (path,) = [path for path in (room.directory / "blobs").rglob("*") if path.name.startswith(page.digest.hex())]
+    path.unlink()
+    async with room.serving() as (daemon, site):
+        (ann,) = await enrolled(site, "ann")
+        assert await assigned(site, ann, 8) == []
+        assert daemon.driver.state.of(CurationState).annotators.get(ann.key).leases == ()  # type: ignore[union-attr]
+        here = await room.project(daemon, tasks=8, name="here")
+        tasks: list[dict[str, Any]] = []
+        while len(tasks) < 8:
+            tasks = await assigned(site, ann, 8)
+        assert {task["project"] for task in tasks} == {here.project}
+
+
 async def test_sixty_answers_a_minute_are_enough_whatever_the_session(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annotating, "ANSWERS_PER_MINUTE", 3)
     async with room.serving() as (daemon, site):
@@ -254,15 +274,17 @@ async def test_a_restart_before_the_commitment_is_decided_loses_nothing(room: Ro
 async def test_two_that_wait_for_one_answer_are_told_alike_that_it_was_passed_over(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    submit, entered, go_on, replies = annotating.Annotating.submit, list[int](), trio.Event(), list[tuple[int, str]]()
+
+    async def counted(site: annotating.Annotating, *given: Any, **named: Any) -> Any:
+        entered.append(1)
+        return await submit(site, *given, **named)
+
+    monkeypatch.setattr(annotating.Annotating, "submit", counted)
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=1)
         (ann,) = await enrolled(site, "ann")
         (task,) = await assigned(site, ann)
-        submit, entered, go_on, replies = annotating.Annotating.submit, list[int](), trio.Event(), list[tuple[int, str]]()
-
-        async def counted(site: annotating.Annotating, *given: Any) -> Any:
-            entered.append(1)
-            return await submit(site, *given)
 
         async def passes_over(gatherer: Gatherer, taken: list[Any]) -> None:
             await go_on.wait()
@@ -273,7 +295,6 @@ async def test_two_that_wait_for_one_answer_are_told_alike_that_it_was_passed_ov
         async def ask() -> None:
             replies.append(problem(await said(ann.submit, site, task["assignment"], (1,))))
 
-        monkeypatch.setattr(annotating.Annotating, "submit", counted)
         monkeypatch.setattr(Gatherer, "_decide", passes_over)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)

@@ -2,7 +2,7 @@
 import { commitment, hex, sign, unhex } from "/static/wire.js";
 
 const at = (id) => document.getElementById(id);
-const state = { network: null, keys: null, token: "", tasks: [], chosen: [], sent: 0, busy: false };
+const state = { network: null, keys: null, token: "", tasks: [], chosen: [], sent: 0, busy: false, guidelines: new Map() };
 const PAIR = ["the first", "the second", "a tie", "both bad"];
 
 async function call(method, path, body, token = "") {
@@ -28,7 +28,7 @@ function useSeed(seed) {
 async function enrol(event) {
   event.preventDefault();
   try {
-    useSeed(nacl.randomBytes(32));
+    if (!state.keys) useSeed(nacl.randomBytes(32));
     const name = at("name").value.trim();
     const signature = sign(state.keys.secretKey, state.network.chain_id, "enrol", [name, unhex(state.network.peer_key), false]);
     tell("the network decides …");
@@ -36,7 +36,7 @@ async function enrol(event) {
     await call("POST", "/api/v1/annotators", body);
     await begin();
   } catch (problem) {
-    localStorage.removeItem(storage());
+    if (problem.status === 409) { localStorage.removeItem(storage()); state.keys = null; }
     tell(problem.message, true);
   }
 }
@@ -71,15 +71,43 @@ async function next() {
   show(state.tasks[0]);
 }
 
+// Read once a project, and open until the first answer.
+async function guide(task) {
+  const path = task.guidelines ?? "";
+  if (at("guidelines").dataset.path === path) return;
+  at("guidelines").dataset.path = path;
+  at("guidelines").hidden = true;
+  if (!path) return;
+  if (!state.guidelines.has(path)) {
+    const reply = await fetch(path);
+    if (!reply.ok) { delete at("guidelines").dataset.path; return; }
+    state.guidelines.set(path, await reply.text());
+    at("guidelines").open = true;
+  }
+  if (at("guidelines").dataset.path !== path) return;
+  at("how").textContent = state.guidelines.get(path);
+  at("guidelines").hidden = false;
+}
+
+const textsOf = (task) => ({ label: task.options, rating: task.options, pair: [...(task.items ?? []), ...PAIR.slice(2)], ranking: task.items })[task.kind];
+
+function inWords(task, answer) {
+  const texts = task.kind === "pair" ? PAIR : textsOf(task);
+  const words = answer.map((choice) => texts[task.kind === "rating" ? choice - 1 : choice]);
+  return words.join(task.kind === "ranking" ? " > " : ", ") || "none of them";
+}
+
+function suggest(text) { at("suggested").textContent = text; }
+
 function show(task) {
   state.chosen = [];
-  const items = task.items ?? [];
+  guide(task);
+  if (task.suggestion) suggest(`A model suggests: ${inWords(task, task.suggestion)}`);
   const asked = { label: task.many ? "Choose all that fit, then Enter" : "Choose one", rating: "Rate it", pair: "Which is better?", ranking: "Choose the best first" };
   at("asked").textContent = asked[task.kind];
   at("task").textContent = task.text ?? "";
   at("task").hidden = !task.text;
-  const texts = { label: task.options, rating: task.options, pair: [...items, ...PAIR.slice(2)], ranking: items }[task.kind];
-  at("choices").replaceChildren(...texts.map((text, index) => {
+  at("choices").replaceChildren(...textsOf(task).map((text, index) => {
     const button = document.createElement("button");
     const key = document.createElement("kbd");
     key.textContent = index + 1;
@@ -108,8 +136,14 @@ async function submit(answer) {
   const signature = sign(state.keys.secretKey, state.network.chain_id, "annotation", [assignment, commitment(assignment, salt, answer)]);
   const body = { assignment: task.assignment, answer, salt: hex(salt), signature: hex(signature) };
   state.tasks.shift();
+  at("guidelines").open = false;
+  suggest("");
   const sending = call("POST", "/api/submit", body, state.token).then(
-    () => { state.sent += 1; at("count").textContent = `${state.sent} decided`; },
+    (reply) => {
+      state.sent += 1;
+      at("count").textContent = `${state.sent} decided`;
+      if (reply.suggestion) suggest(`Of the task before: you said ${inWords(task, answer)}, a model ${inWords(task, reply.suggestion)}`);
+    },
     (problem) => tell(problem.message, true),
   );
   state.busy = false;
@@ -120,6 +154,7 @@ async function submit(answer) {
 async function skip() {
   const task = state.tasks.shift();
   if (!task) return;
+  suggest("");
   await call("POST", `/api/v1/assignments/${task.assignment}/skip`, { reason: "skipped" }, state.token).catch((problem) => tell(problem.message, true));
   await next();
 }

@@ -1,0 +1,113 @@
+"""The files that an export may be. Each is made of the lines of `jsonl`, and is the same at every peer of one height."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from curation.answers import PAIR_ANSWERS, Kind
+from curation.comparisons import FIRST, SECOND, STRENGTH_ONE, TIE, bradley_terry
+from curation.limits import SCORED_MAX
+from curation.lines import as_text
+from curation.state import Asked
+from protocol.errors import UserError
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    content_type: str
+    write: Callable[[Asked, Sequence[Line]], Iterator[str]]  # raises `UserError` where the project is of another kind
+
+
+def _jsonl(asked: Asked, lines: Iterable[Line]) -> Iterator[str]:
+    return map(as_text, lines)
+
+
+# Label Studio ------------------------------------------------------------------------------------------------------------
+
+
+def _label_studio(asked: Asked, lines: Sequence[Line]) -> Iterator[str]:
+    """One annotation a task: its label. A task whose text is not here is left out."""
+    shown = [line for line in lines if "text" in line]
+    for number, line in enumerate(shown):
+        names = ("task", "number", "height", "text", "items")
+        data = {name: line[name] for name in names} | {f"item{place}": item for place, item in enumerate(line["items"], 1)}
+        if asked.kind is Kind.RANKING:
+            data["list"] = [{"id": str(place), "title": item, "body": ""} for place, item in enumerate(line["items"])]
+        task = {"data": data, "annotations": [{"result": _result(asked, line["label"])}]}
+        yield ("," if number else "[") + "\n" + json.dumps(task, ensure_ascii=False)
+    yield "\n]\n" if shown else "[]\n"
+
+
+def _result(asked: Asked, label: list[int]) -> list[Line]:
+    match asked.kind:
+        case Kind.LABEL:
+            return [_tag("label", "text", "choices", [asked.options[option] for option in label])]
+        case Kind.RATING:
+            return [_tag("rating", "text", "rating", label[0])]
+        case Kind.RANKING:
+            return [_tag("rank", "list", "ranker", {"rank": [str(item) for item in label]})]
+        case Kind.PAIR if label[0] in (FIRST, SECOND):
+            return [_tag("pair", "item1,item2", "pairwise", "left" if label[0] == FIRST else "right", "selected")]
+        case Kind.PAIR:
+            return [_tag("neither", "item1", "choices", [PAIR_ANSWERS[label[0]]])]
+
+
+def _tag(name: str, to: str, kind: str, value: Any, field: str = "") -> Line:
+    return {"from_name": name, "to_name": to, "type": kind, "value": {field or kind: value}}
+
+
+# Preferences -------------------------------------------------------------------------------------------------------------
+
+
+def _preferences(asked: Asked, lines: Sequence[Line]) -> Iterator[str]:
+    """A line a pair. Left out: where both are bad, and where the text is not here."""
+    if asked.kind is not Kind.PAIR:
+        raise UserError(f"preferences come of pairs; this project asks for a {asked.kind}: export it as jsonl")
+    shown = [line for line in lines if "text" in line and line["label"][0] in (FIRST, SECOND, TIE)]
+    scores = _scores(shown)
+    for line in shown:
+        said, items = line["label"][0], line["items"]
+        chosen = SECOND if said == SECOND else FIRST
+        p = Fraction(1, 2) if said == TIE else _preferred(chosen, [vote["answer"][0] for vote in line["votes"]])
+        row = {"id": line["task"], "prompt": line["text"], "chosen": items[chosen], "rejected": items[1 - chosen]}
+        row["p"] = round(float(p), 4)
+        for name in ("chosen", "rejected"):
+            score = scores.get((line["text"], row[name]))
+            if score is not None:
+                row[f"{name}_score"] = score
+        yield as_text(row)
+
+
+def _preferred(chosen: int, votes: Sequence[int]) -> Fraction:
+    """The share of the votes that prefer it; a tie is half of one. At least 1/2: the label has weighed the votes."""
+    compared = [vote for vote in votes if vote in (FIRST, SECOND, TIE)]
+    if not compared:
+        return Fraction(1)  # its author reviewed it
+    return max(Fraction(1, 2), Fraction(2 * compared.count(chosen) + compared.count(TIE), 2 * len(compared)))
+
+
+def _scores(lines: Sequence[Line]) -> dict[tuple[str, str], float]:
+    """Bradley–Terry strengths of items that several pairs of one prompt compare; 1 is that of an unknown one."""
+    met = Counter((line["text"], item) for line in lines for item in line["items"])
+    games = [
+        ((line["text"], line["items"][0]), (line["text"], line["items"][1]), line["label"][0])
+        for line in lines
+        if any(met[line["text"], item] > 1 for item in line["items"])
+    ]
+    if len(games) > SCORED_MAX:
+        return {}
+    return {item: round(strength / STRENGTH_ONE, 4) for item, strength in bradley_terry(games).items() if met[item] > 1}
+
+
+FORMATS: Final = {
+    "jsonl": Format("application/jsonl", _jsonl),
+    "label-studio": Format("application/json", _label_studio),
+    "preferences": Format("application/jsonl", _preferences),
+}

@@ -1,0 +1,59 @@
+"""Fetches the tasks and guidelines of all open projects, from whoever has them, as they come."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import trio
+
+from curation.limits import GUIDELINES_BYTES_MAX, WITHOUT_MAX
+from curation.redacting import outdated
+from curation.state import CurationState, TaskPage, page_key
+from features.parts import Desk
+from ledger.members import MembersState
+from protocol.errors import MissingBlobError
+
+
+class Fetching:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._asked: set[bytes] = set()
+        self._lacks: set[bytes] = set()  # keys of pages on their way
+
+    @property
+    def lacking(self) -> tuple[bytes, ...]:
+        """Projects of which tasks are not here, as many as a wish for leases may name: they could not be shown."""
+        return tuple(sorted({page[:32] for page in self._lacks}))[:WITHOUT_MAX]
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                height, state = self._desk.height, self._desk.state.of(CurationState)
+                members = self._desk.state.of(MembersState)
+                for key in state.open:
+                    project = state.projects.get(key)
+                    assert project is not None
+                    author = members.current(project.author)
+                    for number in range(project.pages):
+                        page = state.pages.get(page_key(key, number))
+                        if page is not None and page.digest not in self._asked:
+                            self._asked.add(page.digest)
+                            self._lacks.add(page_key(key, number))
+                            nursery.start_soon(self._fetch_page, page_key(key, number), page, author)
+                    guidelines = project.asked.guidelines
+                    if guidelines is not None and guidelines not in self._asked:
+                        self._asked.add(guidelines)
+                        nursery.start_soon(self._desk.fetch, guidelines, GUIDELINES_BYTES_MAX, (author,))
+                await self._desk.block_above(height)
+
+    async def _fetch_page(self, key: bytes, page: TaskPage, author: bytes) -> None:
+        await self._desk.fetch(page.digest, page.bytes, (author,))
+        state = self._desk.state.of(CurationState)
+        now = state.pages.get(key)
+        assert now is not None
+        if now.digest == page.digest:
+            self._lacks.discard(key)
+            return
+        with suppress(MissingBlobError):  # it was redacted on the way, and may be deleted already
+            if outdated(state, now, page.digest, self._desk.read(page.digest)) is not None:
+                self._desk.delete(page.digest)

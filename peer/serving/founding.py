@@ -1,0 +1,111 @@
+"""Projects that this peer makes: whoever asks, by the control socket or by HTTP, it is done here."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import trio
+
+from curation.calls import ProjectView
+from curation.contents import AddPage, Found, Move, SayGold
+from curation.importing import Given, in_pages
+from curation.limits import GUIDELINES_BYTES_MAX, SALT_BYTES
+from curation.module import project_id
+from curation.state import Asked, CurationState, Phase, Project
+from curation.tasks import Entry, Page, root_of, task_id
+from features.parts import Desk
+from ledger.members import MembersState
+from peer.serving.exporting import pages
+from peer.serving.golds import GoldPage, Golds
+from protocol import codec
+from protocol.errors import UserError
+from protocol.identity import peer_id
+
+
+@dataclass(frozen=True)
+class Founding:
+    """Every method raises `UserError` for what cannot be, and for what the network refuses."""
+
+    desk: Desk
+
+    @property
+    def _state(self) -> CurationState:
+        found: CurationState = self.desk.state.of(CurationState)
+        return found
+
+    def view(self, key: bytes) -> ProjectView:
+        row = self._state.projects.get(key)
+        assert row is not None
+        asked, author = row.asked, self.desk.state.of(MembersState).current(row.author)
+        counts = (asked.votes, row.tasks, row.drawn, row.settled, row.review)
+        return ProjectView(key.hex(), asked.name, asked.kind.value, row.phase.value, peer_id(author), *counts)
+
+    def views(self) -> tuple[ProjectView, ...]:
+        """All projects, those that are not closed first."""
+        rows = sorted(self._state.projects.items(), key=lambda item: (item[1].phase is Phase.CLOSED, item[1].asked.name, item[0]))
+        return tuple(self.view(key) for key, _ in rows)
+
+    async def found(self, asked: Asked, guidelines: bytes, tasks: list[Given]) -> bytes:
+        """The id of the new project. `guidelines` of no bytes: none; they are not in `asked` yet."""
+        if len(guidelines) > GUIDELINES_BYTES_MAX:
+            raise UserError(f"the guidelines have {len(guidelines)} bytes, at most {GUIDELINES_BYTES_MAX} are taken")
+        _require_alike(tasks, asked.items)
+        digest = await trio.to_thread.run_sync(self.desk.keep, guidelines) if guidelines else None
+        decided = await self.desk.submit("curation/found", Found(replace(asked, guidelines=digest)))
+        key = project_id(self.desk.me, decided.nonce)
+        await self._add(key, tasks)
+        return key
+
+    async def add(self, key: bytes, tasks: list[Given]) -> None:
+        row = self._state.projects.get(key)
+        assert row is not None
+        _require_alike(tasks, row.asked.items)
+        await self._add(key, tasks)
+
+    async def _add(self, key: bytes, tasks: list[Given]) -> None:
+        """Where any task that is added is gold, no page tells whether it has some."""
+        has_gold = any(given.gold is not None for given in tasks)
+        for part in in_pages(tasks):
+            page = Page(tuple(Entry(secrets.token_bytes(SALT_BYTES), given.task) for given in part))
+            data = codec.encode(page)
+            digest = await trio.to_thread.run_sync(self.desk.keep, data)
+            gold = GoldPage.draw([given.gold for given in part]) if has_gold else None
+            if gold is not None:
+                with self._golds() as golds:
+                    await trio.to_thread.run_sync(golds.keep, gold)
+            root = gold.root if gold is not None else None
+            await self.desk.submit("curation/page", AddPage(key, digest, len(data), root_of(page), len(part), root))
+
+    def _golds(self) -> closing[Golds]:
+        return closing(Golds(self.desk.folder / "golds.sqlite"))
+
+    async def move(self, key: bytes, phase: Phase) -> None:
+        """A close says all gold first."""
+        row = self._state.projects.get(key)
+        assert row is not None
+        if phase is Phase.CLOSED:
+            await self._say_gold(key, row)  # also where voters have stopped it
+        if row.phase is not phase:
+            await self.desk.submit("curation/move", Move(key, phase))
+
+    async def _say_gold(self, key: bytes, row: Project) -> None:
+        state = self._state
+        with self._golds() as golds:
+            for number, page in enumerate(pages(state, key, row)):
+                if page.gold is None:
+                    continue
+                kept = golds.of(page.gold)
+                if kept is None:
+                    self.desk.tell(f"the gold of page {number} of {row.asked.name!r} is not here")
+                    continue
+                new = [known for known in kept.known if state.golds.get(task_id(key, page.first + known.index)) is None]
+                if new:
+                    await self.desk.submit("curation/gold", SayGold(key, number, tuple(kept.said(known) for known in new)))
+
+
+def _require_alike(tasks: list[Given], items: int) -> None:
+    for number, (task, _) in enumerate(tasks, 1):
+        if len(task.items) != items:
+            raise UserError(f"task {number} has {len(task.items)} items, the others have {items}")

@@ -1,0 +1,59 @@
+"""What machines watch: health, metrics, and news of each block."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from curation.state import CurationState
+from features.parts import Desk
+from ledger.members import MembersState
+from peer.serving.gathering import Gatherer
+from protocol.api import StatsView
+from protocol.metrics import Metric, of_peer, why_unhealthy
+from web.site import Json
+
+NEWS_SECONDS: Final = 10.0  # a call waits that long for a block
+LOOK_SECONDS: Final = 1.0  # strangers may ask often; the peer looks at itself that often
+
+
+class Watching:
+    def __init__(self, desk: Desk, gatherer: Gatherer) -> None:
+        self._desk, self._gatherer = desk, gatherer
+        self._looking = trio.Lock()
+        self._looked: tuple[float, StatsView] | None = None
+
+    async def health(self) -> str:
+        return why_unhealthy((await self._stats()).status)
+
+    async def metrics(self) -> tuple[Metric, ...]:
+        state: CurationState = self._desk.state.of(CurationState)
+        counts = (
+            ("annotators", "enrolled in the network", state.annotators_count),
+            ("projects", "that are not closed", len(state.open)),
+            ("annotations_total", "answers that are committed", state.annotations),
+            ("settled_total", "tasks that have a label", state.settled),
+            ("passed_over_total", "statements that did not apply", state.passed_over),
+            ("statements_waiting", "of annotators, that wait here for a decision", self._gatherer.waiting),
+        )
+        members = len(self._desk.state.of(MembersState).members)
+        return of_peer(await self._stats(), members) + tuple(Metric(name, about, {"": count}) for name, about, count in counts)
+
+    async def _stats(self) -> StatsView:
+        async with self._looking:
+            if self._looked is None or self._looked[0] + LOOK_SECONDS < trio.current_time():
+                self._looked = trio.current_time(), await self._desk.stats()
+            return self._looked[1]
+
+    async def news(self, after: int) -> Json:
+        with trio.move_on_after(NEWS_SECONDS):
+            await self._desk.block_above(after)
+        desk, state = self._desk, self._desk.state.of(CurationState)
+        body: Json = {"height": desk.height, "state_root": desk.state_root.hex(), "time_ms": desk.time_ms}
+        return body | {"settled": state.settled, "projects": [self._counts(state, key) for key in state.open]}
+
+    def _counts(self, state: CurationState, key: bytes) -> Json:
+        row = state.projects.get(key)
+        assert row is not None
+        return {"project": key.hex(), "state": row.phase.value, "tasks": row.tasks, "settled": row.settled, "review": row.review}

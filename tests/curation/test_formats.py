@@ -1,0 +1,80 @@
+"""Files of exports, from the lines of settled tasks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from curation.answers import Kind
+from curation.formats import FORMATS
+from curation.importing import read_tasks
+from curation.state import Asked
+from protocol.errors import UserError
+
+
+def asked(kind: Kind, *options: str, many: bool = False) -> Asked:
+    return Asked("p", kind, options, many, 0, None, 1, 1, False)
+
+
+def line(number: int, label: list[int], text: str | None = "?", items: tuple[str, ...] = (), votes: tuple[int, ...] = ()) -> Any:
+    shown = {} if text is None else {"text": text, "items": list(items)}
+    said = [{"annotator": "aa", "answer": [vote], "height": 1} for vote in votes]
+    return {"task": f"{number:064x}", "number": number, "label": label, "height": 3, **shown, "votes": said}
+
+
+def written(name: str, of: Asked, *lines: Any) -> str:
+    return "".join(FORMATS[name].write(of, lines))
+
+
+@pytest.mark.parametrize(
+    ("of", "said", "expected"),
+    [
+        (asked(Kind.LABEL, "glad", "sad"), line(0, [1]), ("label", "text", "choices", {"choices": ["sad"]})),
+        (asked(Kind.LABEL, "a", "b", "c", many=True), line(0, [0, 2]), ("label", "text", "choices", {"choices": ["a", "c"]})),
+        (asked(Kind.RATING, "bad", "good"), line(0, [2]), ("rating", "text", "rating", {"rating": 2})),
+        (asked(Kind.PAIR), line(0, [1], items=("x", "y")), ("pair", "item1,item2", "pairwise", {"selected": "right"})),
+        (asked(Kind.PAIR), line(0, [2], items=("x", "y")), ("neither", "item1", "choices", {"choices": ["a tie"]})),
+        (
+            asked(Kind.RANKING),
+            line(0, [2, 0, 1], items=("x", "y", "z")),
+            ("rank", "list", "ranker", {"ranker": {"rank": ["2", "0", "1"]}}),
+        ),
+    ],
+)
+def test_label_studio_gets_the_label_and_the_file_can_be_imported_again(of: Asked, said: Any, expected: Any) -> None:
+    text = written("label-studio", of, said, line(1, said["label"], None))
+    (task,) = json.loads(text)
+    ((result,),) = [annotation["result"] for annotation in task["annotations"]]
+    assert (result["from_name"], result["to_name"], result["type"], result["value"]) == expected
+    assert [task["data"].get(f"item{place}") for place in range(1, len(said["items"]) + 1)] == said["items"]
+    ((again, _),) = read_tasks("again.json", text.encode(), of.kind, of.options, of.many)
+    assert (again.text, list(again.items)) == (said["text"], said["items"])
+    assert json.loads(written("label-studio", of)) == []
+
+
+def test_preferences_say_who_was_preferred_and_how_clearly() -> None:
+    lines = [
+        line(0, [1], "q", ("x", "y"), (1, 1, 0, 2)),  # 2 ½ of 4
+        line(1, [2], "q", ("u", "v"), (0, 1)),
+        line(2, [3], "q", ("u", "v"), (3, 3)),
+        line(3, [0], None),
+        line(4, [0], "q", ("a", "b")),  # reviewed
+        line(5, [0], "q", ("c", "d"), (0, 1, 1)),  # the label weighed them
+        line(6, [0], "q", ("e", "f"), (0, 3)),
+    ]
+    found = [json.loads(row) for row in written("preferences", asked(Kind.PAIR), *lines).splitlines()]
+    assert [(int(row["id"], 16), row["chosen"], row["rejected"], row["p"]) for row in found] == [
+        (0, "y", "x", 0.625), (1, "u", "v", 0.5), (4, "a", "b", 1.0), (5, "c", "d", 0.5), (6, "e", "f", 1.0),
+    ]  # fmt: skip
+    assert all(set(row) == {"id", "prompt", "chosen", "rejected", "p"} for row in found), "every item occurs once"
+    with pytest.raises(UserError, match="pairs"):
+        written("preferences", asked(Kind.LABEL, "a", "b"), line(0, [0]))
+
+
+def test_items_of_several_pairs_of_one_prompt_have_a_score() -> None:
+    lines = [line(0, [0], "q", ("x", "y")), line(1, [0], "q", ("x", "z")), line(2, [1], "other", ("x", "y"))]
+    first, second, third = (json.loads(row) for row in written("preferences", asked(Kind.PAIR), *lines).splitlines())
+    assert first["chosen_score"] == second["chosen_score"] > 1 and "rejected_score" not in first
+    assert third.keys() == {"id", "prompt", "chosen", "rejected", "p"}, "another prompt"

@@ -1,0 +1,243 @@
+"""Every call that `web.routes` declares, at a real peer: who may, what comes back, and what the application and the site have."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from curation.calls import CurationCalls
+from peer.daemon.daemon import Daemon
+from peer.serving.annotating import Annotating
+from peer.serving.doors import Doors
+from peer.serving.operating import Operating
+from tests.web.client import Person, Site
+from tests.web.room import Room, assigned, enrolled, said
+from web.app import application
+from web.routes import ANNOTATOR, OPERATOR, ROUTES, Route
+
+TASKS = [{"text": f"text {number}", "suggestion": "sad"} for number in range(4)]
+PROJECT = {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidelines": "Be fair.", "tasks": TASKS}
+
+
+async def operator(daemon: Daemon) -> str:
+    api: CurationCalls = daemon.api  # type: ignore[assignment]
+    return await api.web_token()
+
+
+async def founded(site: Site, token: str, **changes: Any) -> Any:
+    reply = await said(site.ask, "POST", "/api/v1/projects", {**PROJECT, **changes}, token)
+    assert reply.status == 201, reply
+    return reply.body
+
+
+async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+        project = (await founded(site, token))["project"]
+        (ann,) = await enrolled(site, "ann")
+        first, second, *_ = [task["assignment"] for task in await assigned(site, ann, 4)]
+        tokens = {ANNOTATOR: ann.token(site), OPERATOR: token}
+        assert (await said(ann.submit, site, first, (1,))).status == 201
+        challenge = (await said(ann.challenge, site)).body
+        bodies = {
+            "enrol": {"key": ann.key.hex(), "name": "ann", "signature": enrolment(ann, site)},
+            "challenge": {"key": ann.key.hex()},
+            "session": {"key": ann.key.hex(), **challenge, "signature": session(ann, site, **challenge)},
+            "submit": ann.statement(site, first, (1,), b"s" * 16),
+            "skip": {"reason": "unclear"},
+            "found": {**PROJECT, "name": "more"},
+            "add": {"tasks": TASKS},
+        }
+        ids = {"project": project, "annotation": first, "assignment": second}
+        for route in ROUTES:
+            if route.call == "events":
+                continue
+            path = route.path.format(**ids, name={"static": "label.js", "vendor": "nacl.min.js"}.get(route.call))
+            body = bodies.get(route.call)
+            if route.who:
+                for wrong in ("", "x" * 32):
+                    reply = await said(site.ask, route.method, path, body, wrong)
+                    assert (reply.status, reply.code) == (401, "unauthorized"), route
+            if route.who == OPERATOR:
+                reply = await said(site.ask, route.method, path, body, tokens[ANNOTATOR])
+                assert (reply.status, reply.code) == (403, "forbidden"), route
+            reply = await said(site.ask, route.method, path, body, tokens.get(route.who, ""))
+            assert reply.status in route.replies, (route, reply)
+            declared = route.replies[reply.status]
+            assert set(declared.names.split()) <= set(reply.body if declared.names else ()), route
+            content_type = reply.headers["content-type"].partition(";")[0]
+            assert declared.content_type in (content_type, "application/octet-stream"), route
+            assert (await said(site.ask, "DELETE", path)).code == "method", route
+
+
+def enrolment(person: Person, site: Site) -> str:
+    return person.sign(site.network["chain_id"], "enrol", person.name, site.peer_key, False).hex()
+
+
+def session(person: Person, site: Site, nonce: str, expires_ms: int) -> str:
+    return person.sign(site.network["chain_id"], "session", site.peer_key, bytes.fromhex(nonce), expires_ms).hex()
+
+
+def test_the_application_has_the_routes_that_are_declared_and_no_other() -> None:
+    class Any_:
+        def __getattr__(self, name: str) -> Any:
+            return None
+
+    app: web.Application = application(Any_())  # type: ignore[arg-type]
+    found = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
+    declared = {(route.method, route.path) for route in ROUTES}
+    assert found == declared | {("HEAD", path) for method, path in declared if method == "GET"} | {("*", "/{path}")}
+
+
+def call_of(route: Route) -> Any:
+    return getattr(Operating, route.call, None) or getattr(Annotating, route.call, None)
+
+
+@pytest.mark.parametrize("route", list(filter(call_of, ROUTES)), ids=lambda route: route.call)
+def test_the_site_takes_what_is_declared(route: Route) -> None:
+    fields = {field.name for field in (*route.ids, *route.query, *route.body)} | ({"token"} if route.who else set())
+    assert set(inspect.signature(call_of(route)).parameters) - {"self"} == fields
+
+
+async def test_the_document_says_what_programs_need(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        document = (await said(site.get, "/api/v1/openapi.json")).body
+    assert document["openapi"].startswith("3.1.")
+    operations = [(path, method, said) for path, methods in document["paths"].items() for method, said in methods.items()]
+    assert len(operations) == len(ROUTES) == len({said["operationId"] + path for path, _, said in operations})
+    for path, _, operation in operations:
+        parameters = operation.get("parameters", [])
+        assert {item["name"] for item in parameters if item["in"] == "path"} == {
+            part[1:-1] for part in path.split("/") if part.startswith("{")
+        }
+        assert operation["responses"].keys() > {"default"}
+    submit = document["paths"]["/api/submit"]["post"]
+    assert submit["security"] == [{"annotator": []}] and {"200", "201", "202", "409", "422"} <= submit["responses"].keys()
+    schema = submit["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["properties"]["answer"]["maxItems"] == 16 and "salt" in schema["required"]
+
+
+async def test_an_operator_makes_a_project_adds_to_it_and_ends_it(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+
+        async def ask(path: str, body: Any = None, method: str = "POST") -> tuple[int, Any]:
+            reply = await said(site.ask, method, f"/api/v1/projects{path}", body, token)
+            return reply.status, reply.body if reply.status < 300 else reply.code
+
+        made = await founded(site, token)
+        path = f"/{made['project']}"
+        assert (made["tasks"], made["state"], made["votes"], made["kind"]) == (4, "open", 1, "label")
+        status, more = await ask(f"{path}/tasks", {"tasks": [{"text": "more"}]})
+        assert (status, more["tasks"]) == (201, 5)
+        assert await ask(f"{path}/pause") == (200, {**more, "state": "paused"})
+        assert await ask(f"{path}/open") == await ask(f"{path}/open") == (200, more)
+        for changes, code in (
+            ({"options": ["glad"]}, "misfit"),
+            ({"tasks": []}, "misfit"),
+            ({"tasks": [{"text": "fine"}, {"text": " "}]}, "misfit"),
+            ({"tasks": [{"text": "\ud800"}]}, "misfit"),
+            ({"tasks": ["text"]}, "malformed"),
+            ({"votes": 8}, "malformed"),
+            ({"guidelines": "\ud800"}, "malformed"),
+            ({"name": "x" * 65}, "refused"),
+        ):
+            assert (await ask("", PROJECT | changes))[1] == code, changes
+        assert (await ask("", PROJECT | {"padding": "x" * (64 << 10)}))[0] == 413
+        await founded(site, token, name="second")
+        assert await ask("", PROJECT) == (409, "refused"), "a member has two open projects"
+        assert (await ask(f"{path}/close"))[1]["state"] == "closed" and await ask(f"{path}/open") == (409, "refused")
+        _, listed = await ask("", method="GET")
+        assert [(row["name"], row["state"]) for row in listed["projects"]] == [("second", "open"), ("moods", "closed")]
+        assert await ask("/" + "00" * 32, method="GET") == (404, "not-found")
+
+
+async def test_tokens_end_with_their_day_and_when_they_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doors = Doors(tmp_path)
+    first, second = doors.operator(), doors.operator()
+    assert doors.is_operator(first) and doors.is_operator(second) and not doors.is_operator(first[:-1])
+    assert (tmp_path / "doors.sqlite").stat().st_mode & 0o077 == 0
+    assert first.encode() not in (tmp_path / "doors.sqlite").read_bytes()
+    monkeypatch.setattr("peer.serving.doors.OPERATOR_MS", 0)
+    assert not doors.is_operator(doors.operator())
+    doors.close()
+    again = Doors(tmp_path)
+    assert again.is_operator(first), "a restart ends none"
+    assert again.revoke_operators() >= 2 and not again.is_operator(first)
+    again.close()
+
+
+async def test_a_code_enrols_one_annotator_for_ever(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    ann, bob, eve = Person("ann"), Person("bob"), Person("eve")
+    async with room.serving("invited", sign_up_codes=("sesame",)) as (daemon, site):
+        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        assert (await said(ann.enrol, site, "sesame")).status == 201
+        assert (await said(bob.enrol, site, "sesame")).code == "forbidden"
+        made = await api.web_invite()
+        assert (await said(bob.enrol, site, made)).status == 201
+        assert (await said(eve.enrol, site, made)).code == "forbidden"
+    async with room.serving("invited", sign_up_codes=("sesame",)) as (_, site):
+        for code in ("sesame", made):
+            assert (await said(eve.enrol, site, code)).code == "forbidden", "also after a restart"
+
+
+async def test_what_the_network_did_not_enrol_leaves_its_code_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Room(tmp_path).serving("invited", sign_up_codes=("sesame",)) as (_, site):
+        with monkeypatch.context() as full:
+            full.setattr("curation.module.ANNOTATORS_MAX", 0)
+            assert (await said(Person("ann").enrol, site, "sesame")).code == "forbidden"
+        assert (await said(Person("bob").enrol, site, "sesame")).status == 201
+
+
+async def test_guidelines_come_with_the_task_and_a_suggestion_after_the_answer(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+        made = await founded(site, token)
+        (ann,) = await enrolled(site, "ann")
+        (task,) = await assigned(site, ann)
+        assert "suggestion" not in task
+        assert (await said(site.get, task["guidelines"])).text == "Be fair."
+        assert (await said(ann.submit, site, task["assignment"], (0,))).body["suggestion"] == [1]
+        await said(site.ask, "POST", f"/api/v1/projects/{made['project']}/close", None, token)
+        await founded(site, token, name="first", suggests_first=True, guidelines="")
+        (task,) = [task for task in await assigned(site, ann, 2) if task["project"] != made["project"]][:1]
+        assert task["suggestion"] == [1] and "guidelines" not in task
+        assert "suggestion" not in (await said(ann.submit, site, task["assignment"], (0,))).body
+
+
+async def test_exports_and_agreement(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+        tasks = [{"text": "q", "items": [f"a{number}", "b"]} for number in range(10)]
+        project = (await founded(site, token, kind="pair", options=[], votes=2, tasks=tasks))["project"]
+        ann, bob = await enrolled(site, "ann", "bob")
+        for number in range(10):
+            for person in (ann, bob):
+                (task,) = await assigned(site, person)
+                choice = int(task["items"][0] in ("a0", "a1", "a2"))
+                assert (await said(person.submit, site, task["assignment"], (choice,))).status == 201, number
+        while (await said(site.stats))["settled"] < 10:
+            pass
+        found = (await said(site.get, f"/api/v1/projects/{project}/agreement")).body
+        (pair,) = found["pairs"]
+        assert found["alpha"] == "1" and (pair["common"], pair["kappa"]) == (10, "1")
+        assert {pair["first"], pair["second"]} == {ann.key.hex(), bob.key.hex()}
+        rows = [json.loads(line) for line in (await said(site.export, project, "preferences")).text.splitlines()]
+        assert len(rows) == 10 and all(row["p"] == 1 for row in rows)
+        assert sum(row["chosen"] == "b" for row in rows) == 3
+        assert all("chosen_score" in row for row in rows if row["chosen"] == "b")
+        shown = (await said(site.export, project, "label-studio")).body
+        assert len(shown) == 10 and shown[0]["annotations"][0]["result"][0]["type"] == "pairwise"
+        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        for form in ("jsonl", "label-studio", "preferences"):
+            path = tmp_path / form
+            assert (await api.export_tasks(project, str(path), form)).tasks == 10
+            assert path.read_text() == (await said(site.export, project, form)).text, "the same bytes"
+        view = await api.agreement("moods")
+        assert view.alpha == "1" and {view.pairs[0].first_name, view.pairs[0].second_name} == {"ann", "bob"}

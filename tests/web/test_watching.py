@@ -1,0 +1,153 @@
+"""What machines watch: health, metrics, and the stream of events."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from protocol.api import StatusView
+from protocol.metrics import why_unhealthy
+from tests.web.client import Site
+from tests.web.room import Room, assigned, enrolled, said
+
+Event = tuple[str, str, Any]  # id, kind, data
+
+
+def opened(site: Site, **headers: str) -> HTTPResponse:
+    connection = HTTPConnection(site.host, site.port, timeout=20)
+    connection.request("GET", "/api/v1/events", headers={"Connection": "close", **headers})
+    return connection.getresponse()
+
+
+@asynccontextmanager
+async def listening(site: Site, **headers: str) -> AsyncIterator[HTTPResponse]:
+    reply = await said(opened, site, **headers)
+    try:
+        yield reply
+    finally:
+        reply.close()
+
+
+def block(stream: HTTPResponse) -> str:
+    """What comes before the next empty line; nothing at the end."""
+    found = ""
+    while (line := stream.readline().decode()) not in ("", "\n"):
+        found += line
+    return found
+
+
+def event(stream: HTTPResponse) -> Event:
+    fields = dict(line.split(": ", 1) for line in block(stream).splitlines())
+    return fields["id"], fields["event"], json.loads(fields["data"])
+
+
+def until(stream: HTTPResponse, kind: str) -> Event:
+    while (found := event(stream))[1] != kind:
+        pass
+    return found
+
+
+async def test_whoever_listens_sees_the_state_and_then_what_changes(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        view = await room.project(daemon, tasks=2)
+        (ann,) = await enrolled(site, "ann")
+        stats = await said(site.stats)
+        async with listening(site) as stream, listening(site, **{"Last-Event-ID": "1"}) as another:
+            assert stream.getheader("Content-Type") == "text/event-stream"
+            for each in (stream, another):
+                seen = [await said(event, each) for _ in range(3)]
+                assert [kind for _, kind, _ in seen] == ["block", "project", "settled"]
+                (number, _, head), (_, _, project), (_, _, settled) = seen
+                assert head["state_root"] == stats["state_root"] and number == str(head["height"])
+                assert (project["project"], project["tasks"], settled["settled"]) == (view.project, 2, 0)
+            (task,) = await assigned(site, ann)
+            assert (await said(ann.submit, site, task["assignment"], (1,))).status == 201
+            for each in (stream, another):
+                number, _, settled = await said(until, each, "settled")
+                assert settled["settled"] == 1 and int(number) == settled["height"] > stats["height"]
+
+
+async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("web.listening.LISTENERS_MAX", 1)
+    monkeypatch.setattr("web.listening.BEAT_SECONDS", 0.1)
+    async with Room(tmp_path).serving() as (_, site):
+        assert (await said(site.ask, "HEAD", "/api/v1/events")).status == 200
+        async with listening(site) as stream:
+            assert (await said(event, stream))[1] == "block"
+            refused = await said(site.get, "/api/v1/events")
+            assert (refused.status, refused.code) == (429, "too-many") and "retry-after" in refused.headers
+            while not (await said(block, stream)).startswith(":"):
+                pass
+        status = 429
+        while status == 429:  # until the peer has noticed that nobody listens
+            async with listening(site) as stream:
+                status = stream.status
+        assert status == 200
+
+
+async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("web.listening.WAITING_MAX", 2)
+    monkeypatch.setattr("web.listening._written", lambda before, now: f"data: {'x' * (1 << 20)}\n\n")
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        with socket.create_connection((site.host, site.port), timeout=20) as slow:
+            slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            view = await room.project(daemon, tasks=1)
+            api: Any = daemon.api
+            for number in range(20):
+                await api.move_project(view.project, ("paused", "open")[number % 2])
+
+            def drained() -> int:
+                count = 0
+                while part := slow.recv(1 << 20):
+                    count += len(part)
+                return count
+
+            assert 0 < await said(drained) < 20 << 20, "the peer has closed the connection"
+
+
+async def test_a_peer_that_stops_ends_its_streams_at_once(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        async with Room(tmp_path).serving() as (_, site):
+            stream = await said(opened, site)
+            assert (await said(event, stream))[1] == "block"
+            nursery.start_soon(said, stream.read)  # to its end
+            stopped = trio.current_time()
+        assert trio.current_time() - stopped < 1.0
+    stream.close()
+
+
+async def test_health_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=2)
+        await enrolled(site, "ann")
+        assert (await said(site.get, "/api/v2")).status == 404
+        reply = await said(site.get, "/metrics")
+        assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+        lines = reply.text.splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        assert {line.split()[2] for line in lines if line.startswith("# TYPE")} >= {name.partition("{")[0] for name in values}
+        expected = {"healthy": 1, "members": 1, "voters": 1, "annotators": 1, "projects": 1, "statements_waiting": 0}
+        assert {name: float(values[f"folkmoot_{name}"]) for name in expected} == expected
+        assert 4 <= float(values["folkmoot_height"]) <= (await said(site.stats))["height"]
+        assert values['folkmoot_http_calls_total{status="404"}'] == "1"
+        status: StatusView = await daemon.api.status()
+        assert (await said(site.get, "/healthz")).text == "ok\n" and not why_unhealthy(status)
+        halted = replace(status, state="halted", halted="HALTED: the disk forgets")
+        assert why_unhealthy(halted) == "halted: HALTED: the disk forgets"
+        assert "3 heights" in why_unhealthy(replace(status, state="behind", behind=3))
+        monkeypatch.setattr("peer.api.this_peer.why_halted", lambda *given: "HALTED: another machine signs")
+        await trio.sleep(1.1)  # the peer looks at itself once a second
+        ill = await said(site.get, "/healthz")
+        assert (ill.status, ill.code) == (503, "unhealthy") and "another machine" in ill.body["detail"]

@@ -1,0 +1,308 @@
+"""The HTTP API: each call is declared here alone.
+
+The application's routes, the reading of what strangers send, the OpenAPI document and the table in docs/protocol/curation.md
+follow from the declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from curation.formats import FORMATS
+from curation.limits import KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, PRICE_MAX, VOTES_MAX
+from web.fields import FLAG, LINE, NEEDED, OBJECTS, TEXT, TEXTS, Field, hexadecimal, one_of, whole, whole_in_query, wholes
+from web.listening import LISTENERS_MAX
+from web.problems import STATUS
+
+ANNOTATOR, OPERATOR = "annotator", "operator"
+LETTERS: Final = {"": "", ANNOTATOR: "T", OPERATOR: "O"}  # of the table
+SIGNATURE, KEY = hexadecimal(64), hexadecimal(32)
+TIME: Final = whole(0, 2**53 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    names: str = ""  # fields of the JSON object, with blanks between them
+    about: str = ""
+    content_type: str = "application/json"
+    brief: str = ""  # instead of the names, for people
+
+    @property
+    def text(self) -> str:
+        names = self.brief or ", ".join(f"`{name}`" for name in self.names.split())
+        return " ".join(part for part in (names, self.about) if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    call: str  # the method of `web.site.Site`, or of the application itself
+    method: str
+    path: str  # fields stand in braces
+    about: str
+    who: str = ""  # whose token it takes
+    ids: tuple[Field, ...] = ()  # in the path
+    query: tuple[Field, ...] = ()
+    body: tuple[Field, ...] = ()
+    replies: Mapping[int, Reply]
+    codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
+
+    @property
+    def status(self) -> int:
+        """Unless the site says otherwise."""
+        return next(iter(self.replies))
+
+
+def _id(name: str) -> tuple[Field, ...]:
+    return (Field(name, KEY),)
+
+
+PROJECT: Final = Reply("project name kind state author votes tasks begun settled review", brief="the project, as in the list")
+TASKS: Final = Field("tasks", OBJECTS, "as lines of a [JSONL file](../guide.md#a-project)")
+DECIDES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
+ROUTES: Final = (
+    Route(
+        call="network", method="GET", path="/api/v1/network", about="which network and peer this is",
+        replies={200: Reply(
+            "name wire chain_id peer_key height time_ms sign_up", "; `time_ms` of the last block, `sign_up` `open` or `invited`"
+        )},
+    ),
+    Route(
+        call="enrol", method="POST", path="/api/v1/annotators", about="enrols an annotator",
+        body=(
+            Field("key", KEY), Field("name", LINE), Field("signature", SIGNATURE, "of the Enrol"),
+            Field("custodial", FLAG, default=False), Field("invitation", TEXT, default=""),
+        ),
+        replies={201: Reply("annotator", "once decided; said again, the same")},
+        codes={
+            "forbidden": "without an invitation that is free, or without a place", "already-enrolled": "", "bad-signature": "",
+            "misfit": "for a name",
+        },
+    ),
+    Route(
+        call="challenge", method="POST", path="/api/v1/challenges", about="a nonce for a session", body=(Field("key", KEY),),
+        replies={201: Reply("nonce expires_ms", "of the session to come, a day ahead. The nonce waits ten minutes")},
+    ),
+    Route(
+        call="session", method="POST", path="/api/v1/sessions", about="begins a session",
+        body=(
+            Field("key", KEY), Field("nonce", hexadecimal(16)), Field("expires_ms", TIME),
+            Field("signature", SIGNATURE, "of the Session"),
+        ),
+        replies={201: Reply("token", "; a nonce serves once")},
+        codes={
+            "unauthorized": "for another nonce", "forbidden": "if the key is not enrolled", "bad-signature": "",
+            "misfit": "if `expires_ms` is over or further away than was said",
+        },
+    ),
+    Route(
+        call="tasks", method="GET", path="/api/tasks", who=ANNOTATOR, about="tasks for this annotator",
+        query=(Field("limit", whole_in_query(1, 8), default=1),),
+        replies={200: Reply("tasks", (
+            "after at most 3 s: leases that there are, and new ones up to `limit`. Each has `assignment`, `task`, `project`, "
+            "`kind`, `text` or `items` or both, `options`, `many`; `guidelines`, a path, where the project has any; and "
+            "`suggestion` where the project shows it first"
+        ))},
+    ),
+    Route(
+        call="submit", method="POST", path="/api/submit", who=ANNOTATOR, about="answers a task",
+        body=(
+            Field("assignment", KEY), Field("answer", wholes(16, 255)), Field("salt", hexadecimal(16)),
+            Field("signature", SIGNATURE, "of the Annotation"),
+        ),
+        replies={
+            201: Reply("annotation height receipt", (
+                "once the commitment is decided; `suggestion`, too, where the task has one and the project did not show it first"
+            )),
+            200: Reply("annotation height receipt", "alike, if it was decided before"),
+            202: Reply("annotation", "if it is not decided after 10 s: ask again"),
+        },
+        codes={
+            "forbidden": "", "not-found": "", "already-answered": "", "gone": "", "bad-signature": "",
+            "misfit": "for an answer that fits not the task",
+        },
+    ),
+    Route(
+        call="skip", method="POST", path="/api/v1/assignments/{assignment}/skip", who=ANNOTATOR, about="gives a task back",
+        ids=_id("assignment"), body=(Field("reason", LINE, "1..64 characters"),),
+        replies={200: Reply("assignment state", ": `skipped`")},
+        codes={"forbidden": "at another peer than the one that took the lease", "not-found": "", "gone": "", "misfit": ""},
+    ),
+    Route(
+        call="annotation", method="GET", path="/api/v1/annotations/{annotation}", about="what became of an answer",
+        ids=_id("annotation"),
+        replies={200: Reply("annotation state height label", (
+            "; `state` is `committed`, `opened`, `settled` or `forfeited`, `label` null while there is none"
+        ))},
+        codes={"not-found": ""},
+    ),
+    Route(
+        call="stats", method="GET", path="/api/stats", about="counts of the network",
+        replies={200: Reply("height state_root annotators annotations settled projects", (
+            "; of each project that is not closed `project`, `name`, `kind`, `tasks`, `settled`, `review`, `alpha` (null: not "
+            "computed yet)"
+        ))},
+    ),
+    Route(
+        call="leaderboard", method="GET", path="/api/leaderboard", about="annotators by points",
+        query=(Field("limit", whole_in_query(1, 1_000), default=20),),
+        replies={200: Reply("height rows", "; of each row `rank`, `annotator`, `name`, `accepted`, `points`")},
+    ),
+    Route(
+        call="export", method="GET", path="/api/v1/projects/{project}/export", about="settled tasks of a project",
+        ids=_id("project"), query=(Field("format", one_of(*FORMATS), default="jsonl"),),
+        replies={200: Reply("", "the file, see [below](#exports)", "application/octet-stream")},
+        codes={"not-found": "", "misfit": "for preferences of a project that is not of pairs"},
+    ),
+    Route(
+        call="agreement", method="GET", path="/api/v1/projects/{project}/agreement", about="how far annotators agree",
+        ids=_id("project"),
+        replies={200: Reply("project height alpha pairs", (
+            "; fractions are texts such as `2/3`, or null. `pairs`: of each two annotators with at least "
+            f"{KAPPA_COMMON_MIN} common answers `first`, `second`, `common`, `kappa`; the {KAPPA_PAIRS_MAX} with most of them"
+        ))},
+        codes={"not-found": ""},
+    ),
+    Route(
+        call="guidelines", method="GET", path="/api/v1/projects/{project}/guidelines", about="what annotators read first",
+        ids=_id("project"), replies={200: Reply("", "the text", "text/plain")},
+        codes={"not-found": "also where this peer does not have the text yet"},
+    ),
+    Route(
+        call="projects", method="GET", path="/api/v1/projects", who=OPERATOR, about="all projects, closed ones too",
+        replies={200: Reply("projects", f"; of each `{'`, `'.join(PROJECT.names.split())}`")},
+    ),
+    Route(
+        call="found", method="POST", path="/api/v1/projects", who=OPERATOR, about="makes a project of this peer",
+        body=(
+            Field("name", LINE), Field("kind", one_of("label", "rating", "pair", "ranking")),
+            Field("options", TEXTS, default=()), Field("many", FLAG, default=False),
+            Field("votes", whole(1, VOTES_MAX), default=1), Field("price", whole(0, PRICE_MAX), default=1),
+            Field("guidelines", TEXT, default=""), Field("suggests_first", FLAG, default=False), TASKS,
+        ),
+        replies={201: PROJECT}, codes=DECIDES,
+    ),
+    Route(
+        call="add", method="POST", path="/api/v1/projects/{project}/tasks", who=OPERATOR, about="adds tasks to a project",
+        ids=_id("project"), body=(TASKS,), replies={201: PROJECT},
+        codes={"not-found": "", **DECIDES},
+    ),
+    Route(
+        call="project", method="GET", path="/api/v1/projects/{project}", who=OPERATOR, about="one project",
+        ids=_id("project"), replies={200: PROJECT}, codes={"not-found": ""},
+    ),
+    *(
+        Route(
+            call=call, method="POST", path=f"/api/v1/projects/{{project}}/{call}", who=OPERATOR, about=about,
+            ids=_id("project"), replies={200: PROJECT}, codes={"not-found": "", "refused": "also another peer's project"},
+        )
+        for call, about in (
+            ("pause", "gives out no new tasks of it"), ("open", "gives them out again"), ("close", "ends it for ever")
+        )
+    ),
+    Route(
+        call="events", method="GET", path="/api/v1/events", about="what happens, as it does",
+        replies={200: Reply("", "a stream of [server-sent events](#events)", "text/event-stream")},
+        codes={"too-many": f"above {LISTENERS_MAX} listeners"},
+    ),
+    Route(
+        call="openapi", method="GET", path="/api/v1/openapi.json", about="this table, for programs",
+        replies={200: Reply("openapi info paths components")},
+    ),
+    Route(
+        call="health", method="GET", path="/healthz", about="whether this peer works",
+        replies={200: Reply("", "`ok`", "text/plain")}, codes={"unhealthy": "with the reason"},
+    ),
+    Route(
+        call="metrics", method="GET", path="/metrics", about="counts of this peer, for Prometheus",
+        replies={200: Reply("", "Prometheus' text format", "text/plain")},
+    ),
+    Route(call="page", method="GET", path="/", about="a page for people", replies={200: Reply("", "HTML", "text/html")}),
+    *(
+        Route(
+            call=call, method="GET", path=f"/{call}/{{name}}", about="its files", ids=(Field("name", TEXT),),
+            replies={200: Reply("", "a file", "application/octet-stream")}, codes={"not-found": ""},
+        )
+        for call in ("static", "vendor")
+    ),
+)  # fmt: skip
+
+
+# The documents --------------------------------------------------------------------------------------------------------
+
+
+def table() -> list[str]:
+    """Rows of docs/protocol/curation.md."""
+    return [f"| `{route.method} {route.path}` | {_sends(route)} | {_replies(route)} |" for route in ROUTES]
+
+
+def _sends(route: Route) -> str:
+    said = [_shown(item) for item in (*route.query, *route.body)]
+    return "; ".join(part for part in (LETTERS[route.who], ", ".join(said)) if part)
+
+
+def _shown(item: Field) -> str:
+    default = {NEEDED: "", False: " (else false)", "": " (else empty)", (): " (else none)"}.get(
+        item.default, f" (else {item.default})"
+    )
+    kind = "" if item.kind in (KEY, SIGNATURE, TIME, FLAG, LINE, TEXT) or item.about else f" {item.kind.says}"
+    return f"`{item.name}`{kind}{' ' * bool(item.about)}{item.about}{default}"
+
+
+def _replies(route: Route) -> str:
+    said = [f"{status} {reply.text}".replace(" ;", ";").replace(" :", ":") for status, reply in route.replies.items()]
+    return ". ".join(["; ".join(said), ", ".join(f"`{code}` {when}".strip() for code, when in route.codes.items())]).rstrip(". ")
+
+
+def openapi(version: str) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    problem = {
+        "type": "object",
+        "required": ["title", "status", "code", "detail"],
+        "properties": {"status": {"type": "integer"}, "code": {"enum": list(STATUS)}},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Folkmoot", "version": version},
+        "paths": paths,
+        "components": {
+            "schemas": {"Problem": problem},
+            "securitySchemes": {who: {"type": "http", "scheme": "bearer"} for who in (ANNOTATOR, OPERATOR)},
+        },
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    found: dict[str, Any] = {"operationId": route.call, "summary": route.about}
+    if route.who:
+        found["security"] = [{route.who: []}]
+    placed = [("path", item) for item in route.ids] + [("query", item) for item in route.query]
+    if placed:
+        found["parameters"] = [
+            {"name": item.name, "in": place, "required": item.default is NEEDED, "schema": item.kind.schema}
+            for place, item in placed
+        ]
+    if route.body:
+        needed = [item.name for item in route.body if item.default is NEEDED]
+        properties = {item.name: item.kind.schema for item in route.body}
+        schema = {"type": "object", "required": needed, "properties": properties}
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    found["responses"] = {str(status): _response(reply) for status, reply in route.replies.items()}
+    return found | {"responses": found["responses"] | _problems(route)}
+
+
+def _response(reply: Reply) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "required": reply.names.split()} if reply.names else {"type": "string"}
+    return {"description": reply.text or "the reply", "content": {reply.content_type: {"schema": schema}}}
+
+
+def _problems(route: Route) -> dict[str, Any]:
+    """Its own by status; of all others, `default`."""
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    by_status: dict[str, list[str]] = {"default": ["a problem"]}
+    for code, when in route.codes.items():
+        by_status.setdefault(str(STATUS[code]), []).append(f"{code} {when}".strip())
+    return {status: {"description": "; ".join(said), "content": content} for status, said in by_status.items()}
