@@ -77,7 +77,8 @@ class Openings:
         return Commit(kept.assignment, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
-        return keepers(serving(self._desk.state.of(MembersState)), assignment, carrier)
+        members = self._desk.state.of(MembersState)
+        return keepers(serving(members), assignment, members.current(carrier))
 
     def passed_over(self, assignment: bytes) -> None:
         """Forgets an answer, unless another one has taken its place."""

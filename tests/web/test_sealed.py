@@ -22,6 +22,7 @@ from peer.features import founding_modules
 from peer.serving import opening
 from peer.serving.part import Serve
 from peer.settings.config import load
+from protocol.api import StatsView
 from tests.peer.network import SECONDS_MAX, Seat, network, service_of
 from tests.web.client import Person, Site
 from tests.web.room import SAYS, assigned, said, settled
@@ -44,10 +45,14 @@ class Server:
         return self.seat.driver.state.of(CurationState)
 
 
+async def no_stats() -> StatsView:
+    raise AssertionError("nobody asks for metrics here")
+
+
 async def served(seat: Seat, nursery: trio.Nursery) -> Server:
     flags = {"data_directory": seat.folder, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open"}
     config = load(flags, {"HOME": str(seat.folder)}).config
-    desk = DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal)
+    desk = DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, no_stats)
     scope = trio.CancelScope()
 
     async def run() -> None:
