@@ -44,9 +44,11 @@ def genesis_of(
     founders: Sequence[Identity],
     roles: tuple[str, ...] = (),
     network: str = "test",
-    modules: tuple[ModuleVersion, ...] = MODULES,
+    modules: tuple[ModuleVersion, ...] = (),
 ) -> Genesis:
-    return Genesis(network, 1_000, bytes(16), {founder.public: Founder("founder", roles) for founder in founders}, modules)
+    """Without `modules`: those of a network of tests."""
+    named = {founder.public: Founder("founder", roles) for founder in founders}
+    return Genesis(network, 1_000, bytes(16), named, modules or MODULES)
 
 
 class Chain:

@@ -31,7 +31,6 @@ from protocol.errors import StorageError
 from protocol.identity import Identity
 from storage.blobs import Blobs
 from storage.store import Store
-from tests.ledger.world import MODULES
 from tests.peer.chain import SCRATCH, genesis_of, identities
 from training.host import ModelHost
 from transport.memory import Mesh
@@ -121,7 +120,9 @@ def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = N
 
 def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> RunningPeer:
     def desk(part: str) -> DriverDesk:
-        return DriverDesk(part, peer.config, seat.driver, seat.author, seat.folder, ThisPeerAnswers(peer).stats)
+        return DriverDesk(
+            part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, ThisPeerAnswers(peer).stats
+        )
 
     peer = RunningPeer(
         config=Config(data_directory=seat.folder),
@@ -169,7 +170,7 @@ async def network(
     observers: int = 0,
     start: bool = True,
     roles: tuple[str, ...] = (),
-    modules: tuple[ModuleVersion, ...] = MODULES,
+    modules: tuple[ModuleVersion, ...] = (),
 ) -> AsyncIterator[Network]:
     made = Network(folder, founders, observers, roles, modules)
     with mock.patch("os.fsync"):  # no power fails here, and what was written outlives a peer whether the disk has it or not
