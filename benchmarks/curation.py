@@ -11,7 +11,6 @@ as well, and closes one of the projects.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -84,17 +83,23 @@ PARTS = ("author", "waits", "propose", "judge", "apply", "root", "commit", "afte
 
 
 @dataclass
+class Batches:
+    batch_ms: list[float]  # ascending
+    cpu_ms: float  # of one core for a batch, in the median
+    parts_ms: dict[str, float]  # in the median
+    statements: int
+    acted: int  # of these
+
+
+@dataclass
 class Figures:
     annotators: int
     answers: int
     open_tasks: int
-    batch_ms: list[float]  # ascending
-    parts_ms: dict[str, float]  # in the median
-    acted: int  # statements of all batches that were timed, and acted
-    statements: int
     file_mb: float
     fill_seconds: float
     open_seconds: float  # of the store and the state, until the first batch can come
+    batches: Batches
     daemon: Closing
 
 
@@ -114,12 +119,12 @@ class Closing:
     paid: int
 
 
-def seed(what: str, number: int) -> bytes:
+def named(what: str, number: int) -> bytes:
     return hashlib.sha256(f"{what} {number}".encode()).digest()
 
 
 def people(count: int) -> list[bytes]:
-    return [Identity(seed("annotator", number)).public for number in range(count)]
+    return [Identity(named("annotator", number)).public for number in range(count)]
 
 
 # Filling -----------------------------------------------------------------------------------------------------------------
@@ -128,9 +133,9 @@ def people(count: int) -> list[bytes]:
 class Filler:
     """Makes the rows of a network that has been there for long."""
 
-    def __init__(self, folder: Path, annotators: int, answers: int, open_tasks: int) -> None:
+    def __init__(self, folder: Path, annotators: int, answers: int, open_tasks: int, seed: int = 0) -> None:
         self.directory = DataDirectory.create(folder)
-        self.me, self.draw = Identity(seed("peer", 0)), random.Random(1)
+        self.me, self.draw = Identity(named("peer", 0)), random.Random(seed)
         self.directory.write_identity(self.me)
         founders = {self.me.public: Founder("peer", (ANNOTATOR,))}
         genesis = Genesis("large", int(time.time() * 1_000), bytes(16), founders, founding_modules())
@@ -150,7 +155,7 @@ class Filler:
         for number, first in enumerate(range(0, tasks, PROJECT_TASKS)):
             self._settled(number, min(PROJECT_TASKS, tasks - first))
         curation = self.state.of(CurationState)
-        key = seed("project", tasks)
+        key = named("project", tasks)
         rows = {
             who: Annotator(f"ann {number}", self.me.public, False, 1, annotations=self.said[who], accepted=self.accepted[who])
             for number, who in enumerate(self.people)
@@ -165,7 +170,7 @@ class Filler:
         self.store.close()
 
     def _settled(self, number: int, tasks: int) -> None:
-        key, curation = seed("project", number), self.state.of(CurationState)
+        key, curation = named("project", number), self.state.of(CurationState)
         first = number * ANNOTATORS_OF_PROJECT // 2
         crowd = [self.people[(first + place) % len(self.people)] for place in range(min(len(self.people), ANNOTATORS_OF_PROJECT))]
         counts = {who: [0] * len(ASKED.options) ** 2 for who in crowd}
@@ -243,10 +248,10 @@ class Crowd:
         return Batch((), wishes, tuple(self._commit(*commit) for commit in commits), tuple(openings))
 
     def _key(self, number: int) -> bytes:
-        return Identity(seed("annotator", number)).public
+        return Identity(named("annotator", number)).public
 
     def _signed(self, number: int, statement: Any) -> bytes:
-        return Identity(seed("annotator", number)).sign(preimage(statement.TAG, self.chain, codec.encode(statement)))
+        return Identity(named("annotator", number)).sign(preimage(statement.TAG, self.chain, codec.encode(statement)))
 
     def _wish(self, number: int, now_ms: int) -> LeaseWish:
         until = now_ms + 86_400_000
@@ -317,39 +322,40 @@ class Chain:
         return {name: 1_000 * (end - start) for name, start, end in zip(PARTS, times, times[1:], strict=False)}
 
 
+def timed(chain: Chain, annotators: int, count: int) -> Batches:
+    """So many batches, after those that nobody times."""
+    crowd = Crowd(chain.chain_id, chain.me.public, annotators)
+    parts, cpu_ms, acted, statements = list[dict[str, float]](), list[float](), 0, 0
+    for most in (*WARM_UP, *(MIXED,) * count):
+        state = chain.ledger.state
+        batch = crowd.batch(state.of(CurationState), state.time_ms, most)
+        signed, began = chain.signed("curation/batch", batch), time.process_time()
+        times = chain.decide(signed)
+        if most is MIXED:
+            parts.append(times)
+            cpu_ms.append(1_000 * (time.process_time() - began))
+            passed = chain.ledger.state.of(CurationState).passed_over - state.of(CurationState).passed_over
+            statements, acted = statements + batch.size, acted + batch.size - passed
+    return Batches(
+        sorted(sum(times.values()) for times in parts),
+        _median(cpu_ms),
+        {name: _median([times[name] for times in parts]) for name in PARTS},
+        statements,
+        acted,
+    )
+
+
 def measure(folder: Path, options: Any, fill_seconds: float) -> Figures:
     began = time.perf_counter()
     chain = Chain(folder)
     opened = time.perf_counter() - began
-    crowd = Crowd(chain.chain_id, chain.me.public, options.annotators)
-    parts, acted, statements = list[dict[str, float]](), 0, 0
-    for most in (*WARM_UP, *(MIXED,) * options.batches):
-        state = chain.ledger.state
-        batch = crowd.batch(state.of(CurationState), state.time_ms, most)
-        times = chain.decide(chain.signed("curation/batch", batch))
-        if most is not MIXED:
-            continue
-        assert batch.size == BATCH_MAX, batch.size
-        passed = chain.ledger.state.of(CurationState).passed_over - state.of(CurationState).passed_over
-        parts.append(times)
-        statements, acted = statements + batch.size, acted + batch.size - passed
+    batches = timed(chain, options.annotators, options.batches)
     chain.store.close()
     size = DataDirectory(folder).ledger.stat().st_size / 1e6
     command = [sys.executable, "-m", "benchmarks.curation", "--daemon", str(folder), "--annotators", str(options.annotators)]
     said = subprocess.run([*command, "--batches", str(options.batches)], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return Figures(
-        annotators=options.annotators,
-        answers=options.answers,
-        open_tasks=options.open_tasks,
-        batch_ms=sorted(sum(times.values()) for times in parts),
-        parts_ms={name: _median([times[name] for times in parts]) for name in PARTS},
-        acted=acted,
-        statements=statements,
-        file_mb=size,
-        fill_seconds=fill_seconds,
-        open_seconds=opened,
-        daemon=Closing(**json.loads(said.splitlines()[-1])),
-    )
+    daemon = Closing(**json.loads(said.splitlines()[-1]))
+    return Figures(options.annotators, options.answers, options.open_tasks, size, fill_seconds, opened, batches, daemon)
 
 
 def _median(values: list[float]) -> float:
@@ -436,7 +442,8 @@ def _memory() -> float:
 
 
 def verdicts(figures: Figures) -> Iterator[str]:
-    batch, daemon = _median(figures.batch_ms), figures.daemon
+    batches, daemon = figures.batches, figures.daemon
+    batch = _median(batches.batch_ms)
     yield verdict(batch <= BATCH_MS, f"a batch of {BATCH_MAX}: ≤ {BATCH_MS:g} ms in the median, all in all: {batch:.0f}")
     each = batch / BATCH_MAX
     yield verdict(each <= STATEMENT_MS, f"a statement: ≤ {STATEMENT_MS:g} ms: {each:.2f}")
@@ -447,16 +454,19 @@ def verdicts(figures: Figures) -> Iterator[str]:
         seconds <= CLOSE_SECONDS, f"a close of {PROJECT_TASKS:,} tasks × {VOTES}: ≤ {CLOSE_SECONDS:g} s in all: {seconds:.1f}"
     )
     yield verdict(daemon.paid == ASKED.price * PROJECT_TASKS, f"that close paid {daemon.paid:,} points")
-    yield verdict(figures.acted == figures.statements, f"{figures.acted:,} of {figures.statements:,} statements acted")
+    full = batches.statements == BATCH_MAX * len(batches.batch_ms)
+    yield verdict(full and batches.acted == batches.statements, f"{batches.acted:,} of {batches.statements:,} statements acted")
 
 
 def show(figures: Figures) -> None:
     title = f"{figures.annotators:,} annotators, {figures.answers:,} settled answers, {figures.open_tasks:,} open tasks"
-    screen, times, daemon = Screen(title=title, show_header=False), figures.batch_ms, figures.daemon
+    screen, batches, daemon = Screen(title=title, show_header=False), figures.batches, figures.daemon
+    times = batches.batch_ms
     rows = {
         f"a batch of {BATCH_MAX}, in the median": f"{_median(times):.0f} ms",
         f"the fastest and the slowest of {len(times)}": f"{times[0]:.0f}, {times[-1]:.0f} ms",
-        **{f"of that, {name}": f"{of:.0f} ms" for name, of in figures.parts_ms.items()},
+        **{f"of that, {name}": f"{of:.0f} ms" for name, of in batches.parts_ms.items()},
+        "one core for a batch, agreement included": f"{batches.cpu_ms:.0f} ms",
         "file": f"{figures.file_mb:.0f} MB",
         "making the rows": f"{figures.fill_seconds:.0f} s",
         "opening the store": f"{figures.open_seconds:.1f} s",
@@ -481,28 +491,29 @@ def main() -> int:
     parser.add_argument("--open-tasks", type=COUNT, default=100_000, metavar="N", help="that nobody has begun")
     parser.add_argument("--batches", type=COUNT, default=20, metavar="N", help="of which the median counts")
     parser.add_argument("--fill", type=Path, metavar="FOLDER", help="only make the data directory there")
-    parser.add_argument("--filled", type=Path, metavar="FOLDER", help="such a data directory; it is changed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of the votes that are settled")
     parser.add_argument("--daemon", type=Path, metavar="FOLDER", help="only measure a daemon with it")
     options = parser.parse_args()
     if options.fill:
-        Filler(options.fill, options.annotators, options.answers, options.open_tasks).fill()
+        Filler(options.fill, options.annotators, options.answers, options.open_tasks, options.seeds[0]).fill()
         return 0
     if options.daemon:
         print(json.dumps(asdict(trio.run(serve, options.daemon, options.annotators, options.batches))))
         return 0
-    started = time.time()
-    with contextlib.ExitStack() as stack:
-        folder, fill_seconds = options.filled, 0.0
-        if folder is None:  # on this disk: /tmp may lie in memory, where a commit costs nothing
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))) / "peer"
+    started, rows, lines = time.time(), list[Figures](), list[str]()
+    for seed in options.seeds:
+        with tempfile.TemporaryDirectory(
+            dir="."
+        ) as temporary:  # of this disk: /tmp may lie in memory, where a commit costs nothing
+            folder, began = Path(temporary) / "peer", time.time()
             sizes = ("--annotators", options.annotators, "--answers", options.answers, "--open-tasks", options.open_tasks)
-            command = [sys.executable, "-m", "benchmarks.curation", "--fill", folder, *sizes]
+            command = [sys.executable, "-m", "benchmarks.curation", "--fill", folder, "--seeds", seed, *sizes]
             subprocess.run(list(map(str, command)), check=True)
-            fill_seconds = time.time() - started
-        figures = measure(folder, options, fill_seconds)
-    show(figures)
-    write(options.json, started, asdict(figures))
-    return conclude(verdicts(figures))
+            rows.append(measure(folder, options, time.time() - began))
+        show(rows[-1])
+        lines += verdicts(rows[-1])
+        write(options.json, started, {"seeds": list(options.seeds), "rows": [asdict(row) for row in rows]})
+    return conclude(lines)
 
 
 if __name__ == "__main__":

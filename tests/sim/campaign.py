@@ -32,14 +32,14 @@ COVERED = {
     for kind, text in {
         "seeds": "liar, crash, rollback, damage, wrong-state, join, rotate, skew, clock, stop, several leaves, link kept, "
         "restored, rounds closed, liars expelled, newcomers voted, tasks settled, votes forfeited, leases expired, "
-        "projects closed, points paid",
+        "projects closed, points paid, texts redacted, gold said",
         "twins": "twin, split, crash, liars expelled",
         "partitions": "partition, flap, rounds closed",
     }.items()
 }
 # Counted beside faults.
 OUTCOMES = ("liar", "transfer", "restored", "disk damaged", "torn", "fsync failed", "justified", "unseen", "job stopped")
-CURATED = ("tasks settled", "votes forfeited", "leases expired", "projects closed", "points paid")
+CURATED = ("tasks settled", "votes forfeited", "leases expired", "projects closed", "points paid", "texts redacted", "gold said")
 CAME_ABOUT = ("blocks", "rounds closed", "ballots decided", "updates accepted", "liars expelled", "newcomers voted", *CURATED)
 
 

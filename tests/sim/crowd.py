@@ -16,13 +16,27 @@ from unittest import mock
 
 import curation.closing
 import curation.module
-from curation.answers import PAIR_ANSWERS, Answer, Kind, commitment
-from curation.contents import AddPage, Batch, Commit, Enrolment, Found, LeaseWish, Move, Opening, Review, Skip
-from curation.state import Asked, Assignment, CurationState, Lease, Phase, Stage
+from curation.answers import PAIR_ANSWERS, Answer, Kind, commitment, gold_leaf
+from curation.contents import (
+    AddPage,
+    Batch,
+    Commit,
+    Enrolment,
+    Found,
+    GoldAnswer,
+    LeaseWish,
+    Move,
+    Opening,
+    Review,
+    SayGold,
+    Skip,
+    StopProject,
+)
+from curation.state import Asked, Assignment, CurationState, Lease, Phase, Project, Redaction, Stage, page_key
 from curation.statements import Annotation, Enrol, Session
-from curation.tasks import assignment_id
+from curation.tasks import assignment_id, task_id
 from ledger.state import State
-from protocol import codec
+from protocol import codec, merkle
 from protocol.identity import Signer, preimage
 from tests.sim.keys import another
 
@@ -70,8 +84,21 @@ def salt_of(assignment: bytes, which: int) -> bytes:
 
 def answer_of(asked: Asked, row: Assignment, assignment: bytes, which: int) -> Answer:
     """Mostly what is true of the task. The second answer is as by chance, and so is one in sixteen of the first."""
-    is_true = which == 0 and _number(b"errs", assignment) % 16
-    drawn = random.Random(_number(row.project, bytes([row.number % 256])) if is_true else _number(assignment, bytes([which])))
+    if which == 0 and _number(b"errs", assignment) % 16:
+        return truth_of(asked, row.project, row.number)
+    return _drawn(asked, random.Random(_number(assignment, bytes([which]))))
+
+
+def truth_of(asked: Asked, project: bytes, number: int) -> Answer:
+    return _drawn(asked, random.Random(_number(project, bytes([number % 256]))))
+
+
+def gold_of(asked: Asked, project: bytes, first: int, count: int) -> list[bytes]:
+    """The leaves of a page's gold. The author knows the truth of all its tasks."""
+    return [gold_leaf(bytes(16), truth_of(asked, project, first + index)) for index in range(count)]
+
+
+def _drawn(asked: Asked, drawn: random.Random) -> Answer:
     match asked.kind:
         case Kind.LABEL if asked.many:
             return tuple(option for option in range(len(asked.options)) if drawn.random() < 0.5)
@@ -107,17 +134,26 @@ class Desk:
 
     def wanted(self, state: State) -> tuple[str, Any]:
         curated = state.of(CurationState)
-        return self._of_author(curated) or ("curation/batch", self._batch(curated, state.time_ms))
+        return self._of_member(curated, state.members.voters) or ("curation/batch", self._batch(curated, state.time_ms))
 
-    def _of_author(self, state: CurationState) -> tuple[str, Any] | None:
+    def _of_member(self, state: CurationState, voters: tuple[bytes, ...]) -> tuple[str, Any] | None:
+        """As an author, or as a voter."""
         draw = self.random
         for key in state.open:
             project = state.projects.get(key)
             assert project is not None
+            if self.signer.public in voters and project.tasks and _number(b"wish", key) % 3 == 0 and draw.random() < 0.3:
+                wish = self._of_voter(state, key, project)
+                if wish is not None:
+                    return wish
             if project.author != self.signer.public:
                 continue
             if project.tasks == project.drawn and project.pages < 3 and draw.random() < 0.6:
-                return "curation/page", AddPage(key, bytes(32), 1_000, bytes(32), draw.randint(*TASKS))
+                count = draw.randint(*TASKS)
+                gold = merkle.root(gold_of(project.asked, key, project.tasks, count))
+                return "curation/page", AddPage(key, draw.randbytes(32), 1_000, bytes(32), count, gold)
+            if project.pages and draw.random() < 0.05:
+                return self._gold_or_redaction(state, key, project)
             waiting = [task for task, row in state.tasks.items() if row.project == key and row.stage is Stage.REVIEW]
             if waiting and draw.random() < 0.5:
                 row = state.assignments.get(assignment_id(waiting[0], state.tasks.get(waiting[0]).annotators[0]))  # type: ignore[union-attr]
@@ -130,6 +166,32 @@ class Desk:
             self.founded += 1
             return "curation/found", Found(draw.choice(self.asks))
         return None
+
+    def _of_voter(self, state: CurationState, key: bytes, project: Project) -> tuple[str, Any] | None:
+        """A voter alone achieves nothing: all of them have the same wishes."""
+        if project.settled > 12 and self.signer.public not in project.stops:
+            return "curation/stop", StopProject(key)
+        kind, wish = self._redaction(state, key, _number(b"index", key))
+        task = state.tasks.get(task_id(key, wish.index))
+        is_done = task is not None and task.is_redacted
+        return None if is_done or state.wishes.get(self.signer.public) == wish else (kind, wish)
+
+    def _gold_or_redaction(self, state: CurationState, key: bytes, project: Project) -> tuple[str, Any]:
+        page = self.random.randrange(project.pages)
+        row = state.pages.get(page_key(key, page))
+        assert row is not None
+        index = self.random.randrange(row.count)
+        if self.random.random() < 0.4:
+            return self._redaction(state, key, index)
+        leaves = gold_of(project.asked, key, row.first, row.count)
+        answer = GoldAnswer(index, truth_of(project.asked, key, row.first + index), bytes(16), tuple(merkle.proof(leaves, index)))
+        return "curation/gold", SayGold(key, page, (answer,))
+
+    def _redaction(self, state: CurationState, key: bytes, index: int) -> tuple[str, Any]:
+        """Of a task of the first page."""
+        page = state.pages.get(page_key(key, 0))
+        assert page is not None
+        return "curation/redact", Redaction(key, 0, index % page.count, page.digest, hashlib.sha256(page.digest).digest(), 1_000)
 
     # Batches ---------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from protocol import codec
 from protocol.identity import Verifier, preimage, short_id
-from tests.sim.invariants import Violation
+from tests.sim.invariants import Violation, faults_tolerated, quorum
 
-TABLES = ("projects", "tasks", "places", "annotators", "assignments", "skills", "shares", "due", "closings")
+TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "skills", "shares", "due", "closings", "golds")
 LEASES_MAX = 8
 # What an assignment may become within a block.
 AFTER = {
@@ -66,6 +66,7 @@ class Curated:
     verifier: Verifier
     _before: Tables | None = None
     _commits: dict[bytes, list[tuple[bytes, bytes]]] = field(default_factory=lambda: defaultdict(list))  # with signatures
+    _wishes: dict[tuple[str, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))  # who said this, so far
     _openings: dict[bytes, set[tuple[bytes, tuple[int, ...]]]] = field(default_factory=lambda: defaultdict(set))
 
     def on_block(self, height: int, body: bytes, before: Any, after: Any) -> None:
@@ -81,11 +82,14 @@ class Curated:
                     raise Violation("curation consent", f"height {height}: {short_id(signer)} serves nobody, and has a batch")
                 self._read(signer, codec.unpack(content, len(content)), before.time_ms, enrolled, wished)
                 is_looked_at = True
+            elif kind.startswith("curation/"):
+                self._wishes[kind, content].add(signer)
         if self._before is None:
             self._before = Tables(before.modules["curation"], before.time_ms)
         old, new = self._before, self._before
         if after.modules["curation"] is not old.state:
             new = Tables(after.modules["curation"], before.time_ms)
+            self._check_consent(old, new, after.members)
             self._check_votes(old, new, height)
             self._check_tasks(old, new, before.time_ms)
             self._check_lists(new)
@@ -105,6 +109,8 @@ class Curated:
             "votes forfeited": sum(row.state == "forfeited" for row in rows["assignments"].values()),
             "leases expired": sum(row.state == "expired" for row in rows["assignments"].values()),
             "projects closed": len([row for row in projects if row.phase == "closed"]) - len(rows["closings"]),
+            "texts redacted": self._before.state.redacted,
+            "gold said": len(rows["golds"]),
             "points paid": sum(row.paid for row in projects),
         }
         return {what: count for what, count in found.items() if count}
@@ -117,7 +123,7 @@ class Curated:
         for annotator, name, custodial, signature in enrolments:
             if self._is_signed("enrol", [name, peer, custodial], annotator, signature):
                 enrolled.setdefault(annotator, []).append((name, peer, custodial))
-        for annotator, nonce, expires_ms, signature, count in leases:
+        for annotator, nonce, expires_ms, signature, count, *_ in leases:
             if expires_ms >= now_ms and self._is_signed("session", [peer, nonce, expires_ms], annotator, signature):
                 wished[annotator, peer] += count
         for assignment, commitment, signature, *_ in commits:
@@ -127,6 +133,33 @@ class Curated:
 
     def _is_signed(self, tag: str, fields: list[Any], signer: bytes, signature: bytes) -> bool:
         return self.verifier.verify(signer, preimage(tag, self.chain_id, codec.encode([tag, *fields])), signature)
+
+    def _check_consent(self, old: Tables, new: Tables, members: Any) -> None:
+        """Who closed a project, and who took texts out: its author, or a quorum of the voters; f + 1 of them for a text."""
+        projects, voters = new.rows["projects"], set(members.voters)
+        for key, row in projects.items():
+            was = old.rows["projects"].get(key)
+            if row.phase == "closed" and (was is None or was.phase != "closed"):
+                moved = self._wishes["curation/move", codec.encode([key, "closed"])]
+                stopped = self._wishes["curation/stop", codec.encode([key])] & voters
+                if not _is_by(row.author, moved, members) and len(stopped) < quorum(len(voters)):
+                    raise Violation("curation consent", f"project {key.hex()[:8]} is closed, {len(stopped)} voters wanted that")
+        redacted = {key for key, row in new.rows["tasks"].items() if row.is_redacted}
+        for key in redacted - {key for key, row in old.rows["tasks"].items() if row.is_redacted}:
+            row = new.rows["tasks"][key]
+            wished = [
+                said
+                for (kind, content), said in self._wishes.items()
+                if kind == "curation/redact" and self._is_of(new, row, content)
+            ]
+            author = projects[row.project].author
+            if not any(_is_by(author, said, members) or len(said & voters) > faults_tolerated(len(voters)) for said in wished):
+                raise Violation("curation consent", f"task {key.hex()[:8]} is redacted, and too few wanted that")
+
+    def _is_of(self, new: Tables, row: Any, content: bytes) -> bool:
+        project, page, index, *_ = codec.unpack(content, len(content))
+        of = new.rows["pages"].get(project + page.to_bytes(4, "big"))
+        return project == row.project and of is not None and of.first + index == row.number
 
     # People ----------------------------------------------------------------------------------------------------------
 
@@ -180,7 +213,8 @@ class Curated:
         if row.height != height:
             raise Violation("curation votes", f"a commitment of height {height} is dated {row.height}")
         task = old.rows["tasks"].get(task_of(row.project, row.number))
-        if task is not None and task.opened and row.is_blind:
+        is_told = (task is not None and task.opened) or task_of(row.project, row.number) in old.rows["golds"]
+        if is_told and row.is_blind:
             raise Violation("curation votes", f"{key.hex()[:8]} counts as blind, and answers to its task could be seen")
         project = old.rows["projects"].get(row.project)
         if project is not None and project.phase == "closed":
@@ -233,7 +267,12 @@ class Curated:
                 raise Violation("curation places", f"task {key.hex()[:8]} has all its votes, and waits for more")
             if (row.label is not None) != (row.stage == "settled") or (row.stage != "settled" and had["settled"]):
                 raise Violation("curation labels", f"task {key.hex()[:8]} is {row.stage}, with the label {row.label}")
-            if row.stage == "settled" and row.opened == most == 1 and not row.is_reviewed:
+            if row.is_redacted and row.stage not in ("redacted", "settled"):
+                raise Violation("curation redacted", f"task {key.hex()[:8]} has no text, and is {row.stage}")
+            if row.stage == "redacted" and (had["leased"] or had["committed"]):
+                raise Violation("curation redacted", f"task {key.hex()[:8]} has no text, and somebody has it: {dict(had)}")
+            is_open = new.rows["projects"][row.project].phase != "closed"
+            if row.stage == "settled" and row.opened == most == 1 and not row.is_reviewed and is_open:
                 vote = next(
                     vote.answer
                     for who in row.annotators
@@ -246,7 +285,7 @@ class Curated:
 
     def _check_settled(self, old: Tables, key: bytes, was: Any, row: Any, now_ms: int) -> None:
         closing = old.rows["closings"].get(row.project)
-        is_closing = closing is not None and closing.at_ms <= now_ms and not row.is_reviewed
+        is_closing = closing is not None and closing.at_ms <= now_ms and (not row.is_reviewed or key in old.rows["golds"])
         if row.stage != "settled" or (row.label != was.label and not is_closing):
             raise Violation("curation labels", f"task {key.hex()[:8]} was {was.label}, and is {row.stage}, {row.label}")
         if (row.height, row.annotators, row.opened) != (was.height, was.annotators, was.opened):
@@ -264,7 +303,8 @@ class Curated:
         for project, of in new.rows["projects"].items():
             tasks = rows[project]
             fresh = [places.get(project + b"f" + place.to_bytes(4, "big"), place) for place in range(of.drawn, of.tasks)]
-            if len(tasks) != of.drawn or sorted([*tasks, *fresh]) != list(range(of.tasks)):
+            drawn = [number for number, row in tasks.items() if row.stage != "redacted" or row.annotators or number not in fresh]
+            if len(drawn) != of.drawn or sorted([*drawn, *fresh]) != list(range(of.tasks)):
                 raise Violation(
                     "curation draws", f"project {project.hex()[:8]} has {len(tasks)} of {of.tasks} tasks drawn, not {of.drawn}"
                 )
@@ -345,7 +385,7 @@ class Curated:
     def _check_paid(self, new: Tables, key: bytes, row: Any) -> None:
         """All of it is divided, unless nobody has a share."""
         people = {of[len(key) :]: skill for of, skill in new.rows["skills"].items() if of.startswith(key)}
-        has_share = row.asked.votes > 1 and any(skill.weight for skill in people.values())
+        has_share = any(skill.weight for skill in people.values())
         if row.paid != (row.asked.price * row.settled if has_share else 0):
             raise Violation("curation points", f"project {key.hex()[:8]} paid {row.paid}, for {row.settled} × {row.asked.price}")
 
@@ -373,6 +413,11 @@ class Curated:
             queue = "leases" if row.state == "leased" else "openings" if is_opening else None
             if queue is not None and waiting[queue].get(key) != row.until_ms:
                 raise Violation("curation queues", f"nobody looks at {key.hex()[:8]} again, which is {row.state}")
+
+
+def _is_by(author: bytes, said: set[bytes], members: Any) -> bool:
+    """Whether an author is among those who said it, with a key that it has or had."""
+    return any(members.current(key) == members.current(author) for key in said)
 
 
 def _roles(state: Any, key: bytes) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import curation.closing
 import curation.module
+import curation.redacting
+from consensus.voters import VoterSet
 from curation import reputation
 from curation.closing import Estimate, Votes
 from curation.contents import Commit, Opening
@@ -138,6 +140,30 @@ def _remembered_too_long(planter: Planter) -> None:
     planter.replace(CurationModule, "apply", apply)
 
 
+def _one_stops(planter: Planter) -> None:
+    planter.replace(curation.module, "VoterSet", _OneIsEnough)
+
+
+def _one_redacts(planter: Planter) -> None:
+    planter.replace(curation.redacting, "VoterSet", _OneIsEnough)
+
+
+class _OneIsEnough(VoterSet):
+    quorum, faults_tolerated = 1, 0  # type: ignore[assignment]
+
+
+def _redacted_is_drawn(planter: Planter) -> None:
+    real = Work.redact
+
+    def redact(self: Work, project: bytes, number: int) -> None:
+        stage = (self.tasks.get(task_id(project, number)) or self.first_row(project, number)).stage
+        real(self, project, number)
+        if stage is Stage.BEGUN:
+            self.tasks[task_id(project, number)] = replace(self.tasks[task_id(project, number)], stage=stage)
+
+    planter.replace(Work, "redact", redact)
+
+
 # Places and lists ----------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +246,7 @@ def _settled_follows_votes(planter: Planter) -> None:
             other = task_id(row.project, number)
             found = work.tasks.get(other)
             if found is not None and found.stage is Stage.SETTLED and found.annotators == row.annotators:
-                curation.closing._relabel(work, other, label)
+                curation.closing._relabel(work, other, label, False)
 
     planter.replace(curation.module, "_settle", settle)
 
@@ -309,6 +335,9 @@ CURATION = (
     Mutant("all-are-blind", "who could see an answer counts as one who could not", ("curation votes",), _all_are_blind, CURATES),
     Mutant("opened-early", "an opening counts before all votes are committed", ("curation early",), _opened_early, CURATES),
     Mutant("opened-otherwise", "an answer counts that was not committed", ("curation votes",), _opened_otherwise, CURATES),
+    Mutant("one-stops", "one voter stops a project", ("curation consent",), _one_stops, CLOSES),
+    Mutant("one-redacts", "one voter takes a task's text out", ("curation consent",), _one_redacts, CURATES),
+    Mutant("redacted-goes-on", "a task without a text is asked on", ("curation redacted",), _redacted_is_drawn, CURATES),
     Mutant("remembered-too-long", "a batch acts on a state as it did on another one", ("roots",), _remembered_too_long, CURATES),
     Mutant(
         "expired-keeps-place",
@@ -330,7 +359,7 @@ CURATION = (
     Mutant("full-is-listed", "a task without a free place can be drawn", ("curation lists",), _full_is_listed, CURATES),
     Mutant("lease-forgotten", "some leases are never looked at again", ("curation queues",), _forgotten_lease, CURATES),
     Mutant("settled-follows", "a settled label changes before the close", ("curation labels",), _settled_follows_votes, CURATES),
-    Mutant("all-accepted", "a vote that is not the label counts as accepted", ("curation counts",), _label_of_nobody, CURATES),
+    Mutant("all-accepted", "a vote that is not the label counts as accepted", ("curation counts",), _label_of_nobody, CLOSES),
     Mutant("points-from-nothing", "each share of the points is rounded up", ("curation points",), _points_from_nothing, CLOSES),
     Mutant("one-point-more", "a close pays a point that nobody promised", ("curation points",), _paid_beside, CLOSES),
     Mutant("votes-by-looks", "an estimate depends on how often bodies were judged", ("roots",), _votes_by_looks, CLOSES),
