@@ -251,7 +251,7 @@ class Work:
         start = int.from_bytes(_hash(self.root, annotator, project)[:8], "big") % count if count else 0
         places = ((start + number) % count for number in range(min(count, CANDIDATES)))
         tasks = (task_id(project, self._number_at(project, BEGUN, place)) for place in places)
-        free = [task for task in tasks if self.assignments.get(assignment_id(task, annotator)) is None]
+        free = [task for task in tasks if annotator not in self.tasks[task].annotators]
         return min(free, key=lambda task: _hash(self.root, task, annotator), default=None)
 
     def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:

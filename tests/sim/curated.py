@@ -383,10 +383,9 @@ class Curated:
             raise Violation("curation closed", "the lists of projects are not those of their rows")
 
     def _check_paid(self, new: Tables, key: bytes, row: Any) -> None:
-        """All of it is divided, unless nobody has a share."""
-        people = {of[len(key) :]: skill for of, skill in new.rows["skills"].items() if of.startswith(key)}
-        has_share = any(skill.weight for skill in people.values())
-        if row.paid != (row.asked.price * row.settled if has_share else 0):
+        """All of it is divided, unless nobody has answered."""
+        has_answers = any(vote.project == key and vote.state == "settled" for vote in new.rows["assignments"].values())
+        if row.paid != (row.asked.price * row.settled if has_answers else 0):
             raise Violation("curation points", f"project {key.hex()[:8]} paid {row.paid}, for {row.settled} × {row.asked.price}")
 
     # Queues ----------------------------------------------------------------------------------------------------------

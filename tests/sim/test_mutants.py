@@ -36,6 +36,7 @@ RARE = (
     "forgets-votes",
     "signs-although-wrong",
     "many-changes",
+    "votes-by-looks",
 )
 
 

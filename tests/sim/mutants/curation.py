@@ -24,7 +24,7 @@ from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
 
-CURATES = Scenario(blocks=30, minute_ms=150, jobs=False, work=2.0)
+CURATES = Scenario(blocks=40, minute_ms=150, jobs=False, work=2.0)
 CLOSES = Scenario(blocks=90, minute_ms=150, jobs=False, work=2.0)
 
 # Statements ----------------------------------------------------------------------------------------------------------
@@ -356,7 +356,13 @@ CURATION = (
     Mutant("forfeit-costs", "a forfeit takes an accepted answer away", ("curation counts",), _forfeit_costs, CURATES),
     Mutant("drawn-again", "an annotator gets a task that it has had", ("curation draws",), _drawn_again, CURATES),
     Mutant("fresh-twice", "a task is drawn from the fresh ones twice", ("curation draws",), _fresh_twice, CURATES),
-    Mutant("full-is-listed", "a task without a free place can be drawn", ("curation lists",), _full_is_listed, CURATES),
+    Mutant(
+        "full-is-listed",
+        "a task without a free place can be drawn",
+        ("curation lists", "curation places"),
+        _full_is_listed,
+        CURATES,
+    ),
     Mutant("lease-forgotten", "some leases are never looked at again", ("curation queues",), _forgotten_lease, CURATES),
     Mutant("settled-follows", "a settled label changes before the close", ("curation labels",), _settled_follows_votes, CURATES),
     Mutant("all-accepted", "a vote that is not the label counts as accepted", ("curation counts",), _label_of_nobody, CLOSES),
