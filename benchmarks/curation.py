@@ -55,6 +55,7 @@ from curation.state import (
 from curation.statements import Annotation, Session
 from curation.tasks import assignment_id, task_id
 from ledger.blocks.ledger import Ledger
+from ledger.blocks.pool import LINGER_SECONDS
 from ledger.core.genesis import Founder, Genesis
 from ledger.state import EMPTY_BODY, Rules, State
 from peer.api.memory import process_memory_mb
@@ -299,6 +300,8 @@ class Chain:
         self.rules.apply_transaction(state, signed)
         lap()
         ledger.pool.add(signed)
+        for now in (0.0, LINGER_SECONDS):  # a batch waits so long for those of other peers
+            ledger.pool.linger(now)
         assert ledger.awaits_transactions()
         lap()
         body = ledger.propose(height, 0)
