@@ -59,7 +59,7 @@ def _decimal(fraction: str) -> str:
 
 
 @listing(
-    "projects of annotation, and how far they are; of one, how far its annotators agree",
+    "projects of annotation; of one, how far its annotators agree",
     _show,
     Argument("project", nargs="?", default="", metavar="PROJECT", help="the beginning of an id, or a name"),
 )

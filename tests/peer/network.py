@@ -149,7 +149,12 @@ def _innermost(group: BaseExceptionGroup[StorageError]) -> StorageError:
 
 class Network:
     def __init__(
-        self, folder: Path, founders: int, observers: int, roles: tuple[str, ...], modules: tuple[ModuleVersion, ...]
+        self,
+        folder: Path,
+        founders: int,
+        observers: int = 0,
+        roles: tuple[str, ...] = (),
+        modules: tuple[ModuleVersion, ...] = (),
     ) -> None:
         keys = identities(founders + observers)
         genesis = genesis_of(keys[:founders], roles, modules=modules)
