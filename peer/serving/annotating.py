@@ -180,7 +180,7 @@ class Annotating:
             shown = list(self._shown(state, session.key, limit))
             lacks = limit - len(self._person(state, session.key).leases)
             without = self._fetching.lacking
-            if lacks > 0 and not wished and Work(state, self._desk.state_root).draw(session.key, without) is not None:
+            if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without):
                 self._require_room()
                 until, count = session.expires_ms, min(lacks, LEASES_MAX)
                 wish = LeaseWish(session.key, session.nonce, until, session.signature, count, without)
