@@ -15,6 +15,7 @@ from protocol import codec
 from protocol.errors import UserError
 
 SPARE_BYTES = 64  # of an entry beside its task
+NUMBER_DIGITS_MAX = 3  # of an option or item: Python makes no number of thousands of digits
 
 
 class Given(NamedTuple):
@@ -134,7 +135,7 @@ def read_answer(
 def _number(part: Any, kind: Kind, options: tuple[str, ...]) -> Any:
     if part in options:
         return options.index(part) + (kind is Kind.RATING)
-    return int(part) if isinstance(part, str) and part.isdecimal() else part
+    return int(part) if isinstance(part, str) and part.isdecimal() and len(part) <= NUMBER_DIGITS_MAX else part
 
 
 def in_pages(tasks: list[Given]) -> Iterator[list[Given]]:

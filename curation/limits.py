@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-PROJECTS_OPEN_MAX: Final = 2  # of one member: nobody fills the list of the others
-PROJECTS_MAX: Final = 256  # open in one network: they are listed in the state
+PROJECTS_OPEN_MAX: Final = 2  # of one member, with those whose close is not done: nobody fills the lists of the others
+PROJECTS_MAX: Final = 256  # of one network, with those whose close is not done: they are listed in the state
 OPTIONS_MAX: Final = 16  # a confusion table of one annotator has 16 × 16 counts, and fits into a row
 OPTION_CHARACTERS_MAX: Final = 64
 GUIDELINES_BYTES_MAX: Final = 64 << 10
 VOTES_MAX: Final = 7  # of a task: more of them change few labels; then its author reviews
 RANKED_MIN, RANKED_MAX = 3, 9
-CLOSING_MAX: Final = 256  # projects that are being closed: they are listed in the state, too
 CLOSING_ROWS_PER_BATCH: Final = 1_024  # rows that a batch reads or writes for a project's close, about 40 ms of one core
 CLOSING_CELLS_PER_ROW: Final = 256  # votes × classes that a turn of an estimate does in the time of a row
 PRICE_MAX: Final = 1_000_000  # points of one task

@@ -44,7 +44,6 @@ from curation.labels import ENOUGH, estimate, learned
 from curation.limits import (
     ANNOTATORS_MAX,
     BATCH_MAX,
-    CLOSING_MAX,
     EXPIRED_PER_BATCH_MAX,
     LEASE_MS,
     LEASES_MAX,
@@ -405,11 +404,12 @@ def _found(work: Work, said: Said, members: MembersState, asked: Asked) -> None:
     problem = asked_problem(asked)
     if problem:
         raise Refused(problem)
-    mine = [key for key in work.open if members.current(work.projects[key].author) == said.author]
+    unfinished = (*work.open, *work.closing)  # both count: else a member that founds and closes fills the queue of closes
+    mine = [key for key in unfinished if members.current(work.projects[key].author) == said.author]
     if len(mine) >= PROJECTS_OPEN_MAX:
-        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one first")
-    if len(work.open) >= PROJECTS_MAX:
-        raise Refused(f"{PROJECTS_MAX} projects are open in this network")
+        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open or being closed: close one, or wait for its close")
+    if len(unfinished) >= PROJECTS_MAX:
+        raise Refused(f"{PROJECTS_MAX} projects are open or being closed in this network")
     key = project_id(said.author, said.transaction.nonce)
     work.projects[key] = Project(said.author, asked, Phase.OPEN)
     work.changed["open"] = (*work.open, key)
@@ -490,8 +490,6 @@ def _move(work: Work, said: Said, members: MembersState, now_ms: int) -> None:
 
 
 def _close(work: Work, key: bytes, now_ms: int) -> None:
-    if len(work.closing) >= CLOSING_MAX:
-        raise Refused(f"{CLOSING_MAX} projects are being closed: wait for them")
     work.projects[key] = replace(work.projects[key], phase=Phase.CLOSED)
     work.closings[key] = Closing(now_ms + OPENING_MS)
     work.changed["closing"] = (*work.closing, key)

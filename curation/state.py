@@ -28,7 +28,6 @@ from curation.answers import Answer, Kind
 from curation.limits import (
     ANNOTATORS_MAX,
     ASSIGNED_MAX,
-    CLOSING_MAX,
     LEASES_MAX,
     OPTION_CHARACTERS_MAX,
     OPTIONS_MAX,
@@ -249,7 +248,7 @@ class CurationState:
     redacted: Count = 0  # tasks
     leases: Queue = Queue()
     openings: Queue = Queue()
-    closing: Annotated[tuple[Digest, ...], Length(0, CLOSING_MAX)] = ()  # projects whose close is not done, as they came
+    closing: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects whose close is not done, as they came
     projects: Table[Project] = field(default_factory=lambda: Table(Project))
     pages: Table[TaskPage] = field(default_factory=lambda: Table(TaskPage))
     tasks: Table[TaskRow] = field(default_factory=lambda: Table(TaskRow))

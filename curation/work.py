@@ -255,13 +255,21 @@ class Work:
         return min(free, key=lambda task: _hash(self.root, task, annotator), default=None)
 
     def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:
-        while (row := self.projects[project]).drawn < row.tasks:
+        """Takes fresh tasks out of the list, up to the first that is not redacted, or CANDIDATES of them."""
+        for _ in range(CANDIDATES):
+            row = self.projects[project]
+            if row.drawn == row.tasks:
+                return None
             number = self._fresh(project, row, annotator)
             task = task_id(project, number)
             if self.tasks.get(task) is None:  # else it was redacted before anybody had it
                 self.tasks[task] = self.first_row(project, number)
                 return task
         return None
+
+    def has_draw(self, annotator: bytes, without: Sequence[bytes]) -> bool:
+        """Whether a wish of this annotator would do something: lease a task, or take redacted ones out of a list."""
+        return self.draw(annotator, without) is not None or bool(self.projects.changes)
 
     def first_row(self, project: bytes, number: int) -> TaskRow:
         asked = 1 if self.projects[project].asked.votes == 1 else 2

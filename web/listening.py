@@ -25,14 +25,14 @@ class Listening:
         self._looking: asyncio.Task[None] | None = None
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        if len(self._listeners) >= LISTENERS_MAX:
-            raise Problem("too-many", f"{LISTENERS_MAX} others listen already", 60)
         response = web.StreamResponse(headers={**self._headers, "Content-Type": "text/event-stream"})
         if request.method == "HEAD":
             return response
         if not self._news:
             news = await self._site.news(-1)
             self._news = self._news or news
+        if len(self._listeners) >= LISTENERS_MAX:  # nothing is awaited from here until this one is counted
+            raise Problem("too-many", f"{LISTENERS_MAX} others listen already", 60)
         me, mine = asyncio.current_task(), asyncio.Queue[str | None](WAITING_MAX)
         assert me is not None
         self._listeners[me] = mine

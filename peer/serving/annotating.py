@@ -132,20 +132,26 @@ class Annotating:
             raise Problem("misfit", f"the name {problem}")
         wish = Enrol(name, self._desk.me, custodial)
         self._require_signed(key, wish, signature)
-        known = self._state.annotators.get(key)
-        if known is not None:
-            if known.name == name and self._is_me(known.peer):
-                return {"annotator": key.hex()}
-            raise Problem("already-enrolled", f"this key annotates as {known.name!r} already")
+        if key in self._state.annotators:
+            return self._enrolled(key, name)
         self._require_room()
         if self._desk.setting("sign_up") != "open":
             codes = tuple(self._desk.setting("sign_up_codes"))
             if not await trio.to_thread.run_sync(self._doors.admits, invitation, key, codes):
                 raise Problem("forbidden", "this peer takes invited annotators only: ask its operator for an unused invitation")
         await self._decided(self.gatherer.put(Enrolment(key, name, custodial, signature)))
-        if self._state.annotators.get(key) is None:
+        known = self._state.annotators.get(key)
+        if known is None or not self._is_me(known.peer):
             await trio.to_thread.run_sync(self._doors.give_back, key)
+        if known is None:
             raise Problem("forbidden", "this peer's places for annotators are taken: try another peer")
+        return self._enrolled(key, name)
+
+    def _enrolled(self, key: bytes, name: str) -> Json:
+        """Of a key that is enrolled, perhaps by another call or at another peer."""
+        known = self._person(self._state, key)
+        if known.name != name or not self._is_me(known.peer):
+            raise Problem("already-enrolled", f"this key annotates as {known.name!r} already")
         return {"annotator": key.hex()}
 
     async def challenge(self, key: bytes) -> Json:
@@ -180,7 +186,7 @@ class Annotating:
             shown = list(self._shown(state, session.key, limit))
             lacks = limit - len(self._person(state, session.key).leases)
             without = self._fetching.lacking
-            if lacks > 0 and not wished and Work(state, self._desk.state_root).draw(session.key, without) is not None:
+            if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without):
                 self._require_room()
                 until, count = session.expires_ms, min(lacks, LEASES_MAX)
                 wish = LeaseWish(session.key, session.nonce, until, session.signature, count, without)

@@ -10,9 +10,12 @@ import trio
 from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Skip
 from curation.limits import BATCH_MAX
 from features.parts import Desk
+from protocol import codec
 from protocol.errors import UserError
+from protocol.limits import TRANSACTION_BYTES_MAX
 
 GATHER_SECONDS = 0.05  # a statement waits that long for others; the batch then lingers, see `CurationModule.lingers`
+BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch
 WAITING_MAX = 8 * BATCH_MAX  # statements that wait for a decision
 
 Statement = Enrolment | LeaseWish | Commit | Opening | Skip
@@ -64,10 +67,21 @@ class Gatherer:
             await self._there_is_one.wait()
             await trio.sleep(GATHER_SECONDS)
             self._there_is_one = trio.Event()
-            taken = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
+            taken = self._taken()
             if self._waiting:
                 self._there_is_one.set()
             await self._decide(taken)
+
+    def _taken(self) -> list[tuple[Statement, trio.Event]]:
+        """Those that waited longest, as many as a batch may have, and a transaction takes."""
+        taken: list[tuple[Statement, trio.Event]] = []
+        left = BYTES_MAX
+        while self._waiting and len(taken) < BATCH_MAX:
+            left -= len(codec.encode(self._waiting[0][0]))
+            if left < 0:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
 
     async def _decide(self, taken: list[tuple[Statement, trio.Event]]) -> None:
         by_field: dict[str, list[Any]] = {name: [] for name in _FIELDS.values()}

@@ -11,14 +11,14 @@ import pytest
 from curation.agreement import alpha, metric_of, units_of
 from curation.answers import Answer, Kind
 from curation.closing import Closer
-from curation.contents import Move, Review, SayGold, Skip
-from curation.limits import OPENING_MS, SKIPS_MAX
+from curation.contents import Found, Move, Review, SayGold, Skip
+from curation.limits import OPENING_MS, PROJECTS_OPEN_MAX, SKIPS_MAX
 from curation.module import project_alpha
 from curation.reputation import WEIGHT_ONE
 from curation.state import Asked, CurationState, Lease, Phase, Stage, Step
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
-from tests.curation.room import AUTHOR, ONE, SEVERAL, Room, annotators, gold_answers
+from tests.curation.room import AUTHOR, ONE, OTHER, SEVERAL, Room, annotators, gold_answers
 
 PRICE = 7
 CROWD = annotators(8)
@@ -225,12 +225,24 @@ def test_one_after_another() -> None:
     assert all(room.row(project).paid in (0, PRICE * room.row(project).settled) for project in (first, second))
 
 
-def test_no_more_are_closed_at_a_time_than_the_state_can_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curation.module.CLOSING_MAX", 1)
+def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes() -> None:
+    """Else one member would keep all others, and the voters, from closing a project."""
     room = Room()
-    first, second = room.project(MOODS), room.project(MOODS)
-    room.say(AUTHOR, "curation/move", Move(first, Phase.CLOSED))
-    assert "1 projects are being closed: wait for them" in room.refused(AUTHOR, "curation/move", Move(second, Phase.CLOSED))
+    for _ in range(PROJECTS_OPEN_MAX):
+        room.say(AUTHOR, "curation/move", Move(room.project(MOODS, tasks=0), Phase.CLOSED))
+    assert "open or being closed" in room.refused(AUTHOR, "curation/found", Found(MOODS))
+    room.later(OPENING_MS)
+    room.batch()  # later batches see its time
+    room.batch()
+    assert len(room.curation.closing) == 1 and not room.refused(AUTHOR, "curation/found", Found(MOODS))
+
+
+def test_no_more_projects_are_unfinished_than_the_state_can_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curation.module.PROJECTS_MAX", 2)
+    room = Room()
+    room.say(AUTHOR, "curation/move", Move(room.project(MOODS), Phase.CLOSED))
+    room.project(MOODS, author=OTHER)
+    assert "2 projects are open or being closed" in room.refused(OTHER, "curation/found", Found(MOODS))
 
 
 def test_a_serving_peer_knows_when_a_close_begins() -> None:

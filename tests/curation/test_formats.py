@@ -78,3 +78,9 @@ def test_items_of_several_pairs_of_one_prompt_have_a_score() -> None:
     first, second, third = (json.loads(row) for row in written("preferences", asked(Kind.PAIR), *lines).splitlines())
     assert first["chosen_score"] == second["chosen_score"] > 1 and "rejected_score" not in first
     assert third.keys() == {"id", "prompt", "chosen", "rejected", "p"}, "another prompt"
+
+
+@pytest.mark.parametrize("digits", ["7" * 3, "7" * 5_000])
+def test_a_number_of_any_length_is_no_option(digits: str) -> None:
+    with pytest.raises(UserError, match="suggestion"):
+        read_tasks("long.jsonl", json.dumps({"text": "a", "suggestion": digits}).encode(), Kind.LABEL, ("glad", "sad"), False)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from curation import limits
 from curation.answers import Answer, Kind
 from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Review, SayGold, Skip, StopProject
-from curation.limits import LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
+from curation.limits import CANDIDATES, LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
 from curation.seals import keepers
 from curation.state import Asked, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
+from curation.work import Work
 from ledger.members import Leave
 from protocol import codec
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
@@ -265,7 +266,7 @@ def test_projects_are_of_members_who_have_two_at_most(room: Room) -> None:
     first = room.project()
     room.project()
     assert "2 projects of this member are open" in room.refused(AUTHOR, "curation/found", Found(ONE))
-    room.say(AUTHOR, "curation/move", Move(first, Phase.CLOSED))
+    room.closed(first)
     assert room.refused(AUTHOR, "curation/found", Found(ONE)) == ""
     assert "closed for ever" in room.refused(AUTHOR, "curation/move", Move(first, Phase.OPEN))
     assert "the project is closed" in room.refused(AUTHOR, "curation/page", AddPage(first, bytes(32), 1, bytes(32), 1))
@@ -513,6 +514,23 @@ def test_a_redacted_task_is_drawn_no_more(room: Room) -> None:
     assert [row_of(room, project, number).stage for number in (begun, fresh)] == 2 * [Stage.REDACTED]
     assert "redacted already" in room.refused(AUTHOR, "curation/redact", redaction(room, project, begun))
     assert "no such task" in room.refused(AUTHOR, "curation/redact", redaction(room, project, 3))
+
+
+def test_a_draw_looks_at_few_redacted_tasks_and_the_next_one_goes_on(room: Room) -> None:
+    """Else an author that takes out many texts makes each wish of everybody as dear as all of them."""
+    project = room.project(SEVERAL, tasks=CANDIDATES + 2)
+    for number in range(CANDIDATES + 1):
+        room.say(AUTHOR, "curation/redact", redaction(room, project, number, bytes([number]) * 32))
+    drawn = [0]
+    while not room.leased(ANN)[0]:
+        drawn.append(room.row(project).drawn)
+        assert drawn[-1] == drawn[-2] + CANDIDATES and Work(room.curation, bytes(32)).has_draw(ANN.public, ())
+    assert room.row(project).drawn <= drawn[-1] + CANDIDATES
+    assert room.assignment(room.person(ANN).leases[0]).number == CANDIDATES + 1
+    room.say(AUTHOR, "curation/redact", redaction(room, project, CANDIDATES + 1, b"n" * 32))
+    while room.row(project).drawn < CANDIDATES + 2:
+        assert not room.leased(BOB)[0]
+    assert not Work(room.curation, bytes(32)).has_draw(BOB.public, ())
 
 
 def test_votes_on_a_redacted_task_are_free_and_a_settled_one_keeps_its_label(room: Room) -> None:

@@ -14,7 +14,7 @@ from curation.contents import Commit, Opening
 from curation.state import CurationState, page_key
 from peer.serving import annotating
 from peer.serving.gathering import Gatherer
-from tests.web.client import Person, Reply, committed, receipt_holds
+from tests.web.client import Person, Reply, Site, committed, receipt_holds
 from tests.web.room import Room, assigned, enrolled, said, settled
 
 SALT = b"s" * 16
@@ -27,6 +27,21 @@ def room(tmp_path: Path) -> Iterator[Room]:
 
 def problem(reply: Reply) -> tuple[int, str]:
     return reply.status, reply.code
+
+
+async def test_two_names_at_once_enrol_a_key_under_one(room: Room) -> None:
+    ann = Person("ann")
+    replies: list[Reply] = []
+
+    async def enrol(who: Person, site: Site) -> None:
+        replies.append(await said(who.enrol, site))
+
+    async with room.serving() as (_, site):
+        await said(lambda: site.network)
+        async with trio.open_nursery() as nursery:
+            for who in (ann, Person("bob", bytes(ann._secret))):
+                nursery.start_soon(enrol, who, site)
+    assert sorted(reply.status for reply in replies) == [201, 409], replies
 
 
 async def test_people_enrol_label_and_read_what_was_decided(room: Room) -> None:

@@ -21,7 +21,7 @@ from peer.driver.desk import DriverDesk
 from peer.features import founding_modules
 from peer.serving import opening
 from peer.serving.part import Serve
-from peer.settings.config import load
+from peer.settings.config import Config, load
 from protocol.api import StatsView
 from tests.peer.network import SECONDS_MAX, Seat, network, service_of
 from tests.web.client import Person, Site
@@ -49,10 +49,14 @@ async def no_stats() -> StatsView:
     raise AssertionError("nobody asks for metrics here")
 
 
+def desk_of(seat: Seat, config: Config) -> DriverDesk:
+    return DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, no_stats)
+
+
 async def served(seat: Seat, nursery: trio.Nursery) -> Server:
     flags = {"data_directory": seat.folder, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open"}
     config = load(flags, {"HOME": str(seat.folder)}).config
-    desk = DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, no_stats)
+    desk = desk_of(seat, config)
     scope = trio.CancelScope()
 
     async def run() -> None:

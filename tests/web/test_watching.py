@@ -95,6 +95,22 @@ async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: P
         assert status == 200
 
 
+async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("web.listening.LISTENERS_MAX", 1)
+    async with Room(tmp_path).serving() as (_, site):
+        streams: list[HTTPResponse] = []
+
+        async def come() -> None:
+            streams.append(await said(opened, site))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(come)
+        assert sorted(stream.status for stream in streams) == [200] + 11 * [429]
+        for stream in streams:
+            stream.close()
+
+
 async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.listening.WAITING_MAX", 2)
     monkeypatch.setattr("web.listening._written", lambda before, now: f"data: {'x' * (1 << 20)}\n\n")
