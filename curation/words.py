@@ -10,7 +10,7 @@ from pathlib import Path
 from curation.calls import AgreementView, CurationCalls, ImportRequest, ProjectView, WaitingView
 from curation.limits import KAPPA_COMMON_MIN, PRICE_MAX, VOTES_MAX
 from features.arguments import Argument, whole_number
-from features.tables import Column, Fitted
+from features.tables import Column, Fitted, counted
 from features.words import Asked, listing, word
 from protocol.errors import UserError
 
@@ -44,7 +44,7 @@ async def _show(asked: Asked[CurationCalls], projects: tuple[ProjectView, ...] |
 
 
 async def _show_agreement(asked: Asked[CurationCalls], found: AgreementView) -> None:
-    asked.show(f"project {found.project[:SHORT]} ({found.name}): Krippendorff's alpha {_decimal(found.alpha)}")
+    asked.show(f"project {found.project[:SHORT]} ({found.name}): Krippendorff's alpha of settled tasks {_decimal(found.alpha)}")
     if not found.pairs:
         asked.show(f"no two annotators have {KAPPA_COMMON_MIN} common answers yet")
         return
@@ -85,7 +85,7 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...] | Agr
     Argument(
         "--proofs", action="store_true", help="`tasks export` writes a folder with a proof of every line, for `tasks verify`"
     ),
-    Argument("--chain-id", default="", metavar="ID", help="of the network that `tasks verify` trusts, as `peer status` shows it"),
+    Argument("--chain-id", default="", metavar="ID", help="for `tasks verify`: 64 digits of `peer init` or `peer status --json`"),
     Argument("--format", default="jsonl", choices=FORMATS, help="of `tasks export`: jsonl, label-studio or preferences"),
     Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: named by the project)"),
 )
@@ -95,6 +95,8 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
         case "import":
             view = await asked.api.import_tasks(_request(options))
             asked.show(f"project {view.project[:SHORT]} ({view.name}): {view.tasks} tasks, {view.state}")
+        case "export" if options.proofs and options.format != "jsonl":
+            raise UserError("--proofs writes jsonl alone: leave out --format, or export once more without --proofs")
         case "export" if options.proofs:
             folder = options.output or f"{options.what}-labels"
             exported = await asked.api.prove_tasks(options.what, str(Path(folder).expanduser().absolute()))
@@ -107,6 +109,8 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
             path = options.output or f"{options.what}.{'json' if options.format == 'label-studio' else 'jsonl'}"
             exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()), options.format)
             asked.show(f"{exported.path}: {exported.tasks} settled tasks")
+        case "review" if options.label is None and options.number is not None:
+            raise UserError(f"say the label of task {options.number} with --label; `tasks review PROJECT` shows all that wait")
         case "review" if options.label is None:
             _show_waiting(asked, await asked.api.waiting_tasks(options.what))
         case "review":
@@ -144,9 +148,11 @@ def _parts(text: str) -> tuple[str, ...]:
 )
 async def web(asked: Asked[CurationCalls]) -> None:
     if asked.options.do == "invite":
+        if asked.options.revoke:
+            raise UserError("--revoke takes tokens back, and no code: say `web token --revoke`")
         asked.show(await asked.api.web_invite())
     elif asked.options.revoke:
-        asked.show(f"{await asked.api.web_revoke()} tokens are taken back")
+        asked.show(f"taken back: {counted(await asked.api.web_revoke(), 'token')}")
     else:
         asked.show(await asked.api.web_token())
 

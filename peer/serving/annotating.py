@@ -255,8 +255,10 @@ class Annotating:
             if row.commitment != said:
                 raise Problem("already-answered", "another answer to this assignment is committed")
             return 200, self._receipt(state, row, assignment)
+        if row.state is Lease.SKIPPED:
+            raise Problem("gone", "this annotator has skipped the task")
         if not has_place(state, row):
-            raise Problem("gone", "the lease is over, and somebody else has the task")
+            raise Problem("gone", "the lease is over and its place taken, or the task or its project is not open any more")
         pending = self._openings.pending(assignment)
         if pending is not None and pending.commitment != said:
             raise Problem("already-answered", "another answer to this assignment waits for its decision")

@@ -126,7 +126,8 @@ async def test_each_refusal_has_its_status_and_code(room: Room) -> None:
         assert (await said(site.ask, "DELETE", "/api/tasks")).code == "method"
         assert problem(await said(bob.skip, site, assignment, "why not")) == (403, "forbidden")
         assert (await said(ann.skip, site, assignment, "unclear")).status == 200
-        assert await submitted() == (410, "gone"), "the lease was given back"
+        refused = await said(ann.submit, site, assignment, (0,))
+        assert (problem(refused), refused.body["detail"]) == ((410, "gone"), "this annotator has skipped the task")
         # Sessions and enrolment.
         challenge = (await said(ann.challenge, site)).body
         expires = challenge["expires_ms"]

@@ -65,11 +65,20 @@ async def test_the_author_says_the_label_of_a_task_that_waits_for_it(author: Aut
     assert "'loud' is none of the options: glad, sad" in (await author.types("tasks", "review", "moods", "0", "--label", "loud"))
     assert "has 1 tasks, from 0 on" in await author.types("tasks", "review", "moods", "1", "--label", "sad")
     assert "is no task that anybody had" in await author.types("tasks", "review", "moods", "--label", "sad")
+    assert "say the label of task 0 with --label" in await author.types("tasks", "review", "moods", "0")
     (waiting,) = await author.daemon.api.waiting_tasks(view.project)  # type: ignore[attr-defined]
     assert await author.types("tasks", "review", waiting.task, "--label", "sad") == "task 0 of 'moods': sad"
     assert await author.types("tasks", "review", "moods") == "no task of this project waits for its author"
     reply = await said(author.site.annotation, leases[0])
     assert (reply.body["state"], reply.body["label"]) == ("settled", [1])
+
+
+async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> None:
+    proven = await author.types("tasks", "export", "moods", "--proofs", "--format", "label-studio")
+    assert "--proofs writes jsonl alone" in proven
+    assert "--revoke takes tokens back, and no code" in await author.types("web", "invite", "--revoke")
+    await author.types("web", "token")
+    assert await author.types("web", "token", "--revoke") == "taken back: 1 token"
 
 
 async def test_the_only_voter_closes_a_project(author: Author) -> None:
