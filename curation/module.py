@@ -194,7 +194,8 @@ class CurationModule(Module[CurationState]):
                     work.count("passed_over")
 
         act(batch.enrolments, lambda work, statement, peer, context: self._enrol(work, statement, peer, context, places))
-        act(batch.leases, self._lease)
+        wished: set[bytes] = set()
+        act(batch.leases, lambda work, wish, peer, context: self._lease(work, wish, peer, context, wished))
         act(batch.commits, self._commit)
         act(batch.openings, _open)
         act(batch.skips, lambda work, skip, peer, context: _skip(work, skip, peer, members))
@@ -223,13 +224,17 @@ class CurationModule(Module[CurationState]):
         work.shares[peer] = Share(share.annotators + 1)
         work.count("annotators_count")
 
-    def _lease(self, work: Work, wish: LeaseWish, peer: bytes, context: Context) -> None:
+    def _lease(self, work: Work, wish: LeaseWish, peer: bytes, context: Context, wished: set[bytes]) -> None:
+        """`wished`: whose wishes this batch has had. One that finds nothing looks longest: it is not to be said 512 times."""
         person = work.annotators.get(wish.annotator)
         if person is None:
             raise Passed("not enrolled")
         if not context.time_ms <= wish.expires_ms <= context.time_ms + SESSION_MS_MAX:
             raise Passed("the session is over, or longer than a session may be")
+        if wish.annotator in wished:
+            raise Passed("a batch has one wish of an annotator")
         self._require_signed(context, wish.annotator, Session(peer, wish.nonce, wish.expires_ms), wish.signature)
+        wished.add(wish.annotator)
         for _ in range(min(wish.count, LEASES_MAX - len(person.leases))):
             if not work.lease(wish.annotator, peer, context.time_ms + LEASE_MS, wish.without):
                 break

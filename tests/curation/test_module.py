@@ -262,6 +262,16 @@ def test_a_peer_enrols_no_more_than_its_share(room: Room, monkeypatch: pytest.Mo
     assert room.curation.annotators_count == 6
 
 
+def test_one_wish_of_an_annotator_acts_in_a_batch(room: Room) -> None:
+    """A wish that finds nothing looks at all projects: 512 of them in a batch would be dear."""
+    room.project(SEVERAL, tasks=3)
+    room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
+    room.batch(leases=[room.wish(ANN), room.wish(ANN, 2), room.wish(BOB)])
+    assert (len(room.person(ANN).leases), len(room.person(BOB).leases), room.curation.passed_over) == (1, 1, 1)
+    room.batch(leases=[room.wish(ANN)])
+    assert len(room.person(ANN).leases) == 2
+
+
 def test_projects_are_of_members_who_have_two_at_most(room: Room) -> None:
     first = room.project()
     room.project()
