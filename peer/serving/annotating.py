@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 import trio
@@ -183,13 +184,13 @@ class Annotating:
         wished = False
         while True:
             height, state = self._desk.height, self._state
-            shown = list(self._shown(state, session.key, limit))
-            lacks = limit - len(self._person(state, session.key).leases)
+            leases = self._person(state, session.key).leases
+            shown = list(islice(self._shown(state, leases), limit))
+            lacks = min(limit - len(shown), LEASES_MAX - len(leases))
             without = self._fetching.lacking
             if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without):
                 self._require_room()
-                until, count = session.expires_ms, min(lacks, LEASES_MAX)
-                wish = LeaseWish(session.key, session.nonce, until, session.signature, count, without)
+                wish = LeaseWish(session.key, session.nonce, session.expires_ms, session.signature, lacks, without)
                 done, wished = self.gatherer.put(wish), True
                 with trio.move_on_at(deadline):
                     await done.wait()
@@ -199,14 +200,14 @@ class Annotating:
             with trio.move_on_at(deadline):
                 await self._desk.block_above(height)
 
-    def _shown(self, state: CurationState, key: bytes, limit: int) -> Iterator[Json]:
-        for assignment in self._person(state, key).leases[:limit]:
+    def _shown(self, state: CurationState, leases: Iterable[bytes]) -> Iterator[Json]:
+        for assignment in leases:
             row = state.assignments.get(assignment)
             assert row is not None
             project = self._project(state, row.project)
             task = self._text(state, project, row)
             if task is None:
-                continue  # its page is on the way
+                continue  # its page is on the way, or nowhere: others have their turn meanwhile
             asked = project.asked
             body: Json = {"assignment": assignment.hex(), "task": task_id(row.project, row.number).hex()}
             body |= {"project": row.project.hex(), "kind": asked.kind.value}

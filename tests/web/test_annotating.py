@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from curation.contents import Commit, Opening
-from curation.state import CurationState, page_key
+from curation.state import CurationState, Redaction, page_key
+from peer.driver.author import Author
 from peer.serving import annotating
 from peer.serving.gathering import Gatherer
 from tests.web.client import Person, Reply, Site, committed, receipt_holds
@@ -263,7 +264,6 @@ async def test_a_restart_between_commitment_and_opening_loses_nothing(room: Room
 
 
 async def test_a_restart_before_the_commitment_is_decided_loses_nothing(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotating, "DECIDED_SECONDS", 0.5)
     decide = Gatherer._decide
 
     async def without_commits(gatherer: Gatherer, taken: list[Any]) -> None:
@@ -274,6 +274,7 @@ async def test_a_restart_before_the_commitment_is_decided_loses_nothing(room: Ro
         (ann,) = await enrolled(site, "ann")
         first, second = await assigned(site, ann, 2)
         monkeypatch.setattr(Gatherer, "_decide", without_commits)
+        monkeypatch.setattr(annotating, "DECIDED_SECONDS", 0.5)
         assert (await said(ann.submit, site, first["assignment"], (1,))).status == 202
     async with room.serving() as (_, site):
         await said(ann.token, site, anew=True)
@@ -329,3 +330,23 @@ async def test_a_slip_in_a_call_costs_that_call_and_not_the_peer(room: Room, mon
     async with room.serving() as (_, site):
         assert problem(await said(site.get, "/api/stats")) == (500, "internal")
         assert (await said(site.get, "/api/leaderboard")).status == 200
+
+
+async def test_a_lease_whose_page_is_nowhere_does_not_block_its_annotator(room: Room) -> None:
+    """An author can name a page that nobody has in the place of one that is leased from."""
+    async with room.serving() as (daemon, site):
+        projects = {
+            view.project
+            for view in (await room.project(daemon, tasks=2, name="a"), await room.project(daemon, tasks=2, name="b"))
+        }
+        (ann,) = await enrolled(site, "ann")
+        (first,) = await assigned(site, ann)
+        state: CurationState = daemon.driver.state.of(CurationState)
+        project, lease = bytes.fromhex(first["project"]), state.assignments.get(bytes.fromhex(first["assignment"]))
+        page = state.pages.get(page_key(project, 0))
+        assert page is not None and lease is not None
+        nowhere = Redaction(project, 0, 1 - lease.number, page.digest, b"n" * 32, 99)
+        await Author(daemon.driver).submit("curation/redact", nowhere)
+        (other,) = await assigned(site, ann)
+        assert {first["project"], other["project"]} == projects
+        assert await assigned(site, ann) == [other]
