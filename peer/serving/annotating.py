@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -183,13 +183,14 @@ class Annotating:
         wished = False
         while True:
             height, state = self._desk.height, self._state
-            shown = list(self._shown(state, session.key, limit))
-            lacks = limit - len(self._person(state, session.key).leases)
+            leases = self._person(state, session.key).leases
+            open_ones = self._answerable(state, leases)
+            shown = list(self._shown(state, open_ones[:limit]))
+            lacks = min(limit - len(open_ones), LEASES_MAX - len(leases))
             without = self._fetching.lacking
             if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without):
                 self._require_room()
-                until, count = session.expires_ms, min(lacks, LEASES_MAX)
-                wish = LeaseWish(session.key, session.nonce, until, session.signature, count, without)
+                wish = LeaseWish(session.key, session.nonce, session.expires_ms, session.signature, lacks, without)
                 done, wished = self.gatherer.put(wish), True
                 with trio.move_on_at(deadline):
                     await done.wait()
@@ -199,10 +200,13 @@ class Annotating:
             with trio.move_on_at(deadline):
                 await self._desk.block_above(height)
 
-    def _shown(self, state: CurationState, key: bytes, limit: int) -> Iterator[Json]:
-        for assignment in self._person(state, key).leases[:limit]:
-            row = state.assignments.get(assignment)
-            assert row is not None
+    def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
+        """Without those whose project was closed, or whose task waits for its author."""
+        rows = ((lease, state.assignments.get(lease)) for lease in leases)
+        return [(lease, row) for lease, row in rows if row is not None and has_place(state, row)]
+
+    def _shown(self, state: CurationState, leases: Sequence[tuple[bytes, Assignment]]) -> Iterator[Json]:
+        for assignment, row in leases:
             project = self._project(state, row.project)
             task = self._text(state, project, row)
             if task is None:
