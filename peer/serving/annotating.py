@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Final
@@ -185,7 +185,7 @@ class Annotating:
         while True:
             height, state = self._desk.height, self._state
             leases = self._person(state, session.key).leases
-            shown = list(islice(self._shown(state, leases), limit))
+            shown = list(islice(self._shown(state, self._answerable(state, leases)), limit))
             lacks = min(limit - len(shown), LEASES_MAX - len(leases))
             without = self._fetching.lacking
             if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without):
@@ -200,10 +200,13 @@ class Annotating:
             with trio.move_on_at(deadline):
                 await self._desk.block_above(height)
 
-    def _shown(self, state: CurationState, leases: Iterable[bytes]) -> Iterator[Json]:
-        for assignment in leases:
-            row = state.assignments.get(assignment)
-            assert row is not None
+    def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
+        """Without those whose project was closed, or whose task waits for its author."""
+        rows = ((lease, state.assignments.get(lease)) for lease in leases)
+        return [(lease, row) for lease, row in rows if row is not None and has_place(state, row)]
+
+    def _shown(self, state: CurationState, leases: Sequence[tuple[bytes, Assignment]]) -> Iterator[Json]:
+        for assignment, row in leases:
             project = self._project(state, row.project)
             task = self._text(state, project, row)
             if task is None:

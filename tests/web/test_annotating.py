@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from curation.calls import CurationCalls
 from curation.contents import Commit, Opening
 from curation.state import CurationState, Redaction, page_key
 from peer.driver.author import Author
@@ -166,6 +167,18 @@ async def test_a_lease_that_is_over_is_gone_once_somebody_has_its_place(room: Ro
         assert tasks[0]["task"] == task["task"] and tasks[0]["assignment"] != task["assignment"]
         assert problem(await said(ann.submit, site, task["assignment"], (0,))) == (410, "gone")
         assert (await said(bob.submit, site, tasks[0]["assignment"], (1,))).status == 201
+
+
+async def test_a_lease_of_a_closed_project_is_not_shown_and_takes_the_place_of_no_other(room: Room) -> None:
+    async with room.serving() as (daemon, site):
+        api: CurationCalls = daemon.api  # type: ignore[assignment]
+        await room.project(daemon, tasks=7, name="first")
+        (ann,) = await enrolled(site, "ann")
+        assert len(await assigned(site, ann, 7)) == 7
+        second = await room.project(daemon, tasks=2, name="second")
+        await api.move_project("first", "closed")
+        assert [task["project"] for task in await assigned(site, ann)] == [second.project]
+        assert [task["project"] for task in await assigned(site, ann, 8)] == [second.project], "it has eight leases"
 
 
 async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) -> None:

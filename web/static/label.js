@@ -65,10 +65,18 @@ async function next() {
       await new Promise((resolve) => setTimeout(resolve, 3000));
     }
     clearTimeout(waiting);
-    if (!state.tasks.length) { at("task").textContent = "No tasks for you at the moment. New ones appear here."; at("choices").replaceChildren(); }
+    if (!state.tasks.length) rest();
   }
   if (at("told").textContent === "waiting for tasks …") tell("");
   show(state.tasks[0]);
+}
+
+function rest() {
+  at("asked").textContent = "";
+  at("task").textContent = "No tasks for you at the moment. New ones appear here.";
+  at("task").hidden = false;
+  at("skip").hidden = true;
+  at("choices").replaceChildren();
 }
 
 // Read once a project, and open until the first answer.
@@ -107,6 +115,7 @@ function show(task) {
   at("asked").textContent = asked[task.kind];
   at("task").textContent = task.text ?? "";
   at("task").hidden = !task.text;
+  at("skip").hidden = false;
   at("choices").replaceChildren(...textsOf(task).map((text, index) => {
     const button = document.createElement("button");
     const key = document.createElement("kbd");
@@ -172,7 +181,12 @@ at("restore").onsubmit = async (event) => {
   try { useSeed(unhex(at("key").value)); await begin(); } catch (problem) { tell(problem.message, true); }
 };
 at("skip").onclick = skip;
-at("copy").onclick = () => navigator.clipboard?.writeText(localStorage.getItem(storage())).then(() => tell("the key is in your clipboard: keep it where nobody else looks"));
+// Pages over plain HTTP have no clipboard, unless they are of this machine.
+at("copy").onclick = async () => {
+  const key = localStorage.getItem(storage());
+  try { await navigator.clipboard.writeText(key); tell("the key is in your clipboard: keep it where nobody else looks"); }
+  catch { tell(`keep your key where nobody else looks: ${key}`); }
+};
 
 state.network = await call("GET", "/api/v1/network");
 at("network").textContent = `network ${state.network.name}`;
