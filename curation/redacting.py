@@ -55,7 +55,7 @@ def replacement(state: CurationState, place: int) -> Replaced:
         found = outdated(state, page, said.old, old)
         return None if found is None else redacted(found, said.index)
 
-    return Replaced(said.old, make)
+    return Replaced(said.old, PAGE_BYTES_MAX, make)
 
 
 def outdated(state: CurationState, page: TaskPage, digest: bytes, data: bytes) -> Page | None:

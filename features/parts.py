@@ -68,8 +68,8 @@ class Desk(Protocol):
     async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
         """Returns when this blob is here, and stays. It never gives up by itself."""
 
-    def read(self, digest: bytes) -> bytes:
-        """A blob that is here."""
+    def read(self, digest: bytes, size_max: int) -> bytes:
+        """A blob that is here. `MissingBlobError` if it is not, or is larger."""
 
     def delete(self, digest: bytes) -> None:
         """Deletes a blob, if it is here."""

@@ -71,6 +71,13 @@ class Blobs:
             file.seek(offset)
             return file.read(length)
 
+    def read_whole(self, digest: bytes, size_max: int) -> bytes:
+        """`MissingBlobError` also if it is larger: somebody named another blob than was asked for."""
+        data = self.read(digest, 0, size_max + 1)
+        if len(data) > size_max:
+            raise MissingBlobError(f"the blob {digest.hex()} is larger than {size_max} bytes")
+        return data
+
     def begin(self, digest: bytes, total: int) -> Writer:
         """Several writers may work on one blob: each has a file of its own, and whoever finishes gives the same bytes."""
         return Writer(self.path(digest), digest, total, next(self._numbers))

@@ -76,6 +76,7 @@ class Replaced(NamedTuple):
     """A blob has another one in its place: whoever has the old one makes the new one of it, and deletes the old one."""
 
     old: bytes
+    size_max: int  # of the old one; a larger blob is something else, and stays
     make: Callable[[bytes], bytes | None]  # the new bytes of the old ones; None: the old ones are something else, and stay
 
 

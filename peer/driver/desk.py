@@ -87,8 +87,8 @@ class DriverDesk:
         await self.driver.network.fetch(digest, size_max, sources)
         self.driver.blobs.keep(digest)
 
-    def read(self, digest: bytes) -> bytes:
-        return self.driver.blobs.read(digest)
+    def read(self, digest: bytes, size_max: int) -> bytes:
+        return self.driver.blobs.read_whole(digest, size_max)
 
     def delete(self, digest: bytes) -> None:
         self.driver.blobs.delete(digest)

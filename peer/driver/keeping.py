@@ -50,7 +50,8 @@ class Keeping:
     async def _replace(self, replaced: Replaced) -> None:
         blobs = self.driver.blobs
         try:
-            made = replaced.make(await trio.to_thread.run_sync(blobs.read, replaced.old))
+            old = await trio.to_thread.run_sync(blobs.read_whole, replaced.old, replaced.size_max)
+            made = await trio.to_thread.run_sync(replaced.make, old)
         except MissingBlobError:  # as at most peers
             return
         if made is not None:

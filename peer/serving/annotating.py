@@ -19,7 +19,7 @@ import trio
 from curation.answers import answer_problem, commitment
 from curation.contents import Enrolment, LeaseWish, Opening, Skip
 from curation.formats import FORMATS
-from curation.limits import LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
+from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
 from curation.module import project_alpha, serving
 from curation.state import Annotator, Assignment, CurationState, Lease, Project, TaskPage
 from curation.statements import Annotation, Enrol, Session
@@ -356,7 +356,7 @@ class Annotating:
         if found is None or found.asked.guidelines is None:
             raise Problem("not-found", "no such project, or it has no guidelines")
         try:
-            text = self._desk.read(found.asked.guidelines)
+            text = self._desk.read(found.asked.guidelines, GUIDELINES_BYTES_MAX)
         except FolkmootError:
             raise Problem("not-found", "the guidelines are not here yet: try again later") from None
         return Text("text/plain", text.decode("utf-8", "replace"))

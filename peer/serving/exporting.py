@@ -11,7 +11,7 @@ import trio
 from curation.agreement import kappas, units_of
 from curation.calls import AgreementView, KappaView
 from curation.formats import FORMATS
-from curation.limits import KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, KAPPA_TASKS_MAX
+from curation.limits import KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, KAPPA_TASKS_MAX, PAGE_BYTES_MAX
 from curation.lines import line_of
 from curation.module import project_alpha
 from curation.state import Assignment, CurationState, Project, TaskPage, TaskRow, page_key
@@ -19,7 +19,7 @@ from curation.tasks import Page, assignment_id, read_page, task_id
 from protocol.errors import FolkmootError
 
 AT_ONCE: Final = 64  # lines, then the rest of the peer has its turn
-Read = Callable[[bytes], bytes]  # a blob by its digest; raises `FolkmootError` if it is not here
+Read = Callable[[bytes, int], bytes]  # a blob by its digest; raises `FolkmootError` if it is not here, or larger than that
 
 
 def pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPage]:
@@ -33,7 +33,7 @@ def pages(state: CurationState, key: bytes, project: Project) -> Iterator[TaskPa
 def page_of(project: Project, page: TaskPage, read: Read) -> Page | None:
     """The page's tasks; None if they are not here, or are none."""
     try:
-        return read_page(read(page.digest), project.asked.kind, page.root, page.count)
+        return read_page(read(page.digest, PAGE_BYTES_MAX), project.asked.kind, page.root, page.count)
     except FolkmootError:
         return None
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import trio
 
-from curation.limits import GUIDELINES_BYTES_MAX, WITHOUT_MAX
+from curation.limits import GUIDELINES_BYTES_MAX, PAGE_BYTES_MAX, WITHOUT_MAX
 from curation.redacting import outdated
 from curation.state import CurationState, TaskPage, page_key
 from features.parts import Desk
@@ -55,5 +55,5 @@ class Fetching:
             self._lacks.discard(key)
             return
         with suppress(MissingBlobError):  # it was redacted on the way, and may be deleted already
-            if outdated(state, now, page.digest, self._desk.read(page.digest)) is not None:
+            if outdated(state, now, page.digest, self._desk.read(page.digest, PAGE_BYTES_MAX)) is not None:
                 self._desk.delete(page.digest)

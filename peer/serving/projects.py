@@ -124,7 +124,7 @@ class CurationAnswers(CurationCalls):
                 if found is None or found.stage is not Stage.REVIEW:
                     continue
                 left -= 1
-                shown = shown or page_of(row, page, self.peer.driver.blobs.read)
+                shown = shown or page_of(row, page, self.peer.driver.blobs.read_whole)
                 text = shown.entries[index].task if shown else None
                 votes = (state.assignments.get(assignment_id(task, who)) for who in found.annotators)
                 said = Counter(_named(row.asked, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
@@ -156,7 +156,7 @@ class CurationAnswers(CurationCalls):
         )
         with trio.move_on_after(FETCH_SECONDS):
             await driver.network.fetch(page.digest, page.bytes, (driver.state.members.current(row.author),))
-        found = page_of(row, page, driver.blobs.read)
+        found = page_of(row, page, driver.blobs.read_whole)
         if found is None:
             raise UserError("this peer lacks the page with this task, and nobody that it reaches has it")
         index = number - page.first
@@ -203,7 +203,7 @@ class CurationAnswers(CurationCalls):
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> ExportView:
         key, row = self._find(project)
-        text, tasks = await exported(self._state, key, row, self.peer.driver.blobs.read, format)
+        text, tasks = await exported(self._state, key, row, self.peer.driver.blobs.read_whole, format)
         try:
             async with await trio.open_file(path, "x", encoding="utf-8") as file:
                 await file.write(text)
@@ -219,7 +219,7 @@ class CurationAnswers(CurationCalls):
         if proven is None:
             raise UserError("no state is certified yet: the next decided block certifies the one before it")
         state, links = proven
-        read = self.peer.driver.blobs.read
+        read = self.peer.driver.blobs.read_whole
         count = await trio.to_thread.run_sync(proving.write, Path(directory), self.peer.genesis, state, links, key, read)
         return ExportView(directory, count)
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from curation import proving
+from curation.limits import PAGE_BYTES_MAX
 from curation.state import CurationState, page_key
 from ledger.core.genesis import Genesis
 from ledger.row_proofs import row_proof
@@ -44,7 +45,7 @@ def _write(folder: Path, genesis: Genesis, state: State, links: tuple[Link, ...]
         page = curation.pages.get(page_key(key, number))
         assert page is not None
         if page_of(project, page, read) is not None:  # else its lines have no text
-            (folder / proving.PAGES / str(number)).write_bytes(read(page.digest))
+            (folder / proving.PAGES / str(number)).write_bytes(read(page.digest, PAGE_BYTES_MAX))
     count = 0
     with (
         open(folder / proving.LABELS, "x", encoding="utf-8", newline="\n") as labels,

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 import trio
 
+from curation.answers import Kind
 from curation.calls import ProjectView
-from curation.state import CurationState, page_key
+from curation.contents import Found
+from curation.limits import GUIDELINES_BYTES_MAX
+from curation.module import project_id
+from curation.state import Asked, CurationState, page_key
+from ledger.core.module import Replaced
 from peer import cli
 from peer.daemon.daemon import Daemon
+from peer.driver import author as authors
+from peer.driver.keeping import Keeping
 from tests.transport.helpers import until
 from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said, settled
@@ -160,3 +167,23 @@ async def test_gold_that_is_no_answer_is_named_and_nothing_is_imported(author: A
     shown = await author.types("tasks", "import", str(file), "--options", "glad,sad")
     assert "more.csv:3: gold 'angry' is none of the options: glad, sad" in shown
     assert await author.types("projects") == "no project: `tasks import FILE` makes one"
+
+
+async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_path: Path) -> None:
+    """A member may name any blob as its own: a model of 400 MB that its peer has, too. No stranger's call reads it."""
+    async with Room(tmp_path).serving() as (daemon, site):
+        author, blobs, made = authors.Author(daemon.driver), daemon.driver.blobs, list[bytes]()
+        large = blobs.add(bytes(GUIDELINES_BYTES_MAX + 1))
+        asked = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, large, 1, 1, False)
+        project = project_id(daemon.driver.signer.public, (await author.submit("curation/found", Found(asked))).nonce)
+        reply = await said(site.get, f"/api/v1/projects/{project.hex()}/guidelines")
+        assert (reply.status, reply.code) == (404, "not-found")
+
+        def make(old: bytes) -> bytes:
+            made.append(old)
+            return b"new"
+
+        await Keeping(daemon.driver)._replace(Replaced(large, GUIDELINES_BYTES_MAX, make))
+        assert not made and blobs.size(large) is not None
+        await Keeping(daemon.driver)._replace(Replaced(large, GUIDELINES_BYTES_MAX + 1, make))
+        assert len(made) == 1 and blobs.size(large) is None
