@@ -162,6 +162,10 @@ def _request(options: object) -> ImportRequest:
     names = _parts(given["options"])
     if given["project"] and names:
         raise UserError("--options are those of the project already: leave them out, or make a new project")
+    of_new = {"name": "", "kind": "label", "many": False, "votes": 1, "price": 1, "guidelines": "", "suggest_first": False}
+    said = [name for name, default in of_new.items() if given["project"] and given[name] != default]
+    if said:
+        raise UserError(f"--{said[0].replace('_', '-')} is of a new project: leave it out, or leave out --project")
     request = ImportRequest(
         file=os.fspath(Path(given["what"]).expanduser().absolute()),
         name=given["name"],

@@ -100,9 +100,9 @@ ROUTES: Final = (
         call="tasks", method="GET", path="/api/tasks", who=ANNOTATOR, about="tasks for this annotator",
         query=(Field("limit", whole_in_query(1, 8), default=1),),
         replies={200: Reply("tasks", (
-            "after at most 3 s: leases that there are and can be answered, and new ones up to `limit`. Each has `assignment`, "
-            "`task`, `project`, `kind`, `text` or `items` or both, `options`, `many`; `guidelines`, a path, where the project has "
-            "any; and `suggestion` where the project shows it first"
+            "after at most 3 s: leases that there are and can be answered, and new ones up to `limit`. Each has "
+            "`assignment`, `task`, `project`, `kind`, `text` or `items` or both, `options`, `many`; `guidelines`, a path, "
+            "where the project has any; and `suggestion` where the project shows it first"
         ))},
     ),
     Route(

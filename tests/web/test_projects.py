@@ -83,6 +83,12 @@ async def test_the_author_says_the_label_of_a_task_that_waits_for_it(author: Aut
 async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> None:
     proven = await author.types("tasks", "export", "moods", "--proofs", "--format", "label-studio")
     assert "--proofs writes jsonl alone" in proven
+    await author.room.project(author.daemon, tasks=1)
+    file = str(author.room.folder / "moods.jsonl")
+    for more in (("--votes", "3"), ("--guidelines", file), ("--many",), ("--suggest-first",), ("--price", "0"), ("--name", "x")):
+        said = await author.types("tasks", "import", file, "--project", "moods", *more)
+        assert f"{more[0]} is of a new project" in said
+    assert "2 tasks, open" in await author.types("tasks", "import", file, "--project", "moods")
     assert "--revoke takes tokens back, and no code" in await author.types("web", "invite", "--revoke")
     await author.types("web", "token")
     assert await author.types("web", "token", "--revoke") == "taken back: 1 token"
