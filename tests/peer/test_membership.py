@@ -137,6 +137,12 @@ async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list
     key = (await carl.client.status()).peer
     await poll(lambda: says(anna, f"{key[:8]} stands as a voter: `peer approve {key[:8]}`"))
     ask(ben, "approve", key[:8])
+    height = (await ben.client.status()).height
+
+    async def has_heard() -> bool:
+        return (await anna.client.status()).height >= height
+
+    await poll(has_heard)
     views = {view.peer: view for view in await anna.client.peers()}
     assert len(views[key].approvals) == 1  # two are needed, and the policy's one approval is used up
     ask(anna, "approve", key[:8])
