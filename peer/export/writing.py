@@ -119,21 +119,21 @@ def _who_holds_all(state: State) -> str:
 def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> ExportView:
     (folder / PAYLOADS).mkdir()
     (folder / GENESIS).write_bytes(codec.encode(genesis))
-    last = b""
+    newest = store.decision(state.height)
+    assert newest is not None, "every applied block is stored"
+    certified = state.certified_roots[state.height - 1]
+    closings = decode_body(newest.decode().body).closings if certified != state.root else ()
+    # Models come first: the peer goes on meanwhile, and deletes those of earlier rounds.
+    models = write_models(folder, host, state, certified_rounds(state, {closing.job for closing in closings}))
     for height in range(1, state.height + 1):
         decided = store.decision(height)
         assert decided is not None, "every applied block is stored"
         (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
-        last = decided.decode().body
-        for digest in payloads_of(last):
+        for digest in payloads_of(decided.decode().body):
             if blobs.size(digest) is None:
                 text = f"this peer does not hold every update that block {height} accepts, as after a snapshot"
                 raise UserError(f"{text}: {_who_holds_all(state)}")
             (folder / payload_path(digest)).write_bytes(blobs.read(digest))
-    certified = state.certified_roots[state.height - 1]
-    closings = decode_body(last).closings if certified != state.root else ()
-    rounds = certified_rounds(state, {closing.job for closing in closings})
-    models = write_models(folder, host, state, rounds)
     summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, certified.hex(), models)
     write_manifest(folder, summary)
     files = listed_files(folder)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sqlite3
 import time
 from pathlib import Path
 from typing import Final
+
+from peer.serving.durable import database
 
 TOKEN_BYTES: Final = 24
 INVITATION_BYTES: Final = 12
@@ -27,9 +28,7 @@ class Doors:
     def __init__(self, folder: Path) -> None:
         path = folder / "doors.sqlite"
         path.touch(mode=0o600)
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.executescript(_SCHEMA)
+        self._database = database(path, _SCHEMA)
 
     def close(self) -> None:
         self._database.close()

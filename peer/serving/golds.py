@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from curation.contents import GoldAnswer
 from curation.limits import PAGE_TASKS_MAX, SALT_BYTES
 from curation.state import Choices
 from curation.statements import Salt
+from peer.serving.durable import database
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 
@@ -55,10 +55,7 @@ class Golds:
     """Pages with gold, by the roots that AddPage names."""
 
     def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute(_SCHEMA)
+        self._database = database(path, _SCHEMA)
 
     def keep(self, page: GoldPage) -> None:
         """Waits for the disk."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from curation.answers import Answer, commitment
+from peer.serving.durable import database
 from protocol import codec
 
 _SCHEMA = (
@@ -35,10 +35,7 @@ class _Answer:
 
 class Vault:
     def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute(_SCHEMA)
+        self._database = database(path, _SCHEMA)
 
     # Each of these is one statement: a transaction of several would take in what another thread does meanwhile.
 

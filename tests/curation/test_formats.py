@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from curation import words
 from curation.answers import Kind
 from curation.formats import FORMATS
 from curation.importing import read_tasks
@@ -84,3 +85,8 @@ def test_items_of_several_pairs_of_one_prompt_have_a_score() -> None:
 def test_a_number_of_any_length_is_no_option(digits: str) -> None:
     with pytest.raises(UserError, match="suggestion"):
         read_tasks("long.jsonl", json.dumps({"text": "a", "suggestion": digits}).encode(), Kind.LABEL, ("glad", "sad"), False)
+
+
+def test_the_command_line_names_all_formats() -> None:
+    """It does so by itself: help is to answer without what writes them."""
+    assert tuple(FORMATS) == words.FORMATS
