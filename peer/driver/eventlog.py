@@ -43,7 +43,11 @@ class EventLog:
         more.set()
 
     async def after(self, number: int, wait_seconds: float) -> tuple[EventView, ...]:
-        """Events above `number`, waiting for the first; a negative number asks for that many of the last ones, at once."""
+        """Events above `number`, waiting for the first; a negative number asks for that many of the last ones, at once.
+
+        It is a checkpoint even where it need not wait: who asks in a loop for an event still to come must let it happen.
+        """
+        await trio.lowlevel.checkpoint()
         if number < 0:
             return tuple(self._events)[number:]
         with trio.move_on_after(max(0.0, wait_seconds)):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio.testing
 
 from features.names import Names
 from ledger.members import Rename, Rotate
@@ -53,6 +54,14 @@ def lines(tmp_path: Path, **settings: Any) -> list[str]:
     except ValueError:
         logging.getLogger("peer").exception("it failed")
     return file.read_text().splitlines()
+
+
+@pytest.mark.parametrize("number", [0, 1, -1])
+async def test_who_asks_for_events_in_a_loop_lets_the_others_go_on(number: int) -> None:
+    events = EventLog()
+    events.add("round", "round 1: accepted")
+    with trio.testing.assert_checkpoints():
+        assert len(await events.after(number, 0.0)) == (number < 1)
 
 
 @pytest.mark.usefixtures("restored")

@@ -360,13 +360,16 @@ async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
         middle = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        spoil = trio.Event()
+        to_flip = 0
 
-        async def relay(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        async def relay(source: trio.SocketStream, sink: trio.SocketStream, from_bob: bool) -> None:
+            nonlocal to_flip
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 async for data in source:
                     changed = bytearray(data)
-                    changed[-1] ^= spoil.is_set()
+                    if from_bob and to_flip:
+                        to_flip -= 1
+                        changed[-1] ^= 1
                     await sink.send_all(changed)
             await trio.aclose_forcefully(sink)
             await trio.aclose_forcefully(source)
@@ -374,19 +377,18 @@ async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
         async def between(stream: trio.SocketStream) -> None:
             onward = await tcp.connect(alice)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(relay, stream, onward)
-                await relay(onward, stream)
+                nursery.start_soon(relay, stream, onward, True)
+                await relay(onward, stream, False)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, between, middle)
             address = format_address(*middle[0].socket.getsockname())
             bob = await tcp.start(BOB, listen="127.0.0.1:0", bootstrap=[address])
             await linked(alice, bob)
-            spoil.set()
+            to_flip = 1
             bob.send(alice.me, b"a vote")
             await next_event(alice, Disconnected)
             await until(lambda: alice.refused().get("bad-tag") == 1)
-            spoil = trio.Event()
             await linked(alice, bob)
             nursery.cancel_scope.cancel()
 
