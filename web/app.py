@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from protocol.metrics import CONTENT_TYPE, Metric, exposition
 from web.fields import read_all
 from web.listening import Listening
+from web.pages import PAGES, START, rendered
 from web.problems import Problem
 from web.routes import ROUTES, Route, openapi
 from web.site import Json, Site, Text
@@ -25,7 +26,10 @@ STATIC = Path(__file__).with_name("static")
 VENDOR = Path(__file__).with_name("vendor")
 UNKNOWN = "/{path:.*}"
 SECURITY = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -40,10 +44,11 @@ def application(site: Site) -> web.Application:
     listening = Listening(site, SECURITY)
     app.on_shutdown.append(listening.end)
     own: dict[str, Handler] = {
-        "page": _page,
+        "start": _start,
+        **{page.name: _text("text/html", rendered(page)) for page in PAGES},
         "static": _files(STATIC),
         "vendor": _files(VENDOR),
-        "openapi": _document(openapi(version("folkmoot"))),
+        "openapi": _text("application/json", json.dumps(openapi(version("folkmoot")))),
         "health": partial(_health, site),
         "metrics": partial(_metrics, site, answers),
         "events": listening.stream,
@@ -134,8 +139,8 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
     raise web.HTTPMethodNotAllowed(request.method, allowed) if allowed else web.HTTPNotFound()
 
 
-async def _page(request: web.Request) -> web.StreamResponse:
-    return web.FileResponse(STATIC / "label.html")
+async def _start(request: web.Request) -> web.StreamResponse:
+    return web.Response(text=f"{START.path}\n", status=302, headers={"Location": START.path})
 
 
 def _files(folder: Path) -> Handler:
@@ -150,9 +155,9 @@ def _files(folder: Path) -> Handler:
     return file
 
 
-def _document(body: Json) -> Handler:
+def _text(content_type: str, text: str) -> Handler:
     async def document(request: web.Request) -> web.StreamResponse:
-        return web.json_response(body)
+        return web.Response(text=text, content_type=content_type)
 
     return document
 

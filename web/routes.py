@@ -14,6 +14,7 @@ from curation.formats import FORMATS
 from curation.limits import KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, PRICE_MAX, VOTES_MAX
 from web.fields import FLAG, LINE, NEEDED, OBJECTS, TEXT, TEXTS, Field, hexadecimal, one_of, whole, whole_in_query, wholes
 from web.listening import LISTENERS_MAX
+from web.pages import PAGES, START
 from web.problems import STATUS
 
 ANNOTATOR, OPERATOR = "annotator", "operator"
@@ -218,7 +219,17 @@ ROUTES: Final = (
         call="metrics", method="GET", path="/metrics", about="counts of this peer, for Prometheus",
         replies={200: Reply("", "Prometheus' text format", "text/plain")},
     ),
-    Route(call="page", method="GET", path="/", about="a page for people", replies={200: Reply("", "HTML", "text/html")}),
+    Route(
+        call="start", method="GET", path="/", about="leads to a page for people",
+        replies={302: Reply("", f"to `{START.path}`", "text/plain")},
+    ),
+    *(
+        Route(
+            call=page.name, method="GET", path=page.path, about="a page for people",
+            replies={200: Reply("", "HTML", "text/html")},
+        )
+        for page in PAGES
+    ),
     *(
         Route(
             call=call, method="GET", path=f"/{call}/{{name}}", about="its files", ids=(Field("name", TEXT),),

@@ -40,11 +40,11 @@ STRANGE: tuple[Any, ...] = (
     [10**30], {"": {}}, {"key": None},
 )  # fmt: skip
 PATHS = (
-    "/", "/healthz", "/metrics", "/api/v1/openapi.json", "/api/v1/events", "/api/v1/projects", "/static/label.js", "/static/",
+    "/", "/healthz", "/metrics", "/api/v1/openapi.json", "/api/v1/events", "/api/v1/projects", "/static/annotate.js", "/static/",
     "/static/../app.py", "/static/%2e%2e/app.py", "/static/%00", "/static/" + "a" * 5_000, "/vendor/..%2f..%2fpyproject.toml",
     "//", "/%", "/%ff%fe", "/api//tasks", "*", "http://other/api/stats", "/api/v1/annotations/", "/\xe2\x82\xac",
     "/api/leaderboard?limit=" + "9" * 5_000, "/api/leaderboard?limit=%F0%9D%9F%99", "/api/leaderboard?limit=-0&limit=1",
-    "/api/tasks?limit=1;2", "/api/stats#x", "/static", "/static/label.js/x", "/static/\\..\\x",
+    "/api/tasks?limit=1;2", "/api/stats#x", "/static", "/static/annotate.js/x", "/static/\\..\\x",
     "/?" + "&".join("a=1" for _ in range(500)),
 )  # fmt: skip
 FORMATS = ("jsonl", "label-studio", "preferences", "", "parquet")

@@ -1,0 +1,34 @@
+"""Pages and files as a browser gets them: what they may load, and that nothing in them runs but the files of this peer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.web.room import Room, said
+from web.pages import PAGES, START
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+INLINE = re.compile(r"<style|<script(?![^>]* src=\"/)|\sstyle=|\son\w+=|javascript:", re.IGNORECASE)
+
+
+async def test_pages_and_their_files_are_served_with_all_that_protects_them(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        start = await said(site.get, "/")
+        assert (start.status, start.headers["location"]) == (302, START.path)
+        for page in PAGES:
+            shown = await said(site.get, page.path)
+            assert shown.headers["content-type"] == "text/html; charset=utf-8"
+            assert not INLINE.search(shown.text), page
+            assert "<noscript>" in shown.text and f'href="{page.path}" aria-current="page"' in shown.text
+            files = re.findall(r'(?:src|href)="(/(?:static|vendor)/[^"]+)"', shown.text)
+            assert f"/static/{page.name}.js" in files
+            replies = [shown, *[await said(site.get, file) for file in files]]
+            for reply in replies:
+                assert reply.status == 200
+                assert reply.headers["content-security-policy"] == POLICY
+                assert reply.headers["x-content-type-options"] == "nosniff"
+                assert reply.headers["referrer-policy"] == "no-referrer"

@@ -1,0 +1,30 @@
+"""The pages for people: each is declared here alone, and rendered once, since all that changes comes by the HTTP API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+TEMPLATES: Final = Path(__file__).with_name("templates")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    name: str  # of its path, its template and its script
+    title: str  # in the navigation, too
+
+    @property
+    def path(self) -> str:
+        return f"/{self.name}"
+
+
+PAGES: Final = (Page("annotate", "Annotate"),)
+START: Final = PAGES[0]  # where `/` leads
+
+
+def rendered(page: Page) -> str:
+    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return templates.get_template(f"{page.name}.html").render(page=page, pages=PAGES)
