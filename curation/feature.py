@@ -52,6 +52,9 @@ CURATION = Feature(
     answers="peer.serving.projects:CurationAnswers",
     settings=(
         Setting("web_listen", "HOST:PORT where annotators are served; port 0: a free one", "127.0.0.1:7780", _address_problem),
+        Setting("web_names", "names of this host that browsers may say, beside its addresses and localhost", ()),
+        Setting("web_tls_cert", "a file with the certificate chain (PEM): annotators are served over https", ""),
+        Setting("web_tls_key", "a file with the certificate's private key (PEM)", ""),
         Setting("sign_up", "who may enrol as an annotator here: open or invited", "invited", _sign_up_problem),
         Setting("sign_up_codes", "invitations that annotators show where sign_up is invited", ()),
     ),

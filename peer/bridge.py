@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any, cast
 
@@ -39,8 +40,9 @@ log.addFilter(_is_ours)
 class Bridge:
     """Serves a site on an address until `run` is cancelled."""
 
-    def __init__(self, site: Any, host: str, port: int) -> None:
-        self._site, self._host, self._port = site, host, port
+    def __init__(self, site: Any, host: str, port: int, names: Collection[str] = (), tls: ssl.SSLContext | None = None) -> None:
+        """`names`: of this host, beside its addresses. Without `tls` it speaks plain HTTP."""
+        self._site, self._host, self._port, self._names, self._tls = site, host, port, names, tls
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._running = 0
@@ -73,11 +75,11 @@ class Bridge:
 
     async def _listen(self, send: trio.MemorySendChannel[tuple[str, int] | OSError]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        app = application(cast(Site, _Bridged(self)))
+        app = application(cast(Site, _Bridged(self)), self._names)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
         try:
-            listener = web.TCPSite(runner, self._host, self._port)
+            listener = web.TCPSite(runner, self._host, self._port, ssl_context=self._tls)
             try:
                 await listener.start()
             except OSError as error:

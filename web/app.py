@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,11 +14,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.metrics import CONTENT_TYPE, Metric, exposition
+from web import defence
 from web.fields import read_all
 from web.listening import Listening
 from web.pages import PAGES, START, rendered
 from web.problems import Problem
-from web.routes import ROUTES, Route, openapi
+from web.routes import ENDS, ROUTES, SETS, Route, openapi
 from web.site import Json, Site, Text
 
 BODY_BYTES_MAX = 64 << 10
@@ -38,9 +39,10 @@ SECURITY = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(site: Site) -> web.Application:
+def application(site: Site, names: Collection[str] = ()) -> web.Application:
+    """`names`: of this host, beside its addresses."""
     answers = Counter[int]()
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded])
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names)])
     listening = Listening(site, SECURITY)
     app.on_shutdown.append(listening.end)
     own: dict[str, Handler] = {
@@ -80,35 +82,48 @@ def _counted(answers: Counter[int]) -> Any:
 
 
 async def _answer(route: Route, call: Callable[..., Awaitable[Any]], request: web.Request) -> web.StreamResponse:
-    given = {"token": _token(request)} if route.who else {}
+    given = {"token": defence.token_of(request)} if route.who else {}
     given |= read_all(route.ids, request.match_info) | read_all(route.query, request.query)
     if route.body:
         given |= read_all(route.body, await _body(request))
+    if route.cookie == SETS:
+        defence.require_own_origin(request)
+        given["before"] = request.cookies.get(defence.COOKIE, "")
     said: Json | Text | tuple[int, Json] = await call(**given)
     if isinstance(said, Text):
         return web.Response(text=said.text, content_type=said.content_type, status=route.status)
     status, body = said if isinstance(said, tuple) else (route.status, said)
-    return web.json_response(body, status=status)
-
-
-@web.middleware
-async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        response = await handler(request)
-    except Problem as problem:
-        response = _problem(problem)
-    except web.HTTPRequestEntityTooLarge:
-        response = _problem(Problem("too-large", f"a body has at most {BODY_BYTES_MAX} bytes"))
-    except web.HTTPNotFound:
-        response = _problem(Problem("not-found", f"there is nothing at {request.path}"))
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        code = "method" if error.status == 405 else error.reason.lower().replace(" ", "-")
-        response = _refusal(error.status, code, f"{request.method} {request.path}: {error.reason}")
-    for name, value in SECURITY.items():
-        response.headers.setdefault(name, value)
+    token = body.pop("token") if route.cookie == SETS else ""
+    response = web.json_response(body, status=status)
+    if route.cookie == SETS:
+        defence.keep(request, response, token, body["seconds"])
+    elif route.cookie == ENDS:
+        defence.drop(request, response)
     return response
+
+
+def _guarded(names: Collection[str]) -> Any:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            defence.require_host(request, names)
+            response = await handler(request)
+        except Problem as problem:
+            response = _problem(problem)
+        except web.HTTPRequestEntityTooLarge:
+            response = _problem(Problem("too-large", f"a body has at most {BODY_BYTES_MAX} bytes"))
+        except web.HTTPNotFound:
+            response = _problem(Problem("not-found", f"there is nothing at {request.path}"))
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            code = "method" if error.status == 405 else error.reason.lower().replace(" ", "-")
+            response = _refusal(error.status, code, f"{request.method} {request.path}: {error.reason}")
+        for name, value in SECURITY.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    return guarded
 
 
 def _problem(problem: Problem) -> web.Response:
@@ -189,10 +204,3 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Problem("malformed", "the body is no JSON object")
     return body
-
-
-def _token(request: web.Request) -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
-        raise Problem("unauthorized", "say `Authorization: Bearer` and a token")
-    return token

@@ -14,6 +14,7 @@ STATUS: Final = {  # code -> HTTP status
     "refused": 409,
     "gone": 410,
     "too-large": 413,
+    "misdirected": 421,
     "misfit": 422,
     "bad-signature": 422,
     "too-many": 429,

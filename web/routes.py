@@ -18,6 +18,7 @@ from web.pages import PAGES, START
 from web.problems import STATUS
 
 ANNOTATOR, OPERATOR = "annotator", "operator"
+SETS, ENDS = "sets", "ends"  # what a call does to the cookie of a session
 LETTERS: Final = {"": "", ANNOTATOR: "T", OPERATOR: "O"}  # of the table
 SIGNATURE, KEY = hexadecimal(64), hexadecimal(32)
 TIME: Final = whole(0, 2**53 - 1)
@@ -46,6 +47,7 @@ class Route:
     ids: tuple[Field, ...] = ()  # in the path
     query: tuple[Field, ...] = ()
     body: tuple[Field, ...] = ()
+    cookie: str = ""
     replies: Mapping[int, Reply]
     codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
 
@@ -60,6 +62,7 @@ def _id(name: str) -> tuple[Field, ...]:
 
 
 PROJECT: Final = Reply("project name kind state author votes tasks begun settled review", brief="the project, as in the list")
+SIGNED_IN: Final = Reply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
 TASKS: Final = Field("tasks", OBJECTS, "as lines of a [JSONL file](../guide.md#a-project)")
 DECIDES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
 ROUTES: Final = (
@@ -98,6 +101,31 @@ ROUTES: Final = (
         },
     ),
     Route(
+        call="sign_up", method="POST", path="/api/v1/sign-up", about="enrols an annotator whose key this peer keeps",
+        body=(Field("name", LINE), Field("passphrase", TEXT, "8..256 characters"), Field("invitation", TEXT, default="")),
+        cookie=SETS, replies={201: SIGNED_IN},
+        codes={
+            "misfit": "for a name or a passphrase", "already-enrolled": "if the name is taken here",
+            "forbidden": "as for annotators, or from another site's page", "too-many": "after wrong passphrases",
+        },
+    ),
+    Route(
+        call="sign_in", method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
+        body=(Field("name", LINE), Field("passphrase", TEXT)), cookie=SETS, replies={201: SIGNED_IN},
+        codes={
+            "unauthorized": "for another name or passphrase", "forbidden": "if it is not enrolled, or from another site's page",
+            "too-many": "after wrong passphrases",
+        },
+    ),
+    Route(
+        call="sign_out", method="POST", path="/api/v1/sign-out", who=ANNOTATOR, about="ends a session", cookie=ENDS,
+        replies={200: Reply("", "an empty object")},
+    ),
+    Route(
+        call="who", method="GET", path="/api/v1/session", who=ANNOTATOR, about="whose session this is",
+        replies={200: Reply("annotator name custodial")},
+    ),
+    Route(
         call="tasks", method="GET", path="/api/tasks", who=ANNOTATOR, about="tasks for this annotator",
         query=(Field("limit", whole_in_query(1, 8), default=1),),
         replies={200: Reply("tasks", (
@@ -109,8 +137,8 @@ ROUTES: Final = (
     Route(
         call="submit", method="POST", path="/api/submit", who=ANNOTATOR, about="answers a task",
         body=(
-            Field("assignment", KEY), Field("answer", wholes(16, 255)), Field("salt", hexadecimal(16)),
-            Field("signature", SIGNATURE, "of the Annotation"),
+            Field("assignment", KEY), Field("answer", wholes(16, 255)), Field("salt", hexadecimal(16), default=None),
+            Field("signature", SIGNATURE, "of the Annotation", default=None),
         ),
         replies={
             201: Reply("annotation height receipt", (
@@ -254,7 +282,7 @@ def _sends(route: Route) -> str:
 
 
 def _shown(item: Field) -> str:
-    default = {NEEDED: "", False: " (else false)", "": " (else empty)", (): " (else none)"}.get(
+    default = {NEEDED: "", None: " (custodial: none)", False: " (else false)", "": " (else empty)", (): " (else none)"}.get(
         item.default, f" (else {item.default})"
     )
     kind = "" if item.kind in (KEY, SIGNATURE, TIME, FLAG, LINE, TEXT) or item.about else f" {item.kind.says}"

@@ -19,7 +19,7 @@ import trio
 from curation.answers import answer_problem, commitment
 from curation.contents import Enrolment, LeaseWish, Opening, Skip
 from curation.formats import FORMATS
-from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX
+from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX, SALT_BYTES
 from curation.module import project_alpha, serving
 from curation.state import Annotator, Assignment, CurationState, Lease, Project, TaskPage
 from curation.statements import Annotation, Enrol, Session
@@ -36,7 +36,7 @@ from peer.serving.vault import Kept
 from protocol import codec
 from protocol.codec import Count, Digest
 from protocol.errors import FolkmootError, UserError
-from protocol.identity import WIRE_VERSION, Ed25519Verifier, preimage
+from protocol.identity import WIRE_VERSION, Ed25519Verifier, Identity, preimage, secret
 from protocol.names import name_problem
 from web.problems import Problem
 from web.site import Json, Text
@@ -51,6 +51,7 @@ ANSWERS_PER_MINUTE: Final = 60
 PAGES_OPEN_MAX: Final = 64  # decoded, in memory
 TOKEN_BYTES: Final = 24
 NUDGE_SECONDS: Final = 1.0
+SALT_DOMAIN: Final = "custodial-salt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class _Open:
     nonce: bytes
     expires_ms: int
     signature: bytes
+    identity: Identity | None = None  # of a custodial annotator: this peer signs for it
 
 
 class Annotating:
@@ -128,9 +130,7 @@ class Annotating:
         }
 
     async def enrol(self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str) -> Json:
-        problem = name_problem(name) or (f"is longer than {NAME_CHARACTERS_MAX}" if len(name) > NAME_CHARACTERS_MAX else None)
-        if problem:
-            raise Problem("misfit", f"the name {problem}")
+        self.require_name(name)
         wish = Enrol(name, self._desk.me, custodial)
         self._require_signed(key, wish, signature)
         if key in self._state.annotators:
@@ -147,6 +147,11 @@ class Annotating:
         if known is None:
             raise Problem("forbidden", "this peer's places for annotators are taken: try another peer")
         return self._enrolled(key, name)
+
+    def require_name(self, name: str) -> None:
+        problem = name_problem(name) or (f"is longer than {NAME_CHARACTERS_MAX}" if len(name) > NAME_CHARACTERS_MAX else None)
+        if problem:
+            raise Problem("misfit", f"the name {problem}")
 
     def _enrolled(self, key: bytes, name: str) -> Json:
         """Of a key that is enrolled, perhaps by another call or at another peer."""
@@ -172,11 +177,34 @@ class Annotating:
         if self._state.annotators.get(key) is None:
             raise Problem("forbidden", "this key is not enrolled")
         del self._challenges[nonce]
+        return {"token": self._begin(_Open(key, nonce, expires_ms, signature))}
+
+    def begin_for(self, identity: Identity) -> str:
+        """The token of a session in which this peer signs for a custodial annotator."""
+        nonce, expires_ms = secrets.token_bytes(16), self._now_ms + SESSION_MS
+        signature = self.signed(identity, Session(self._desk.me, nonce, expires_ms))
+        return self._begin(_Open(identity.public, nonce, expires_ms, signature, identity))
+
+    def _begin(self, session: _Open) -> str:
         token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._sessions[token] = _Open(key, nonce, expires_ms, signature)
-        if len(self._sessions) > SESSIONS_MAX:
+        self._sessions[token] = session
+        while len(self._sessions) > SESSIONS_MAX or next(iter(self._sessions.values())).expires_ms <= self._now_ms:
             self._sessions.popitem(last=False)
-        return {"token": token}
+        return token
+
+    def end(self, token: str) -> None:
+        """Of a session, if there is one."""
+        self._sessions.pop(token, None)
+
+    async def sign_out(self, token: str) -> Json:
+        self._session(token)
+        self.end(token)
+        return {}
+
+    async def who(self, token: str) -> Json:
+        session = self._session(token)
+        person = self._person(self._state, session.key)
+        return {"annotator": session.key.hex(), "name": person.name, "custodial": session.identity is not None}
 
     async def tasks(self, token: str, limit: int) -> Json:
         session = self._session(token)
@@ -245,7 +273,7 @@ class Annotating:
         return self._pages[page.digest]
 
     async def submit(
-        self, token: str, assignment: bytes, answer: tuple[int, ...], salt: bytes, signature: bytes
+        self, token: str, assignment: bytes, answer: tuple[int, ...], salt: bytes | None, signature: bytes | None
     ) -> tuple[int, Json]:
         session, state = self._session(token), self._state
         row = self._mine(state, session, assignment)
@@ -253,6 +281,8 @@ class Annotating:
         problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
         if problem:
             raise Problem("misfit", f"{list(answer)} is no answer to this task: {problem}")
+        if salt is None or signature is None:
+            salt, signature = self._signed_here(session, assignment, answer)
         said = commitment(assignment, salt, answer)
         self._require_signed(session.key, Annotation(assignment, said), signature)
         if row.commitment is not None:
@@ -281,6 +311,13 @@ class Annotating:
             self._openings.passed_over(assignment)
             raise Problem("gone", "the lease was over before the answer was decided")
         return 202, {"annotation": assignment.hex()}
+
+    def _signed_here(self, session: _Open, assignment: bytes, answer: tuple[int, ...]) -> tuple[bytes, bytes]:
+        """A salt that only the key's holder finds, the same each time the answer is sent; and the signature."""
+        if session.identity is None:
+            raise Problem("malformed", "salt and signature belong to an answer: this peer signs for custodial annotators alone")
+        salt = secret(session.identity, SALT_DOMAIN, self._desk.chain_id, assignment)[:SALT_BYTES]
+        return salt, self.signed(session.identity, Annotation(assignment, commitment(assignment, salt, answer)))
 
     async def skip(self, token: str, assignment: bytes, reason: str) -> Json:
         session, state = self._session(token), self._state
@@ -372,6 +409,9 @@ class Annotating:
         """The network's time and what has passed since: sessions are checked by blocks' times."""
         return self._desk.time_ms + int(1_000 * self._desk.seconds_since_block)
 
+    def is_enrolled(self, key: bytes) -> bool:
+        return key in self._state.annotators
+
     def is_annotator(self, token: str) -> bool:
         return token in self._sessions
 
@@ -432,6 +472,9 @@ class Annotating:
     def _require_room(self) -> None:
         if self.gatherer.is_full:
             raise Problem("no-quorum", "the network decides nothing at the moment: try again later", 10)
+
+    def signed(self, identity: Identity, statement: Any) -> bytes:
+        return identity.sign(preimage(statement.TAG, self._desk.chain_id, codec.encode(statement)))
 
     def _require_signed(self, key: bytes, statement: Any, signature: bytes) -> None:
         signed = preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
@@ -27,21 +29,30 @@ class Serve:
         try:
             # Only a peer that serves needs aiohttp, and pays for it.
             from peer.bridge import Bridge
+            from peer.serving.accounts import Accounts
             from peer.serving.annotating import Annotating
+            from peer.serving.custody import Custody
             from peer.serving.operating import Operating
             from peer.serving.watching import Watching
         except ModuleNotFoundError as error:
             self.desk.tell(f"annotators are not served: the package {error.name} is not installed; the extra `web` has it")
             return
 
+        try:
+            tls = self._tls()
+        except (OSError, ValueError) as error:
+            self.desk.tell(f"annotators are not served: {error}; see the settings web_tls_cert and web_tls_key")
+            return
         host, port = parse_address(str(self.desk.setting(LISTEN)))
         doors, fetching = Doors(self.desk.folder), Fetching(self.desk)
         annotating = Annotating(self.desk, doors, fetching)
         operating = Operating(self.desk, doors, annotating.is_annotator)
-        site = under_one_roof((annotating, operating, Watching(self.desk, annotating.gatherer)))
+        custody = Custody(self.desk, Accounts(self.desk.folder), annotating)
+        site = under_one_roof((annotating, operating, custody, Watching(self.desk, annotating.gatherer)))
+        names = tuple(str(name).lower() for name in self.desk.setting("web_names"))
         async with trio.open_nursery() as nursery:
             try:
-                address = await nursery.start(Bridge(site, host, port).run)
+                address = await nursery.start(Bridge(site, host, port, names, tls).run)
             except OSError as error:
                 # Most often a second peer of this machine: both have the default address. It goes on with all else.
                 self.desk.tell(f"annotators are not served: {error.strerror}; name another address with --web-listen, or port 0")
@@ -50,4 +61,19 @@ class Serve:
             nursery.start_soon(annotating.gatherer.run)
             nursery.start_soon(annotating.follow)
             nursery.start_soon(fetching.run)
-            self.desk.tell(f"{SERVED_AT}http://{shown}:{address[1]}/")
+            self.desk.tell(f"{SERVED_AT}{'https' if tls else 'http'}://{shown}:{address[1]}/")
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """Raises `OSError` or `ValueError` for files that are no certificate and its key."""
+        certificate, key = str(self.desk.setting("web_tls_cert")), str(self.desk.setting("web_tls_key"))
+        if not certificate and not key:
+            return None
+        for path in (certificate, key):
+            if not Path(path).is_file():
+                raise ValueError(f"there is no file {path!r}")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(certificate, key)
+        except ssl.SSLError as error:
+            raise ValueError(f"{certificate} and {key} are no certificate and its key ({error.reason})") from None
+        return context

@@ -47,7 +47,9 @@ PATHS = (
     "/api/tasks?limit=1;2", "/api/stats#x", "/static", "/static/annotate.js/x", "/static/\\..\\x",
     "/?" + "&".join("a=1" for _ in range(500)),
 )  # fmt: skip
+HOSTS = (*("localhost",) * 9, "127.0.0.1:80", "[::1]", "elsewhere", "[", "[::1", "", "\xff")
 FORMATS = ("jsonl", "label-studio", "preferences", "", "parquet")
+PASSPHRASES = ("correct horse", "wrong horse", "short", "x" * 257, "\ud800" * 9)
 PROJECTS: tuple[dict[str, Any], ...] = (
     {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidelines": "Be fair.", "tasks": [{"text": "a"}]},
     {"name": "pairs", "kind": "pair", "votes": 3, "price": 0, "tasks": [{"text": "q", "items": ["a", "b"], "suggestion": [1]}]},
@@ -60,7 +62,8 @@ HEADERS = (
     "Expect: 100-continue", "Expect: everything", "Upgrade: websocket\r\nConnection: Upgrade", "Upgrade: h2c", "Range: bytes=9-1",
     "Range: bytes=0-,5-6", "Range: lines=1", "If-Modified-Since: yesterday", "If-None-Match: *", 'If-Match: "x"', "If-Range: x",
     "Content-Type: text/plain; charset=nonsense", "Content-Type: multipart/form-data", "Accept-Encoding: gzip;q=x, *",
-    "Authorization: Bearer", "Authorization: Bearer  x", "Authorization: Basic eA==", "Cookie: a=b; c",
+    "Authorization: Bearer", "Authorization: Bearer  x", "Authorization: Basic eA==", "Cookie: a=b; c", "Cookie: folkmoot=x",
+    "Origin: http://[", "Origin: null",
     "X: " + "y" * 9_000, "No colon here", ": nothing", "A\x00B: c", "Host: a\r\nHost: b", " folded: x",
     "Connection: keep-alive, close", "Authorization: Bearer \xff\xfe", "Expect: \xff\xfe",
 )  # fmt: skip
@@ -97,6 +100,12 @@ def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: ("POST", "/api/v1/annotators", {"key": key, "name": "ann", "signature": "00" * 64, "custodial": True}),
             lambda: ("POST", "/api/v1/annotators", _enrolment(stranger, site)),
             lambda: ("POST", "/api/v1/challenges", {"key": key}),
+            lambda: (
+                "POST",
+                f"/api/v1/sign-{random.choice(('up', 'in'))}",
+                {"name": "eve", "passphrase": random.choice(PASSPHRASES)},
+            ),
+            lambda: (*random.choice((("POST", "/api/v1/sign-out"), ("GET", "/api/v1/session"))), None),
             lambda: ("POST", "/api/v1/sessions", {"key": key, "nonce": "00" * 16, "expires_ms": 2**42, "signature": "00" * 64}),
             lambda: ("GET", f"/api/tasks?limit={random.randint(1, 8)}", None),
             lambda: ("POST", "/api/submit", person.statement(site, assignment, (random.randint(0, 2),), random.randbytes(16))),
@@ -129,7 +138,7 @@ def made(known: Known, random: Random, *, last: bool) -> bytes:
     if random.random() < 0.2:
         path = _path(path, random)
     data = b"" if body is None else _body(body, random)
-    headers = ["Host: site"]
+    headers = [f"Host: {random.choice(HOSTS)}"]
     if random.random() < 0.8:
         headers.append(f"Authorization: Bearer {random.choice((known.token, known.token, known.operator))}")
     if last and random.random() < 0.95:

@@ -32,11 +32,17 @@ class Room:
 
     @asynccontextmanager
     async def serving(self, sign_up: str = "open", **more: Any) -> AsyncIterator[tuple[Daemon, Site]]:
-        flags = {"data_directory": self.directory, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": sign_up, **more}
+        async with self.running(sign_up=sign_up, **more) as daemon:
+            yield daemon, Site(*await served_at(daemon))
+
+    @asynccontextmanager
+    async def running(self, **more: Any) -> AsyncIterator[Daemon]:
+        """It may serve nobody."""
+        flags = {"data_directory": self.directory, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
         config = load(flags, {"HOME": str(self.folder)}).config
         with trio.fail_after(SECONDS_MAX):
             async with running(config) as daemon:
-                yield daemon, Site(*await served_at(daemon))
+                yield daemon
 
     async def project(self, daemon: Daemon, tasks: int = 3, votes: int = 1, name: str = "moods", gold: int = 0) -> ProjectView:
         """The first `gold` tasks are gold: `sad` where their number is odd."""

@@ -1,0 +1,91 @@
+"""Annotators whose key this peer keeps: they sign up and sign in with a name and a passphrase, and the peer signs for them.
+
+The log says of such an annotator for ever that it is custodial. The key is in memory while its session lasts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import trio
+
+from curation.statements import Enrol
+from features.parts import Desk
+from peer.serving.accounts import Accounts
+from peer.serving.annotating import SESSION_MS, Annotating
+from protocol.identity import Identity
+from web.problems import Problem
+from web.site import Json
+
+PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
+WRONG_FREE: Final = 5  # passphrases in a row for one name; each one more doubles the wait
+WAIT_SECONDS_MAX: Final = 64.0  # whoever forgot it must not be kept out for hours by somebody who guesses
+NAMES_MAX: Final = 10_000  # whose wrong passphrases are counted; the oldest goes
+AT_ONCE_MAX: Final = 16  # that wait for their turn
+
+
+class Custody:
+    def __init__(self, desk: Desk, accounts: Accounts, annotating: Annotating) -> None:
+        self._desk, self._accounts, self._annotating = desk, accounts, annotating
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()  # name -> how many in a row, when it may go on
+        self._turn = trio.CapacityLimiter(1)
+
+    async def sign_up(self, name: str, passphrase: str, invitation: str, before: str) -> Json:
+        """Said again with the same passphrase, it goes on where it was left."""
+        self._annotating.require_name(name)
+        if not PASSPHRASE_CHARACTERS_MIN <= len(passphrase) <= PASSPHRASE_CHARACTERS_MAX:
+            limits = f"{PASSPHRASE_CHARACTERS_MIN} to {PASSPHRASE_CHARACTERS_MAX} characters"
+            raise Problem("misfit", f"a passphrase has {limits}, this one has {len(passphrase)}")
+        identity = await self._opened(self._accounts.make, name, passphrase)
+        if identity is None:
+            raise Problem("already-enrolled", "somebody has this name here: choose another, or sign in with its passphrase")
+        signature = self._annotating.signed(identity, Enrol(name, self._desk.me, True))
+        try:
+            await self._annotating.enrol(identity.public, name, signature, True, invitation)
+        except Problem as problem:
+            if problem.code != "no-quorum" and not self._annotating.is_enrolled(identity.public):  # else it may still be decided
+                await trio.to_thread.run_sync(self._accounts.forget, name)
+            raise
+        return self._begun(identity, name, before)
+
+    async def sign_in(self, name: str, passphrase: str, before: str) -> Json:
+        identity = await self._opened(self._accounts.open, name, passphrase)
+        if identity is None:
+            raise Problem("unauthorized", "no account here has this name and this passphrase")
+        if not self._annotating.is_enrolled(identity.public):
+            raise Problem("forbidden", "this account is not enrolled yet: sign up again with the same name and passphrase")
+        return self._begun(identity, name, before)
+
+    def _begun(self, identity: Identity, name: str, before: str) -> Json:
+        self._annotating.end(before)
+        token = self._annotating.begin_for(identity)
+        return {"annotator": identity.public.hex(), "name": name, "seconds": SESSION_MS // 1_000, "token": token}
+
+    async def _opened(self, call: Callable[[str, str], Identity | None], name: str, passphrase: str) -> Identity | None:
+        if self._turn.statistics().tasks_waiting >= AT_ONCE_MAX:
+            raise Problem("too-many", "many people sign in at the moment", 2)
+        async with self._turn:
+            self._require_patience(name)
+            identity = await trio.to_thread.run_sync(partial(call, name, passphrase))
+            if identity is not None:
+                self._wrong.pop(name, None)
+            else:
+                self._count_wrong(name)
+            return identity
+
+    def _require_patience(self, name: str) -> None:
+        _, until = self._wrong.get(name, (0, 0.0))
+        if (wait := until - trio.current_time()) > 0:
+            raise Problem(
+                "too-many", "several wrong passphrases were given for this name: wait before the next one", 1 + int(wait)
+            )
+
+    def _count_wrong(self, name: str) -> None:
+        count = self._wrong.pop(name, (0, 0.0))[0] + 1
+        wait = min(2.0 ** (count - WRONG_FREE), WAIT_SECONDS_MAX) if count >= WRONG_FREE else 0.0
+        self._wrong[name] = count, trio.current_time() + wait
+        if len(self._wrong) > NAMES_MAX:
+            self._wrong.popitem(last=False)

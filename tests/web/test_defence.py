@@ -1,0 +1,62 @@
+"""What a foreign page or a foreign name can do with the browser of somebody who is signed in here: nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.web.client import Site
+from tests.web.room import Room, said
+from tests.web.test_custody import browser, signed
+
+PATH = "/api/v1/sign-out"  # a call that changes something
+
+
+async def test_defence_the_cookie_is_hidden_from_scripts_and_from_other_sites(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        cookie = (await signed(site, "up")).headers["set-cookie"].lower()
+        parts = {part.strip() for part in cookie.split(";")[1:]}
+        assert {"httponly", "samesite=strict", "path=/", "max-age=86400"} == parts
+
+
+async def test_defence_a_session_is_new_at_each_sign_in(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        first = await signed(site, "up")
+        ann = browser(site, first)
+        second = await said(site.ask, "POST", "/api/v1/sign-in", {"name": "ann", "passphrase": "correct horse battery"}, "", ann)
+        assert second.headers["set-cookie"] != first.headers["set-cookie"]
+        assert (await said(site.ask, "GET", "/api/v1/session", None, "", ann)).code == "unauthorized"
+        assert (await said(site.ask, "GET", "/api/v1/session", None, "", browser(site, second))).status == 200
+
+
+@pytest.mark.parametrize(
+    "changed", [{"X-Folkmoot": ""}, {"Origin": ""}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}]
+)
+async def test_defence_a_foreign_page_changes_nothing_with_the_cookie(tmp_path: Path, changed: dict[str, str]) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        own = browser(site, await signed(site, "up"))
+        headers = {name: value for name, value in (own | changed).items() if value}
+        assert (await said(site.ask, "POST", PATH, None, "", headers)).code == "forbidden"
+        assert (await said(site.ask, "GET", "/api/v1/session", None, "", own)).status == 200
+        assert (await said(site.ask, "POST", PATH, None, "", own)).status == 200
+
+
+async def test_defence_a_foreign_page_signs_nobody_in(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        body = {"name": "ann", "passphrase": "correct horse battery"}
+        for way in ("up", "in"):
+            reply = await said(site.ask, "POST", f"/api/v1/sign-{way}", body, "", {"Origin": "http://evil.example"})
+            assert reply.code == "forbidden" and "set-cookie" not in reply.headers
+
+
+async def test_defence_a_name_that_is_not_this_host_s_leads_nowhere(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving(web_names=("label.example",)) as (_, site):
+        for host in ("127.0.0.1", f"localhost:{site.port}", "[::1]:80", "label.example", "LABEL.example.:443", "192.168.7.7"):
+            assert (await status(site, host)) == 200, host
+        for host in ("evil.example", "label.example.evil.example", "127.0.0.1.evil.example", "[::1", "", "a@127.0.0.1b"):
+            assert (await status(site, host)) == 421, host
+
+
+async def status(site: Site, host: str) -> int:
+    return (await said(site.ask, "GET", "/api/v1/network", None, "", {"Host": host})).status
