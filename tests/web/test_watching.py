@@ -117,7 +117,7 @@ async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypa
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
         with socket.create_connection((site.host, site.port), timeout=20) as slow:
-            slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             view = await room.project(daemon, tasks=1)
             api: Any = daemon.api
             for number in range(20):
