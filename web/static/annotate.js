@@ -2,7 +2,7 @@
 import { h, render } from "/vendor/preact.mjs";
 import htm from "/vendor/htm.mjs";
 import { differing } from "/static/diff.js";
-import { figures } from "/static/figures.js";
+import { figures, isAsLabel } from "/static/figures.js";
 import { keyOf } from "/static/key.js";
 import { ASKS, answerOf, choices, inWords, isCollected, isComplete, leftOf } from "/static/kinds.js";
 import { Leases } from "/static/leases.js";
@@ -155,7 +155,7 @@ async function begin(me) {
   state.queue = new Queue(state.store, state.session, (isHere) => {
     if (isHere !== undefined) noteHere(isHere);
     paint();
-  });
+  }, (row, why) => tell(`Your answer “${snippet(row)}” does not count: ${why}`, "bad"));
   state.leases = new Leases(state.session, state.queue, (problem) => {
     noteHere(problem?.status !== 0);
     if (problem?.status) state.told = { text: problem.message, kind: "bad" };
@@ -233,7 +233,7 @@ const SAYS = {
   held: () => "held: U takes it back",
   sent: () => (state.isHere ? "sent: the network decides" : "waits until the peer is back"),
   decided: (row) => (row.answer ? `decided at height ${row.height}` : "skipped"),
-  settled: (row) => `settled: ${inWords(row.task, row.label)}`,
+  settled: (row) => (isAsLabel(row) ? "settled, as you said" : `settled: the label is ${inWords(row.task, row.label)}`),
   lost: (row) => `not counted: ${row.problem}`,
 };
 
@@ -241,7 +241,7 @@ const snippet = ({ task }) => (task.text || task.items.join(" / ")).slice(0, 90)
 
 const Answer = ({ row }) => html`<li data-state=${row.state} data-answer=${row.assignment}>
   <p class="snippet">${snippet(row)}</p>
-  <p><b>${row.answer ? inWords(row.task, row.answer) : `skipped: ${row.reason}`}</b> <span class="became">${SAYS[row.state](row)}</span></p>
+  <p><b>${row.answer ? inWords(row.task, row.answer) : `skipped: ${row.reason}`}</b> <span class=${`became ${row.label && !isAsLabel(row) ? "other" : ""}`}>${SAYS[row.state](row)}</span></p>
   ${row.suggestion && html`<p class="quiet small">A model suggested: ${inWords(row.task, row.suggestion)}</p>`}
 </li>`;
 
@@ -266,9 +266,9 @@ async function read(path) {
 function Figures() {
   const { today, streak, agrees } = figures(state.queue.rows, new Date());
   return html`<dl class="figures">
-    <div><dt>Today</dt><dd>${today}</dd></div>
-    <div><dt>In a row as the label</dt><dd>${streak}</dd></div>
-    <div title="Of your answers, how many are as the label that followed: where the true share lies, 19 times of 20"><dt>As the label</dt>
+    <div><dt>Answers today</dt><dd>${today}</dd></div>
+    <div><dt>Matches in a row</dt><dd>${streak}</dd></div>
+    <div title="Of your answers, how many are as the label that followed: where the true share lies, 19 times of 20"><dt>Match the label</dt>
       <dd>${agrees ? `${agrees[0]}–${agrees[1]} %` : "–"}</dd></div>
   </dl>`;
 }

@@ -2,10 +2,12 @@
 
 const Z = 1.96; // 19 times of 20
 
+export const isAsLabel = ({ answer, label }) => String(answer) === String(label);
+
 export function figures(rows, now) {
   const midnight = new Date(now).setHours(0, 0, 0, 0);
   const counted = rows.filter(({ state, answer }) => answer && (state === "decided" || state === "settled"));
-  const right = rows.filter(({ state }) => state === "settled").map((row) => String(row.answer) === String(row.label));
+  const right = rows.filter(({ state }) => state === "settled").map(isAsLabel);
   const wrongLast = right.lastIndexOf(false);
   return {
     today: counted.filter(({ at }) => at >= midnight).length,

@@ -18,10 +18,11 @@ export class Queue {
   #seen = new Map(); // when this tab last asked for an answer's label
   #wake = () => {};
 
-  constructor(store, session, changed) {
+  constructor(store, session, changed, lost) {
     this.store = store;
     this.session = session;
     this.changed = changed; // told whether the peer answers, if that is known
+    this.lost = lost; // told an answer that does not count, and why
     this.#others.onmessage = ({ data }) => this.#look(data.isHere);
   }
 
@@ -63,8 +64,10 @@ export class Queue {
     return this.#look(isHere);
   }
 
-  #update(row, changes) {
-    return this.store.change(() => ({ put: [{ ...row, ...changes }] })).then(() => this.#tell(true));
+  async #update(row, changes) {
+    await this.store.change(() => ({ put: [{ ...row, ...changes }] }));
+    await this.#tell(true);
+    if (changes.state === "lost") this.lost(row, changes.problem);
   }
 
   // In the tab that sends ----------------------------------------------------------------------------------------------
