@@ -45,6 +45,12 @@ class Browser:
     async def script(self, text: str, *arguments: Any) -> Any:
         return await self.do(lambda: self.driver.execute_script(text, *arguments))
 
+    async def texts(self, selector: str) -> list[str]:
+        found: list[str] = await self.script(
+            "return [...document.querySelectorAll(arguments[0])].map((element) => element.textContent)", selector
+        )
+        return found
+
     async def press(self, *keys: str) -> None:
         await self.do(lambda: ActionChains(self.driver).send_keys(*keys).perform())
 
