@@ -1,5 +1,349 @@
+// The page where people answer tasks.
 import { h, render } from "/vendor/preact.mjs";
 import htm from "/vendor/htm.mjs";
+import { differing } from "/static/diff.js";
+import { figures, isAsLabel } from "/static/figures.js";
+import { keyOf } from "/static/key.js";
+import { ASKS, answerOf, choices, inWords, isCollected, isComplete, leftOf } from "/static/kinds.js";
+import { Leases } from "/static/leases.js";
+import { Queue } from "/static/queue.js";
+import { Session, call } from "/static/session.js";
+import { Store } from "/static/store.js";
+import { hex, unhex } from "/static/wire.js";
 
 const html = htm.bind(h);
-render(html`<p>…</p>`, document.getElementById("annotate"));
+const REASONS = ["unclear", "harmful", "private", "broken"];
+const SHOWN = 20; // answers in the list
+const KEYS = { ArrowLeft: "←", ArrowRight: "→", "Control+Enter": "Ctrl ↵", Escape: "Esc" };
+const CONNECT_MS = 2_000;
+
+const state = {
+  network: null, store: null, session: null, queue: null, leases: null,
+  isHere: true, // the peer, as far as this page knows
+  phase: "loading", // then `join` or `work`
+  told: null, // { text, kind }
+  chosen: [], isSkipping: false, isHelping: false,
+  seed: null, // of a key that was just made, until it was copied
+  guidelines: new Map(), // by path
+};
+
+function tell(text, kind = "") {
+  state.told = text ? { text, kind } : null;
+  paint();
+}
+
+const current = () => state.leases?.tasks[0];
+const isWide = matchMedia("(min-width: 60rem)").matches;
+
+// What people do -----------------------------------------------------------------------------------------------------
+
+async function give(changes) {
+  const task = current();
+  if (!task) return;
+  const row = { assignment: task.assignment, task, salt: hex(crypto.getRandomValues(new Uint8Array(16))), ...changes };
+  state.leases.tasks.shift();
+  Object.assign(state, { chosen: [], isSkipping: false, told: null });
+  paint(); // the next task is there before anything is stored or sent
+  try {
+    await state.queue.add(row);
+  } catch (error) {
+    tell(error.name === "ConstraintError" ? "Another tab has answered that task." : `This browser cannot keep answers: ${error.message}`, "bad");
+  }
+  state.leases.release(task);
+  state.leases.ask();
+}
+
+function choose(value) {
+  const task = current();
+  if (!isCollected(task)) return give({ answer: [value] });
+  state.chosen = state.chosen.includes(value) ? state.chosen.filter((other) => other !== value) : [...state.chosen, value];
+  paint();
+}
+
+async function undo() {
+  const row = await state.queue.undo();
+  if (!row) return tell(state.queue.rows.length ? "Your last answer is sent. Nobody can take it back now." : "There is nothing to take back.", "warn");
+  await state.leases.take(row.task, true);
+  Object.assign(state, { chosen: row.answer && isCollected(row.task) ? row.answer : [], isSkipping: false });
+  tell("Taken back: answer it again.");
+}
+
+// All buttons and their keys, as the page is now.
+function actions() {
+  const help = { key: "?", text: "Keys", run: () => toggle("isHelping") };
+  const undone = { key: "U", text: "Undo", run: undo };
+  const task = current();
+  if (state.phase !== "work") return [];
+  if (!task) return [undone, help];
+  if (state.isSkipping) {
+    const reasons = REASONS.map((reason, index) => ({ key: String(index + 1), text: reason, isAnswer: true, run: () => give({ answer: null, reason }) }));
+    return [...reasons, { key: "Escape", text: "Do not skip", isAnswer: true, run: () => toggle("isSkipping") }];
+  }
+  const answers = choices(task).map(({ text, key, value }) => {
+    const place = state.chosen.indexOf(value);
+    return { key, text, place, isAnswer: true, isPressed: isCollected(task) ? place >= 0 : undefined, run: () => choose(value) };
+  });
+  const send = { key: "Control+Enter", text: "Send", isPrimary: true, isDisabled: !isComplete(task, state.chosen),
+    run: () => give({ answer: answerOf(task, state.chosen) }) };
+  return [...answers, ...(isCollected(task) ? [send] : []), { key: "S", text: "Skip", run: () => toggle("isSkipping") }, undone, help];
+}
+
+function toggle(name) {
+  state[name] = !state[name];
+  paint();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.target.closest("input, textarea, select, [contenteditable]") || event.repeat || event.altKey) return;
+  const isCombined = event.ctrlKey || event.metaKey;
+  const key = isCombined ? `Control+${event.key}` : event.key;
+  if (key === "Escape" && state.isHelping) return toggle("isHelping");
+  const action = actions().find((other) => other.key.toLowerCase() === key.toLowerCase());
+  if (!action || action.isDisabled) return;
+  event.preventDefault();
+  action.run();
+});
+
+// Joining ------------------------------------------------------------------------------------------------------------
+
+async function join(event) {
+  event.preventDefault();
+  const { name, invitation } = Object.fromEntries(new FormData(event.target));
+  tell("The network decides …");
+  let seed = null;
+  let me = await state.store.me();
+  if (!me) {
+    seed = crypto.getRandomValues(new Uint8Array(32));
+    me = await keyOf(seed);
+  }
+  me.name = name.trim();
+  await state.store.setMe(me);
+  try {
+    await new Session(state.network, me).enrol((invitation ?? "").trim());
+    state.seed = seed;
+    await begin(me);
+  } catch (problem) {
+    if (problem.status === 409) await state.store.setMe(null); // this key has another name
+    tell(problem.message, "bad");
+  }
+}
+
+async function restore(event) {
+  event.preventDefault();
+  const me = await keyOf(unhex(new FormData(event.target).get("key")));
+  try {
+    await begin(me);
+    await state.store.setMe(me);
+  } catch (problem) {
+    tell(problem.message, "bad");
+  }
+}
+
+async function copyKey() {
+  try {
+    await navigator.clipboard.writeText(hex(state.seed));
+    state.seed = null;
+    tell("The key is in your clipboard. Keep it where nobody else looks.");
+  } catch {
+    tell(`Keep this key where nobody else looks: ${hex(state.seed)}`, "warn"); // pages over plain HTTP have no clipboard
+  }
+}
+
+// Raises the problem of a key that is not enrolled; where the peer is away, answers wait in this browser.
+async function begin(me) {
+  state.session = new Session(state.network, me);
+  state.queue = new Queue(state.store, state.session, (isHere) => {
+    if (isHere !== undefined) noteHere(isHere);
+    paint();
+  }, (row, why) => tell(`Your answer “${snippet(row)}” does not count: ${why}`, "bad"));
+  state.leases = new Leases(state.session, state.queue, (problem) => {
+    noteHere(problem?.status !== 0);
+    if (problem?.status) state.told = { text: problem.message, kind: "bad" };
+    paint();
+  });
+  await state.session.begun();
+  state.phase = "work";
+  tell("");
+  await state.queue.start();
+  state.leases.ask();
+}
+
+function noteHere(isHere) {
+  if (isHere && !state.isHere) state.leases.ask(); // its leases may be over
+  state.isHere = isHere;
+}
+
+document.addEventListener("visibilitychange", () => { if (!document.hidden && state.phase === "work") state.leases.ask(); });
+
+// What people see ----------------------------------------------------------------------------------------------------
+
+const Key = ({ of }) => html`<kbd>${KEYS[of] ?? of.toUpperCase()}</kbd>`;
+
+const Button = ({ action }) => html`
+  <button type="button" class=${action.isPrimary ? "primary" : action.isAnswer ? "answer" : "quiet"} disabled=${action.isDisabled}
+    aria-keyshortcuts=${action.key || null} aria-pressed=${action.isPressed === undefined ? null : String(action.isPressed)} onClick=${action.run}>
+    ${action.key && html`<${Key} of=${action.key} />`}<span>${action.text}</span>
+    ${action.isPressed && current()?.kind === "ranking" && html`<b class="place">${action.place + 1}</b>`}
+  </button>`;
+
+const focused = (element) => element?.focus(); // where people type first
+
+const Join = () => html`
+  <section class="card narrow">
+    <h1>Annotate for ${state.network.name}</h1>
+    <p>People answer short tasks here, and the network decides which label follows. Your browser makes a key of your own. It signs
+      each of your answers, so nobody can change one or invent one.</p>
+    <form onSubmit=${join}>
+      <label>The name that others will see<input name="name" ref=${focused} maxlength="32" required autocomplete="off" /></label>
+      ${state.network.sign_up !== "open" && html`<label>Invitation<input name="invitation" autocomplete="off" required defaultValue=${state.invitation} /></label>`}
+      <button class="primary">Begin</button>
+    </form>
+    <details>
+      <summary>I have a key</summary>
+      <form onSubmit=${restore}>
+        <label>Key, 64 digits<input name="key" minlength="64" maxlength="64" pattern="[0-9a-f]{64}" required autocomplete="off" /></label>
+        <button>Use it</button>
+      </form>
+    </details>
+  </section>`;
+
+function Task({ task }) {
+  if (!task) {
+    return html`<section class="card task resting" aria-live="polite" data-state="waiting">
+      <h1>${!state.isHere ? "This peer does not answer" : state.leases.isEmpty ? "No tasks for you at the moment" : "Looking for tasks …"}</h1>
+      <p class="quiet">${state.isHere ? "New ones appear here by themselves." : "Your answers are kept in this browser. The page goes on when the peer is back."}</p>
+    </section>`;
+  }
+  return html`<section class="card task" aria-live="polite" data-task=${task.task} data-assignment=${task.assignment} data-state="ready">
+    <p class="asked">${state.isSkipping ? "Why do you skip it?" : ASKS[task.kind](task)}</p>
+    ${task.text && html`<p class="text">${task.text}</p>`}
+    ${task.kind === "pair" && html`<${Pair} task=${task} />`}
+    ${task.suggestion && html`<p class="quiet">A model suggests: ${inWords(task, task.suggestion)}</p>`}
+  </section>`;
+}
+
+function Pair({ task }) {
+  const left = leftOf(task), sides = [task.items[left], task.items[1 - left]];
+  return html`<div class="pair">${differing(...sides).map((parts, side) => html`
+    <article data-side=${"AB"[side]}><h2>${"AB"[side]}</h2>
+      <p class="text">${parts.map(([text, isDifferent]) => (isDifferent ? html`<mark>${text}</mark>` : text))}</p></article>`)}</div>`;
+}
+
+const SAYS = {
+  held: () => "held: U takes it back",
+  sent: () => (state.isHere ? "sent: the network decides" : "waits until the peer is back"),
+  decided: (row) => (row.answer ? `decided at height ${row.height}` : "skipped"),
+  settled: (row) => (isAsLabel(row) ? "settled, as you said" : `settled: the label is ${inWords(row.task, row.label)}`),
+  lost: (row) => `not counted: ${row.problem}`,
+};
+
+const snippet = ({ task }) => (task.text || task.items.join(" / ")).slice(0, 90);
+
+const Answer = ({ row }) => html`<li data-state=${row.state} data-answer=${row.assignment}>
+  <p class="snippet">${snippet(row)}</p>
+  <p><b>${row.answer ? inWords(row.task, row.answer) : `skipped: ${row.reason}`}</b> <span class=${`became ${row.label && !isAsLabel(row) ? "other" : ""}`}>${SAYS[row.state](row)}</span></p>
+  ${row.suggestion && html`<p class="quiet small">A model suggested: ${inWords(row.task, row.suggestion)}</p>`}
+</li>`;
+
+function Guidelines({ task }) {
+  const text = task?.guidelines && state.guidelines.get(task.guidelines);
+  if (task?.guidelines && text === undefined) read(task.guidelines);
+  const isKnown = state.queue.rows.some((row) => row.task.project === task?.project);
+  return text && html`<details class="card guidelines" key=${task.project} open=${isWide || !isKnown}>
+    <summary>Guidelines</summary><p class="text small">${text}</p></details>`;
+}
+
+async function read(path) {
+  state.guidelines.set(path, ""); // once
+  try {
+    state.guidelines.set(path, await call("GET", path));
+    paint();
+  } catch {
+    state.guidelines.delete(path); // with the next task
+  }
+}
+
+function Figures() {
+  const { today, streak, agrees } = figures(state.queue.rows, new Date());
+  return html`<dl class="figures">
+    <div><dt>Answers today</dt><dd>${today}</dd></div>
+    <div><dt>Matches in a row</dt><dd>${streak}</dd></div>
+    <div title="Of your answers, how many are as the label that followed: where the true share lies, 19 times of 20"><dt>Match the label</dt>
+      <dd>${agrees ? `${agrees[0]}–${agrees[1]} %` : "–"}</dd></div>
+  </dl>`;
+}
+
+const HELP = [
+  ["1 to 9", "choose"], ["← and →", "A or B of a pair"], ["T", "a tie"], ["X", "both bad"], ["Ctrl ↵", "send several, or a ranking"],
+  ["S", "skip, with a reason"], ["U", "take your last answer back"], ["?", "these keys"],
+];
+
+const Help = () => html`<section class="card help" aria-label="Keys">
+  <h2>Keys</h2>
+  <dl>${HELP.map(([key, does]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${does}</dd></div>`)}</dl>
+  <p class="small quiet">An answer is held until you give the next one, at most ten seconds. Until then U takes it back; later nobody can.</p>
+</section>`;
+
+function Work() {
+  const task = current(), all = actions();
+  return html`<div class="desk">
+    <div class="work">
+      ${!state.isHere && html`<p class="notice warn" role="status">This peer does not answer at the moment. Your answers wait in this browser, and are sent when it is back.</p>`}
+      ${state.seed && html`<p class="notice">Keep a copy of your key: it is you, and this page cannot show it again later.
+        <button type="button" onClick=${copyKey}>Copy my key</button></p>`}
+      <${Task} task=${task} />
+      <div class=${`answers ${state.isSkipping ? "label" : task?.kind ?? ""}`} role="group" aria-label="Answers">
+        ${all.filter(({ isAnswer }) => isAnswer).map((action) => html`<${Button} action=${action} />`)}
+      </div>
+      <div class="tools">${all.filter(({ isAnswer }) => !isAnswer).map((action) => html`<${Button} action=${action} />`)}</div>
+      <${Told} />
+      ${state.isHelping && html`<${Help} />`}
+    </div>
+    <aside>
+      <${Guidelines} task=${task} />
+      <section class="card history" aria-label="Your answers">
+        <h2>Your answers</h2>
+        <${Figures} />
+        ${state.queue.rows.length ? html`<ol reversed>${state.queue.rows.slice(-SHOWN).reverse().map((row) => html`<${Answer} key=${row.assignment} row=${row} />`)}</ol>`
+          : html`<p class="quiet small">None yet. Each appears here, with what became of it.</p>`}
+      </section>
+    </aside>
+  </div>`;
+}
+
+const Told = () => html`<p class=${`told ${state.told?.kind ?? ""}`} role="status">${state.told?.text}</p>`;
+
+const Status = () => html`
+  ${state.network && html`<span>${state.network.name}</span>`}
+  <span class=${state.isHere ? "here" : "away"}>${state.isHere ? "connected" : "not connected"}</span>
+  ${state.session && html`<span>${state.session.me.name ?? hex(state.session.me.publicKey).slice(0, 8)}</span>`}`;
+
+function paint() {
+  const shown = { loading: () => html`<p class="quiet">Asking the peer …</p>`, join: () => html`<${Join} /><${Told} />`, work: () => html`<${Work} />` };
+  render(shown[state.phase](), document.getElementById("annotate"));
+  render(html`<${Status} />`, document.getElementById("status"));
+}
+
+async function start() {
+  for (;;) {
+    try {
+      state.network = await call("GET", "/api/v1/network");
+      break;
+    } catch {
+      state.isHere = false;
+      paint();
+      await new Promise((resolve) => setTimeout(resolve, CONNECT_MS));
+    }
+  }
+  state.isHere = true;
+  state.store = await Store.open(state.network.chain_id);
+  state.invitation = decodeURIComponent(location.hash.slice(1));
+  if (state.invitation) history.replaceState(null, "", location.pathname); // nobody sees it over the shoulder
+  const me = await state.store.me();
+  state.phase = "join";
+  if (!me) return paint();
+  await begin(me).catch((problem) => tell(problem.message, "bad"));
+}
+
+paint();
+start();

@@ -32,11 +32,8 @@ function number(value) {
   return bytes;
 }
 
-export function sign(secret, chainId, tag, fields) {
-  const body = encode([tag, ...fields]);
-  return nacl.sign.detached(join(utf8(`folkmoot/2/${tag}\0`), unhex(chainId), body), secret);
-}
+// What is signed of a statement.
+export const preimage = (chainId, tag, fields) => join(utf8(`folkmoot/2/${tag}\0`), unhex(chainId), encode([tag, ...fields]));
 
-export function commitment(assignment, salt, answer) {
-  return Uint8Array.from(sha256.array(join(utf8("folkmoot/answer\0"), assignment, salt, encode(answer))));
-}
+// What is hashed of an answer.
+export const sealed = (assignment, salt, answer) => join(utf8("folkmoot/answer\0"), assignment, salt, encode(answer));

@@ -1,0 +1,115 @@
+"""A real Chromium, which a test moves as a person does: by keys, and by what is on the page."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+from selenium.webdriver import ActionChains, Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.keys import Keys
+
+T = TypeVar("T")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+NEEDED = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="browser tests need a browser and its driver; Debian: apt install chromium chromium-driver"
+)
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
+)
+SECONDS_MAX = 30.0
+# The page's clock goes ten times as fast: an answer is held for a second.
+HURRY = """
+  const [now, later] = [Date.now, setTimeout], began = now();
+  Date.now = () => began + 10 * (now() - began);
+  window.setTimeout = (call, ms, ...more) => later(call, ms / 10, ...more);
+"""
+
+
+class Browser:
+    def __init__(self, driver: Chrome) -> None:
+        self.driver = driver
+
+    async def do(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await trio.to_thread.run_sync(call, *arguments)
+
+    async def open(self, address: str) -> None:
+        await self.do(self.driver.get, address)
+
+    async def script(self, text: str, *arguments: Any) -> Any:
+        return await self.do(lambda: self.driver.execute_script(text, *arguments))
+
+    async def texts(self, selector: str) -> list[str]:
+        found: list[str] = await self.script(
+            "return [...document.querySelectorAll(arguments[0])].map((element) => element.textContent)", selector
+        )
+        return found
+
+    async def press(self, *keys: str) -> None:
+        await self.do(lambda: ActionChains(self.driver).send_keys(*keys).perform())
+
+    async def chord(self, held: str, key: str) -> None:
+        await self.do(lambda: ActionChains(self.driver).key_down(held).send_keys(key).key_up(held).perform())
+
+    async def until(self, expression: str, *arguments: Any) -> Any:
+        """What an expression of the page comes to, once it is true there: the page is asked at each frame."""
+        text = f"""
+          const done = arguments[arguments.length - 1];
+          const look = () => {{ const found = ({expression}); if (found) done(found); else requestAnimationFrame(look); }};
+          look();
+        """
+        return await self.do(lambda: self.driver.execute_async_script(text, *arguments))
+
+    async def count(self, state: str, at_least: int) -> None:
+        """Until so many answers are in this state."""
+        await self.until(f"document.querySelectorAll('[data-answer][data-state={state}]').length >= {at_least}")
+
+    async def task(self, other_than: str = "") -> str:
+        """The assignment that is shown, once it is another one."""
+        found: str = await self.until(
+            f"[...document.querySelectorAll('[data-task][data-state=ready]')].map((task) => task.dataset.assignment)"
+            f".find((assignment) => assignment !== '{other_than}')"
+        )
+        return found
+
+    async def join(self, address: str, name: str, code: str = "") -> str:
+        """By keys alone. The first task's assignment."""
+        await self.open(f"{address}/annotate" + (f"#{code}" if code else ""))
+        await self.until("document.activeElement.name === 'name'")
+        await self.press(name, Keys.ENTER)
+        return await self.task()
+
+    async def errors(self) -> list[str]:
+        """What the console has said since it was last asked."""
+        return [entry["message"] for entry in await self.do(self.driver.get_log, "browser") if entry["level"] == "SEVERE"]
+
+
+@asynccontextmanager
+async def browser(*, in_a_hurry: bool = False) -> AsyncIterator[Browser]:
+    """With a profile of its own, and empty."""
+    with tempfile.TemporaryDirectory(prefix="folkmoot-browser-", ignore_cleanup_errors=True) as profile:
+        driver = await trio.to_thread.run_sync(_started, Path(profile), in_a_hurry)
+        try:
+            yield Browser(driver)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(driver.quit)
+
+
+def _started(profile: Path, in_a_hurry: bool) -> Chrome:
+    options = ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (*FLAGS.split(), f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options, ChromeService(str(DRIVER)))
+    driver.set_script_timeout(SECONDS_MAX)
+    if in_a_hurry:
+        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HURRY})
+    return driver

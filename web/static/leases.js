@@ -1,0 +1,89 @@
+// Tasks that this annotator has: three ahead, so that the next one is there at once. Tabs do not show the same one.
+
+const AHEAD = 3;
+const LEASES_MAX = 8;
+const AGAIN_MS = 1_000;
+const LOCK = "folkmoot task ";
+
+// What gives it back, or nothing if another tab has it.
+function claimed(assignment) {
+  if (!navigator.locks) return Promise.resolve(() => {});
+  return new Promise((resolve) => {
+    navigator.locks.request(LOCK + assignment, { ifAvailable: true }, (lock) => {
+      if (!lock) return resolve();
+      return new Promise(resolve);
+    });
+  });
+}
+
+async function claims() {
+  const held = navigator.locks ? (await navigator.locks.query()).held : [];
+  return held.filter(({ name }) => name.startsWith(LOCK)).map(({ name }) => name.slice(LOCK.length));
+}
+
+export class Leases {
+  tasks = []; // the one that is shown first
+  isEmpty = false; // the peer has said so
+  #releases = new Map();
+  #asking = false;
+
+  constructor(session, queue, changed) {
+    this.session = session;
+    this.queue = queue;
+    this.changed = changed; // told the problem, if there is one
+  }
+
+  // Until there is a task. Whoever asks meanwhile need not wait.
+  async ask() {
+    if (this.#asking) return;
+    this.#asking = true;
+    do {
+      let ms = 0, problem = null;
+      try {
+        if (!await this.#askOnce()) ms = AGAIN_MS;
+      } catch (error) {
+        [ms, problem] = [error.retryMs ?? AGAIN_MS, error];
+      }
+      this.changed(problem);
+      if (ms && !this.tasks.length) await new Promise((resolve) => setTimeout(resolve, ms));
+    } while (!this.tasks.length);
+    this.#asking = false;
+  }
+
+  async #askOnce() {
+    const known = new Set([...await claims(), ...this.tasks.map(({ assignment }) => assignment)]);
+    this.queue.unsent.forEach(({ assignment }) => known.add(assignment));
+    const limit = Math.min(LEASES_MAX, AHEAD - this.tasks.length + known.size);
+    const before = this.tasks;
+    const { tasks } = await this.session.call("GET", `/api/tasks?limit=${limit}`);
+    const listed = new Set(tasks.map(({ assignment }) => assignment));
+    // Below the limit these are all: what was there before and is not any more is over.
+    if (tasks.length < limit) this.tasks.filter((task) => before.includes(task) && !listed.has(task.assignment)).forEach((task) => this.drop(task));
+    for (const task of tasks) {
+      if (this.tasks.length >= AHEAD) break;
+      if (!known.has(task.assignment)) await this.take(task);
+    }
+    this.isEmpty = !tasks.length;
+    return this.tasks.length > 0;
+  }
+
+  // Adds a task, unless another tab has it or has answered it.
+  async take(task, isNext = false) {
+    const release = await claimed(task.assignment);
+    if (!release) return;
+    const answered = (await this.queue.store.answers()).some(({ assignment }) => assignment === task.assignment);
+    if (answered) return release();
+    this.#releases.set(task.assignment, release);
+    if (isNext) this.tasks.unshift(task); else this.tasks.push(task);
+  }
+
+  drop(task) {
+    this.tasks = this.tasks.filter((other) => other !== task);
+    return this.release(task);
+  }
+
+  release({ assignment }) {
+    this.#releases.get(assignment)?.();
+    this.#releases.delete(assignment);
+  }
+}

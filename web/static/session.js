@@ -1,0 +1,81 @@
+// Calls of the HTTP API, and those that an annotator signs.
+import { digest, signed } from "/static/key.js";
+import { hex, preimage, sealed, unhex } from "/static/wire.js";
+
+const PATIENCE_MS = 20_000; // a decision is waited for 10 s
+
+// Throws an error with the problem's `status`, which is 0 where the peer does not answer, and `retryMs`.
+export async function call(method, path, body, token) {
+  const headers = { ...(body && { "Content-Type": "application/json" }), ...(token && { Authorization: `Bearer ${token}` }) };
+  let reply;
+  try {
+    const signal = AbortSignal.timeout(PATIENCE_MS);
+    reply = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
+  } catch {
+    throw Object.assign(new Error("this peer does not answer"), { status: 0, retryMs: 1000 });
+  }
+  const isJson = /json/.test(reply.headers.get("Content-Type"));
+  const said = isJson ? await reply.json() : await reply.text();
+  if (reply.ok) return said;
+  const retryMs = 1000 * (Number(reply.headers.get("Retry-After")) || 1);
+  throw Object.assign(new Error(said.detail ?? reply.statusText), { status: reply.status, retryMs });
+}
+
+export class Session {
+  #token = null; // a promise: calls at once begin one session
+
+  constructor(network, me) {
+    this.network = network;
+    this.me = me; // { name, publicKey, secret }
+  }
+
+  async #sign(tag, fields) {
+    return hex(await signed(this.me.secret, preimage(this.network.chain_id, tag, fields)));
+  }
+
+  async enrol(invitation) {
+    const { name, publicKey } = this.me;
+    const signature = await this.#sign("enrol", [name, unhex(this.network.peer_key), false]);
+    await call("POST", "/api/v1/annotators", { key: hex(publicKey), name, signature, invitation });
+  }
+
+  async #begin() {
+    const key = hex(this.me.publicKey);
+    const { nonce, expires_ms } = await call("POST", "/api/v1/challenges", { key });
+    const signature = await this.#sign("session", [unhex(this.network.peer_key), unhex(nonce), expires_ms]);
+    return (await call("POST", "/api/v1/sessions", { key, nonce, expires_ms, signature })).token;
+  }
+
+  // Throws the problem of a key that is not enrolled. A peer that is away says nothing of it.
+  async begun() {
+    try {
+      await (this.#token = this.#begin());
+    } catch (problem) {
+      this.#token = null;
+      if (problem.status) throw problem;
+    }
+  }
+
+  // A peer that was started again knows no sessions: begins another one.
+  async call(method, path, body) {
+    for (let isAgain = false; ; isAgain = true) {
+      const token = (this.#token ??= this.#begin());
+      try {
+        return await call(method, path, body, await token);
+      } catch (problem) {
+        if (this.#token === token) this.#token = null;
+        if (problem.status !== 401 || isAgain) throw problem;
+      }
+    }
+  }
+
+  async submit({ assignment, answer, salt }) {
+    const commitment = await digest(sealed(unhex(assignment), unhex(salt), answer));
+    const signature = await this.#sign("annotation", [unhex(assignment), commitment]);
+    return this.call("POST", "/api/submit", { assignment, answer, salt, signature });
+  }
+
+  async skip({ assignment, reason }) {
+    return this.call("POST", `/api/v1/assignments/${assignment}/skip`, { reason });
+  }
+}

@@ -1,0 +1,46 @@
+// What this browser keeps of one network: a key, and answers. All its tabs share it.
+
+const result = (request) => new Promise((resolve, reject) => {
+  request.onsuccess = () => resolve(request.result);
+  request.onerror = () => reject(request.error);
+});
+
+export class Store {
+  static async open(chainId) {
+    const request = indexedDB.open(`folkmoot ${chainId}`, 1);
+    request.onupgradeneeded = () => {
+      request.result.createObjectStore("me");
+      request.result.createObjectStore("answers", { keyPath: "assignment" }).createIndex("at", "at");
+    };
+    return new Store(await result(request));
+  }
+
+  constructor(database) { this.database = database; }
+
+  // Does the work in one transaction, which other tabs see whole or not at all.
+  async #within(name, mode, work) {
+    const transaction = this.database.transaction(name, mode, { durability: "strict" });
+    const done = new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error);
+    });
+    const found = await Promise.all([work(transaction.objectStore(name)), done]);
+    return found[0];
+  }
+
+  me() { return this.#within("me", "readonly", (me) => result(me.get(0))); }
+  setMe(person) { return this.#within("me", "readwrite", (me) => result(person ? me.put(person, 0) : me.delete(0))); }
+
+  // The oldest first.
+  answers() { return this.#within("answers", "readonly", (answers) => result(answers.index("at").getAll())); }
+
+  // `change` gets all rows, and gives those to put and assignments to delete; `added` fails where there is such a row.
+  change(change, added) {
+    return this.#within("answers", "readwrite", async (answers) => {
+      const { put = [], gone = [] } = change(await result(answers.index("at").getAll()));
+      if (added) answers.add(added);
+      put.forEach((row) => answers.put(row));
+      gone.forEach((assignment) => answers.delete(assignment));
+    });
+  }
+}
