@@ -16,7 +16,6 @@ from tests.peer.processes import children, command, daemons, ended
 from tests.peer.screen import SECONDS_MAX, terminal
 
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
-SIZES = pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40)])
 SHORT = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=64", "local_steps=2", "batch=2")
 
 
@@ -60,11 +59,10 @@ def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) 
         assert shown.wait() == 0
 
 
-@SIZES
 def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_typed_whole(
-    directory: Path, tmp_path: Path, columns: int, rows: int
+    directory: Path, tmp_path: Path
 ) -> None:
-    screen = terminal(*RUN, "--data-dir", str(directory), columns=columns, rows=rows)
+    screen = terminal(*RUN, "--data-dir", str(directory), columns=80, rows=24)
     with screen as shown, daemons([tmp_path / "erin"]) as (erin,):
         shown.until("peer>$")
         assert re.match(r"network lab, anna \([a-z2-7]{8}\) at 127\.0\.0\.1:\d+: working$", shown.lines[0]), shown.lines

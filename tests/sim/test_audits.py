@@ -45,8 +45,7 @@ def run(
     return simulation, [standings[key] for key in keys], [standing for key, standing in standings.items() if key not in keys]
 
 
-@pytest.mark.parametrize("lies", [Cheats, Colludes])
-@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
+@pytest.mark.parametrize(("lies", "n", "liars"), [(Cheats, 4, 1), (Colludes, 7, 2)])
 def test_who_cheats_in_half_of_its_steps_is_suspended(lies: type[Auditor], n: int, liars: int) -> None:
     _, of_liars, of_honest = run(lies, n, liars)
     assert all(standing.suspensions and standing.lost for standing in of_liars)
