@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from consensus.block import FIRST_HEIGHT
+from consensus.turn import Decided
 from ledger.core.genesis import Genesis
 from ledger.state import State, decode_body
 from peer.features import rules_of
 from protocol import codec
 from protocol.api import ExportView
-from protocol.errors import UserError
+from protocol.errors import StorageError, UserError
 from protocol.identity import short_id
 from protocol.messages import Decision, Proposal
 from storage.blobs import Blobs
@@ -31,6 +32,8 @@ from training import checkpoint
 from training.host import ModelHost
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
+
+Models = dict[str, dict[str, str | int]]
 
 FORMAT = 2
 FIRST_FORMAT = 2  # from release 0.2.0 on, all are read; tests/releases keeps one of each release
@@ -48,7 +51,7 @@ class Summary:
     chain_id: str
     blocks: int
     state_root: str
-    models: dict[str, dict[str, str | int]]  # job -> {"round": rounds applied, "root": model root}
+    models: Models  # job -> {"round": rounds applied, "root": model root}
 
 
 def block_path(height: int) -> str:
@@ -67,15 +70,19 @@ def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path
     """That of the last applied block. `UserError` if there is no folder to export to, or there are not all blocks."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: name a new one")
-    encoded = store.state()
-    if encoded is None:
-        raise UserError("nothing has been decided yet, so there is nothing to export")
-    state = rules_of(genesis, host).decode_state(encoded)
+    state = _newest_state(store, host, genesis)
     if store.decision(FIRST_HEIGHT) is None:
         raise UserError(
             f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"
         )
     return state
+
+
+def _newest_state(store: Store, host: ModelHost, genesis: Genesis) -> State:
+    encoded = store.state()
+    if encoded is None:
+        raise UserError("nothing has been decided yet, so there is nothing to export")
+    return rules_of(genesis, host).decode_state(encoded)
 
 
 def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> ExportView:
@@ -85,23 +92,30 @@ def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / BLOCKS).mkdir()  # one export at a time
         try:
-            return _write(store, blobs, host, genesis, state, folder)
+            state, models = _newest_models(store, host, genesis, state, folder)
+            return _write(store, blobs, genesis, state, models, folder)
         except BaseException:
-            _clear(folder, state, existed)
+            _clear(folder, existed)
             raise
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
 
 
-def _clear(folder: Path, state: State, existed: bool) -> None:
-    """Of what `_write` makes nothing is left that would look like an export."""
+def _clear(folder: Path, existed: bool) -> None:
+    """Of what `export` makes nothing is left that would look like an export."""
     for name in (BLOCKS, PAYLOADS):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
-        for name in (GENESIS, MANIFEST, *map(model_path, state.jobs.jobs)):
+        _clear_models(folder)
+        for name in (GENESIS, MANIFEST):
             (folder / name).unlink(missing_ok=True)
         if not existed:
             folder.rmdir()
+
+
+def _clear_models(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
 
 
 def _first_block(store: Store, state: State) -> int:
@@ -116,25 +130,44 @@ def _who_holds_all(state: State) -> str:
     return f"run `peer export` on a peer that has been there from the start{such_as}"
 
 
-def _write(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> ExportView:
+def _newest_models(store: Store, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> tuple[State, Models]:
+    """The state to export, and its models in the folder. The peer goes on meanwhile, and deletes models of earlier rounds: then
+    the state that it has reached is exported.
+    """
+    while True:
+        closings = decode_body(_decided(store, state.height).decode().body).closings if _certified(state) != state.root else ()
+        try:
+            return state, write_models(folder, host, state, certified_rounds(state, {closing.job for closing in closings}))
+        except StorageError:
+            newer = _newest_state(store, host, genesis)
+            if newer.height == state.height:
+                raise
+            state = newer
+            _clear_models(folder)
+
+
+def _certified(state: State) -> bytes:
+    return state.certified_roots[state.height - 1]
+
+
+def _decided(store: Store, height: int) -> Decided:
+    decided = store.decision(height)
+    assert decided is not None, "every applied block is stored"
+    return decided
+
+
+def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: Models, folder: Path) -> ExportView:
     (folder / PAYLOADS).mkdir()
     (folder / GENESIS).write_bytes(codec.encode(genesis))
-    newest = store.decision(state.height)
-    assert newest is not None, "every applied block is stored"
-    certified = state.certified_roots[state.height - 1]
-    closings = decode_body(newest.decode().body).closings if certified != state.root else ()
-    # Models come first: the peer goes on meanwhile, and deletes those of earlier rounds.
-    models = write_models(folder, host, state, certified_rounds(state, {closing.job for closing in closings}))
     for height in range(1, state.height + 1):
-        decided = store.decision(height)
-        assert decided is not None, "every applied block is stored"
+        decided = _decided(store, height)
         (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
         for digest in payloads_of(decided.decode().body):
             if blobs.size(digest) is None:
                 text = f"this peer does not hold every update that block {height} accepts, as after a snapshot"
                 raise UserError(f"{text}: {_who_holds_all(state)}")
             (folder / payload_path(digest)).write_bytes(blobs.read(digest))
-    summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, certified.hex(), models)
+    summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, _certified(state).hex(), models)
     write_manifest(folder, summary)
     files = listed_files(folder)
     last_job = max(models, key=lambda job: state.jobs.jobs[bytes.fromhex(job)].started, default=None)
@@ -168,12 +201,12 @@ def certified_rounds(state: State, closed_by_last: set[bytes]) -> dict[bytes, in
 
 def _unmade(state: State, job: bytes) -> bool:
     """Started by the last block, so that no certified root knows it."""
-    return state.jobs.jobs[job].started == state.height and state.certified_roots[state.height - 1] != state.root
+    return state.jobs.jobs[job].started == state.height and _certified(state) != state.root
 
 
-def write_models(folder: Path, host: ModelHost, state: State, rounds: dict[bytes, int]) -> dict[str, dict[str, str | int]]:
+def write_models(folder: Path, host: ModelHost, state: State, rounds: dict[bytes, int]) -> Models:
     """A safetensors file for each language model; says which round and root they are of."""
-    models: dict[str, dict[str, str | int]] = {}
+    models: Models = {}
     for job, number in rounds.items():
         spec = JobSpec.decode(state.jobs.jobs[job].spec)
         if spec.kind.makes_text:

@@ -14,16 +14,17 @@ import pytest
 
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.voters import VoterSet
-from ledger.state import EMPTY_BODY
+from ledger.state import EMPTY_BODY, State
 from peer.export import writing as export_module
 from peer.export.replaying import ExportVerdict, audit
-from peer.export.writing import GENESIS, MANIFEST, block_path, export, listed_files
+from peer.export.writing import GENESIS, MANIFEST, Models, block_path, export, listed_files, write_models
 from protocol import codec
-from protocol.errors import UserError
+from protocol.errors import StorageError, UserError
 from protocol.messages import Certificate, Commit, Decision
 from tests.consensus.certificates import certificate_of
 from tests.peer.chain import Chain, lived, unfinished
 from training import checkpoint
+from training.host import ModelHost
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +292,32 @@ def test_the_replay_knows_better_than_any_quorum(chain: Chain, copy: Path, whole
     forge_manifest(copy)
     with pytest.raises(UserError, match=rf"{block_path(2)}: {complaint}"):
         audit(copy)
+
+
+def test_a_model_that_the_peer_deletes_during_an_export_is_exported_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer goes on in its own thread: a block is decided, and the model of the state that was read first is gone."""
+    chain = unfinished(tmp_path / "chain")
+
+    (job,) = chain.ledger.state.jobs.jobs
+
+    def too_late(folder: Path, host: ModelHost, state: State, rounds: dict[bytes, int]) -> Models:
+        monkeypatch.undo()
+        (folder / "forgotten.safetensors").touch()  # of a job that the newer state does not know
+        shutil.rmtree(host.directory(job, rounds[job]))
+        chain.play(job)
+        return write_models(folder, host, state, rounds)
+
+    monkeypatch.setattr(export_module, "write_models", too_late)
+    verdict = audit(exported(chain, tmp_path / "export"))
+    assert (verdict.state_root, verdict.rounds) == (chain.ledger.certified_root.hex(), 3)
+
+    shutil.rmtree(chain.host.directory(job, 2))
+    with pytest.raises(StorageError, match="cannot be read"):
+        exported(chain, tmp_path / "another")
+    assert not (tmp_path / "another").exists()
+    chain.close()
 
 
 def test_what_cannot_be_written_is_said(chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_a_demo_shows_the_liar_with_its_reasons_and_closing_its_terminal_leaves_
 
 
 def test_the_summary_of_a_demo_has_the_liar_s_reasons_in_words(tmp_path: Path) -> None:
-    with terminal(*demo(tmp_path, 3), columns=120, rows=40) as shown:
+    with terminal(*demo(tmp_path, 1), columns=120, rows=40) as shown:
         status = shown.wait(90)
         told = "\n".join(shown.lines)
         assert status == 0, told

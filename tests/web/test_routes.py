@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from aiohttp import web
 
 from curation.calls import CurationCalls
@@ -217,11 +218,16 @@ async def test_exports_and_agreement(tmp_path: Path) -> None:
         tasks = [{"text": "q", "items": [f"a{number}", "b"]} for number in range(10)]
         project = (await founded(site, token, kind="pair", options=[], votes=2, tasks=tasks))["project"]
         ann, bob = await enrolled(site, "ann", "bob")
-        for number in range(10):
-            for person in (ann, bob):
-                (task,) = await assigned(site, person)
-                choice = int(task["items"][0] in ("a0", "a1", "a2"))
-                assert (await said(person.submit, site, task["assignment"], (choice,))).status == 201, number
+
+        async def answers(person: Person, task: dict[str, Any]) -> None:
+            choice = int(task["items"][0] in ("a0", "a1", "a2"))
+            assert (await said(person.submit, site, task["assignment"], (choice,))).status == 201, task
+
+        for limit in (8, 2):
+            async with trio.open_nursery() as nursery:
+                for person in (ann, bob):
+                    for task in await assigned(site, person, limit):
+                        nursery.start_soon(answers, person, task)
         while (await said(site.stats))["settled"] < 10:
             pass
         found = (await said(site.get, f"/api/v1/projects/{project}/agreement")).body

@@ -370,5 +370,5 @@ def test_an_update_more_takes_a_few_bytes_for_each_element_of_a_block(mode: code
             tracemalloc.stop()
 
     peak(4)  # what is made once
-    least, most = peak(16), peak(48)
-    assert (most - least) / 32 < 5 * BLOCK
+    least, most = peak(8), peak(24)
+    assert (most - least) / 16 < 5 * BLOCK
