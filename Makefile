@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint mutants model bench bench-consensus clean
+.PHONY: help setup demo test test-browser lint mutants model bench bench-consensus clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -13,6 +13,7 @@ help:
 	@echo "make setup   install everything, pinned, into .venv"
 	@echo "make demo    four peers on this machine train a transformer together; one of them lies"
 	@echo "make test    the test suite"
+	@echo "make test-browser  the pages in a real browser; fails where there is none"
 	@echo "make lint    style, types and import layers"
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make bench   the benchmarks behind the figures in the documents"
@@ -50,6 +51,10 @@ demo: setup
 test: setup
 	@echo "the tests take about 5 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
+
+test-browser: setup
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "make: no browser and driver; Debian: apt install chromium chromium-driver" >&2; exit 1; }
+	$(BIN)/python -m pytest tests/browser
 
 lint: setup
 	$(BIN)/ruff check .

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.browser import NEEDED, browser
+from tests.browser.browser import ELSEWHERE, NEEDED, browser
 from tests.web.client import Site
 from tests.web.room import Room, said
 from tests.web.test_routes import founded, operator
@@ -26,15 +27,16 @@ async def exported(site: Site, project: str) -> list[dict[str, Any]]:
 
 async def test_an_invited_person_labels_by_keys_alone_until_all_is_settled(tmp_path: Path) -> None:
     async with Room(tmp_path).serving("invited", sign_up_codes=("sesame",)) as (daemon, site), browser(in_a_hurry=True) as page:
-        project = (await founded(site, await operator(daemon), tasks=[{"text": f"text {number}"} for number in range(6)]))[
-            "project"
-        ]
+        project = await founded(site, await operator(daemon), tasks=[{"text": f"text {number}"} for number in range(6)])
         shown = await page.join(address(site), "ann", "sesame")
         chosen = {}
         for number in range(6):
             (text,) = await page.texts("[data-task] .text")
             chosen[text] = number % 2
             await page.press(str(number % 2 + 1))
+            if number == 3:
+                await page.count("held", 1)
+                await page.do(page.driver.refresh)  # the browser has the key, and what is not sent
             if number < 5:
                 shown = await page.task(shown)
         await page.count("settled", 6)
@@ -46,7 +48,7 @@ async def test_an_invited_person_labels_by_keys_alone_until_all_is_settled(tmp_p
 
 async def test_an_answer_is_taken_back_until_it_is_sent(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site), browser() as page:
-        project = (await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}]))["project"]
+        project = await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}])
         first = await page.join(address(site), "ann")
         await page.press("1")
         await page.count("held", 1)
@@ -58,7 +60,7 @@ async def test_an_answer_is_taken_back_until_it_is_sent(tmp_path: Path) -> None:
         await page.task(first)
         await page.press("2")
         await page.count("settled", 1)
-        assert [row["votes"][0]["answer"] for row in await exported(site, project)] == [[1]]
+        assert [row["votes"][0]["answer"] for row in await exported(site, project["project"])] == [[1]]
         await page.press("u")
         assert await page.task() == second
         await page.until("!document.querySelector('[data-state=held]')")
@@ -166,3 +168,46 @@ async def test_several_options_and_reasons_to_skip_have_keys_that_do_nothing_in_
         await page.count("settled", 1)
         assert [row["votes"][0]["answer"] for row in await exported(site, project["project"])] == [[0, 2]]
         await page.count("decided", 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys", "answer"),
+    [
+        ({"kind": "rating", "options": ["bad", "fair", "good"], "tasks": [{"text": "one"}]}, ("3",), [3]),
+        ({"kind": "ranking", "options": [], "tasks": [{"text": "one", "items": ["a", "b", "c"]}]}, ("3", "1", "2"), [2, 0, 1]),
+    ],
+    ids=["rating", "ranking"],
+)
+async def test_other_kinds_are_answered_by_keys(
+    asked: dict[str, Any], keys: tuple[str, ...], answer: list[int], tmp_path: Path
+) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
+        project = await founded(site, await operator(daemon), **asked)
+        await page.join(address(site), "ann")
+        await page.press(*keys)
+        if asked["kind"] == "ranking":
+            await page.chord(Keys.CONTROL, Keys.ENTER)
+        await page.count("settled", 1)
+        assert [row["votes"][0]["answer"] for row in await exported(site, project["project"])] == [answer]
+
+
+async def test_a_key_of_a_page_over_plain_http_goes_on_where_there_is_webcrypto(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving(web_names=(ELSEWHERE,)) as (daemon, site):
+        await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}, {"text": "three"}])
+        async with browser(in_a_hurry=True) as page:
+            await page.join(f"http://{ELSEWHERE}:{site.port}", "ann")
+            assert not await page.script("return isSecureContext")
+            await page.press("1")
+            await page.count("settled", 1)
+            await page.script("document.querySelector('.notice button').click()")
+            key = await page.until("document.querySelector('.told.warn')?.textContent.match(/[0-9a-f]{64}/)?.[0]")
+            assert await page.errors() == []
+        async with browser(in_a_hurry=True) as page:
+            await page.open(f"{address(site)}/annotate")
+            await page.until("document.activeElement.name === 'name'")
+            await page.press(Keys.TAB, Keys.TAB, Keys.ENTER, Keys.TAB, key, Keys.ENTER)
+            await page.task()
+            assert await page.script("return isSecureContext")
+            await page.press("1")
+            await page.count("settled", 1)
+        assert [row["accepted"] for row in (await said(site.leaderboard))["rows"]] == [2]
