@@ -47,7 +47,7 @@ def application(site: Site, names: Collection[str] = ()) -> web.Application:
     app.on_shutdown.append(listening.end)
     own: dict[str, Handler] = {
         "start": _start,
-        **{page.name: _text("text/html", rendered(page)) for page in PAGES},
+        **{page.call: _text("text/html", rendered(page)) for page in PAGES},
         "static": _files(STATIC),
         "vendor": _files(VENDOR),
         "openapi": _text("application/json", json.dumps(openapi(version("folkmoot")))),

@@ -20,8 +20,13 @@ class Page:
     def path(self) -> str:
         return f"/{self.name}"
 
+    @property
+    def call(self) -> str:
+        """Its name among `web.routes`, where calls of the API have other ones."""
+        return f"page_{self.name}"
 
-PAGES: Final = (Page("annotate", "Annotate"),)
+
+PAGES: Final = (Page("annotate", "Annotate"), Page("leaderboard", "Leaderboard"))
 START: Final = PAGES[0]  # where `/` leads
 
 

@@ -253,7 +253,7 @@ ROUTES: Final = (
     ),
     *(
         Route(
-            call=page.name, method="GET", path=page.path, about="a page for people",
+            call=page.call, method="GET", path=page.path, about="a page for people",
             replies={200: Reply("", "HTML", "text/html")},
         )
         for page in PAGES

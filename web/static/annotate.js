@@ -1,21 +1,18 @@
 // The page where people answer tasks.
-import { h, render } from "/vendor/preact.mjs";
-import htm from "/vendor/htm.mjs";
 import { differing } from "/static/diff.js";
 import { figures, isAsLabel } from "/static/figures.js";
 import { keyOf } from "/static/key.js";
 import { ASKS, answerOf, choices, inWords, isCollected, isComplete, leftOf } from "/static/kinds.js";
 import { Leases } from "/static/leases.js";
+import { html, paintStatus, patiently, render } from "/static/page.js";
 import { Queue } from "/static/queue.js";
 import { Session, call } from "/static/session.js";
 import { Store } from "/static/store.js";
 import { hex, unhex } from "/static/wire.js";
 
-const html = htm.bind(h);
 const REASONS = ["unclear", "harmful", "private", "broken"];
 const SHOWN = 20; // answers in the list
 const KEYS = { ArrowLeft: "←", ArrowRight: "→", "Control+Enter": "Ctrl ↵", Escape: "Esc" };
-const CONNECT_MS = 2_000;
 
 const state = {
   network: null, store: null, session: null, queue: null, leases: null,
@@ -37,6 +34,14 @@ const isWide = matchMedia("(min-width: 60rem)").matches;
 
 // What people do -----------------------------------------------------------------------------------------------------
 
+let done = Promise.resolve();
+
+// What people do is done one after the other: a lock that one gives back is there for the next.
+function inOrder(work) {
+  done = done.then(work, work);
+  return done;
+}
+
 async function give(changes) {
   const task = current();
   if (!task) return;
@@ -44,12 +49,14 @@ async function give(changes) {
   state.leases.tasks.shift();
   Object.assign(state, { chosen: [], isSkipping: false, told: null });
   paint(); // the next task is there before anything is stored or sent
-  try {
-    await state.queue.add(row);
-  } catch (error) {
-    tell(error.name === "ConstraintError" ? "Another tab has answered that task." : `This browser cannot keep answers: ${error.message}`, "bad");
-  }
-  state.leases.release(task);
+  await inOrder(async () => {
+    try {
+      await state.queue.add(row);
+    } catch (error) {
+      tell(error.name === "ConstraintError" ? "Another tab has answered that task." : `This browser cannot keep answers: ${error.message}`, "bad");
+    }
+    await state.leases.release(task);
+  });
   state.leases.ask();
 }
 
@@ -60,13 +67,13 @@ function choose(value) {
   paint();
 }
 
-async function undo() {
+const undo = () => inOrder(async () => {
   const row = await state.queue.undo();
   if (!row) return tell(state.queue.rows.length ? "Your last answer is sent. Nobody can take it back now." : "There is nothing to take back.", "warn");
   await state.leases.take(row.task, true);
   Object.assign(state, { chosen: row.answer && isCollected(row.task) ? row.answer : [], isSkipping: false });
   tell("Taken back: answer it again.");
-}
+});
 
 // All buttons and their keys, as the page is now.
 function actions() {
@@ -313,28 +320,18 @@ function Work() {
 
 const Told = () => html`<p class=${`told ${state.told?.kind ?? ""}`} role="status">${state.told?.text}</p>`;
 
-const Status = () => html`
-  ${state.network && html`<span>${state.network.name}</span>`}
-  <span class=${state.isHere ? "here" : "away"}>${state.isHere ? "connected" : "not connected"}</span>
-  ${state.session && html`<span>${state.session.me.name ?? hex(state.session.me.publicKey).slice(0, 8)}</span>`}`;
-
 function paint() {
   const shown = { loading: () => html`<p class="quiet">Asking the peer …</p>`, join: () => html`<${Join} /><${Told} />`, work: () => html`<${Work} />` };
   render(shown[state.phase](), document.getElementById("annotate"));
-  render(html`<${Status} />`, document.getElementById("status"));
+  const who = state.session && (state.session.me.name ?? hex(state.session.me.publicKey).slice(0, 8));
+  paintStatus({ ...state, who });
 }
 
 async function start() {
-  for (;;) {
-    try {
-      state.network = await call("GET", "/api/v1/network");
-      break;
-    } catch {
-      state.isHere = false;
-      paint();
-      await new Promise((resolve) => setTimeout(resolve, CONNECT_MS));
-    }
-  }
+  state.network = await patiently("/api/v1/network", () => {
+    state.isHere = false;
+    paint();
+  });
   state.isHere = true;
   state.store = await Store.open(state.network.chain_id);
   state.invitation = decodeURIComponent(location.hash.slice(1));

@@ -5,13 +5,13 @@ const LEASES_MAX = 8;
 const AGAIN_MS = 1_000;
 const LOCK = "folkmoot task ";
 
-// What gives it back, or nothing if another tab has it.
+// What gives it back, and says when that is done; or nothing, if another tab has it.
 function claimed(assignment) {
   if (!navigator.locks) return Promise.resolve(() => {});
   return new Promise((resolve) => {
-    navigator.locks.request(LOCK + assignment, { ifAvailable: true }, (lock) => {
+    const isOver = navigator.locks.request(LOCK + assignment, { ifAvailable: true }, (lock) => {
       if (!lock) return resolve();
-      return new Promise(resolve);
+      return new Promise((end) => resolve(() => { end(); return isOver; }));
     });
   });
 }
@@ -83,7 +83,8 @@ export class Leases {
   }
 
   release({ assignment }) {
-    this.#releases.get(assignment)?.();
+    const given = this.#releases.get(assignment)?.();
     this.#releases.delete(assignment);
+    return given;
   }
 }
