@@ -81,10 +81,13 @@ class Browser:
 
     async def join(self, address: str, name: str, code: str = "") -> str:
         """By keys alone. The first task's assignment."""
+        await self.enrol(address, name, code)
+        return await self.task()
+
+    async def enrol(self, address: str, name: str, code: str = "") -> None:
         await self.open(f"{address}/annotate" + (f"#{code}" if code else ""))
         await self.until("document.activeElement.name === 'name'")
         await self.press(name, Keys.ENTER)
-        return await self.task()
 
     async def errors(self) -> list[str]:
         """What the console has said since it was last asked."""
