@@ -1,0 +1,73 @@
+"""Defence: whatever people write is shown as text, and nothing of it runs. `xss.txt` holds a string a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from curation.limits import NAME_CHARACTERS_MAX, OPTION_CHARACTERS_MAX, OPTIONS_MAX
+from tests.browser.browser import NEEDED, Browser, browser
+from tests.browser.test_annotate import address
+from tests.web.room import Room, enrolled
+from tests.web.test_routes import founded, operator
+from web.pages import PAGES
+
+pytestmark = NEEDED
+CORPUS = Path(__file__).with_name("xss.txt").read_text("utf-8").split("\n")[:-1]
+OPTIONS = [text for text in CORPUS if len(text) <= OPTION_CHARACTERS_MAX][:OPTIONS_MAX]
+NAMES = [text for text in CORPUS if len(text) <= NAME_CHARACTERS_MAX]
+PER_TASK = 24
+# Every string calls this, if it runs.
+ALARM = "window.alert = () => { document.documentElement.dataset.ran = 'true'; };"
+# Elements that no page of ours has, handlers and addresses of scripts.
+STRANGE = """
+  const strange = 'script, iframe, frame, img, object, embed, link, style, meta, base, video, audio, math, template, marquee';
+  const isOurs = (element) => !element.matches(strange)
+    && [...element.attributes].every(({ name, value }) => !name.startsWith('on') && !/^\\s*javascript:|evil/.test(value));
+  return [...document.querySelectorAll('main *')].filter((element) => !isOurs(element)).map((element) => element.outerHTML);
+"""
+
+
+def test_defence_the_corpus_is_large_enough() -> None:
+    assert len(set(CORPUS)) == len(CORPUS) >= 100 and len(OPTIONS) == OPTIONS_MAX and NAMES
+
+
+@pytest.mark.parametrize("kind", ["label", "pair"])
+async def test_defence_nothing_that_people_write_runs(kind: str, tmp_path: Path) -> None:
+    texts = ["\n".join(CORPUS[at : at + PER_TASK]) for at in range(0, len(CORPUS), PER_TASK)]
+    asked: dict[str, Any] = {"name": NAMES[0], "guidelines": "\n".join(CORPUS)}
+    if kind == "label":
+        asked |= {"options": OPTIONS, "tasks": [{"text": text, "suggestion": OPTIONS[-1]} for text in texts]}
+    else:
+        asked |= {"kind": kind, "options": [], "tasks": [{"text": text, "items": [text, f"{text} "]} for text in texts]}
+    async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
+        await page.do(page.driver.execute_cdp_cmd, "Page.addScriptToEvaluateOnNewDocument", {"source": ALARM})
+        await founded(site, await operator(daemon), **asked)
+        await enrolled(site, *NAMES[1:4])
+        shown = await page.join(address(site), NAMES[0])
+        for number in range(len(texts)):
+            said = await page.script("return document.querySelector('.asked + .text').textContent")
+            assert said in texts
+            texts.remove(said)
+            if kind == "label":
+                assert await page.texts("button.answer span") == OPTIONS
+            await page.until("[...document.querySelectorAll('.guidelines .text')].some((text) => text.textContent)")
+            assert await page.texts(".guidelines .text") == ["\n".join(CORPUS)]
+            await harmless(page)
+            await page.press("1" if kind == "label" else "t")
+            if texts:
+                shown = await page.task(shown)
+        await page.count("settled", number + 1)
+        await harmless(page)
+        for other in PAGES:
+            await page.open(f"{address(site)}{other.path}")
+            await page.until("document.querySelector('.here') && !document.querySelector('main').textContent.includes('Asking')")
+            await harmless(page)
+
+
+async def harmless(page: Browser) -> None:
+    assert await page.script(STRANGE) == []
+    assert not await page.script("return document.documentElement.dataset.ran")
+    assert await page.errors() == [], "the policy had to stop something"
