@@ -54,7 +54,7 @@ test: setup
 
 test-browser: setup
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "make: no browser and driver; Debian: apt install chromium chromium-driver" >&2; exit 1; }
-	$(BIN)/python -m pytest tests/browser
+	$(BIN)/python -m pytest tests/browser tests/web/test_defence_scripts.py
 
 lint: setup
 	$(BIN)/ruff check .

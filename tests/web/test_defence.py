@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import web
+from peer import serving
 from tests.web.client import Site
 from tests.web.room import Room, said
 from tests.web.test_custody import browser, signed
+from tests.web.test_routes import operator
+from web.app import BODY_BYTES_MAX
+from web.routes import ROUTES
 
 PATH = "/api/v1/sign-out"  # a call that changes something
+WEB, SERVING = Path(web.__file__).parent, Path(serving.__file__).parent
+MARKUP = re.compile(
+    r"(inner|outer)HTML|insertAdjacent|document\.write|\beval\(|new Function|dangerouslySet|srcdoc|createContextual|DOMParser"
+)
+ADDRESS = re.compile(r"""["'`](https?:|wss?:)?//\w""")
+CLIENT = re.compile(r"\b(ClientSession|urllib\.request|http\.client|urlopen|open_tcp_stream|open_connection|import socket)\b")
 
 
 async def test_defence_the_cookie_is_hidden_from_scripts_and_from_other_sites(tmp_path: Path) -> None:
@@ -60,3 +72,35 @@ async def test_defence_a_name_that_is_not_this_host_s_leads_nowhere(tmp_path: Pa
 
 async def status(site: Site, host: str) -> int:
     return (await said(site.ask, "GET", "/api/v1/network", None, "", {"Host": host})).status
+
+
+async def test_defence_no_request_names_a_path_of_the_disk(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site):
+        assert (await said(site.get, "/static/site.css")).status == 200
+        for folder in ("static", "vendor"):
+            for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "%2e%2e%2fapp.py", "..%5capp.py", f"{WEB}/app.py", "%2fetc%2fpasswd",
+                         "", ".", "..", "%00", "site.css%00.js", "site.css/"):  # fmt: skip
+                reply = await said(site.get, f"/{folder}/{name}")
+                assert reply.status in (400, 404), (folder, name, reply.status)
+
+
+async def test_defence_a_large_body_is_not_read(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+        for route in ROUTES:
+            if route.method == "POST" and route.body:
+                path = route.path.format(**{field.name: "00" * 32 for field in route.ids})
+                reply = await said(site.ask, "POST", path, {"name": "x" * BODY_BYTES_MAX}, token)
+                assert (reply.status, reply.code) == (413, "too-large"), path
+
+
+def test_defence_text_never_becomes_markup_and_no_script_asks_another_address() -> None:
+    scripts = list((WEB / "static").glob("*.js"))
+    assert scripts
+    for script in scripts:
+        assert not MARKUP.search(script.read_text()) and not ADDRESS.search(script.read_text()), script.name
+
+
+def test_defence_the_peer_fetches_no_address_that_people_name() -> None:
+    for file in (*WEB.rglob("*.py"), *SERVING.rglob("*.py")):
+        assert not CLIENT.search(file.read_text()), file

@@ -15,7 +15,7 @@ POLICY = (
 INLINE = re.compile(r"<style|<script(?![^>]* src=\"/)|\sstyle=|\son\w+=|javascript:", re.IGNORECASE)
 
 
-async def test_pages_and_their_files_are_served_with_all_that_protects_them(tmp_path: Path) -> None:
+async def test_defence_pages_and_their_files_have_a_policy_and_nothing_inline(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         start = await said(site.get, "/")
         assert (start.status, start.headers["location"]) == (302, START.path)
