@@ -18,6 +18,7 @@ from benchmarks.verdicts import MISSED
 
 BENCHMARKS = {
     "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
+    "site": "the pages in a browser: first page, next task, events, a reader, and what 50 dashboards cost decisions",
     "labels": "labels and points where some guess, lie or copy: how often they are right, and who gets them",
     "tables": "a table of a million rows: blocks, memory, proofs, restarts, ranges; random histories",
     "curation": "a million settled answers: batches, memory of the daemon, the close of a project",
@@ -34,6 +35,7 @@ BENCHMARKS = {
 # Of the clock on two idle cores, roughly: whoever starts all of them should know when to come back.
 MINUTES = {
     "decoding": 1,
+    "site": 9,
     "labels": 1,
     "tables": 4,
     "curation": 8,

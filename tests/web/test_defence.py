@@ -18,6 +18,10 @@ from web.routes import ROUTES
 
 PATH = "/api/v1/sign-out"  # a call that changes something
 WEB, SERVING = Path(web.__file__).parent, Path(serving.__file__).parent
+NO_FILES = (
+    *("../app.py", "..%2fapp.py", "%2e%2e/app.py", "%2e%2e%2fapp.py", "..%5capp.py", f"{WEB}/app.py", "%2fetc%2fpasswd"),
+    *("", ".", "..", "%00", "site.css%00.js", "site.css/"),
+)
 MARKUP = re.compile(
     r"(inner|outer)HTML|insertAdjacent|document\.write|\beval\(|new Function|dangerouslySet|srcdoc|createContextual|DOMParser"
 )
@@ -78,8 +82,7 @@ async def test_defence_no_request_names_a_path_of_the_disk(tmp_path: Path) -> No
     async with Room(tmp_path).serving() as (_, site):
         assert (await said(site.get, "/static/site.css")).status == 200
         for folder in ("static", "vendor"):
-            for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "%2e%2e%2fapp.py", "..%5capp.py", f"{WEB}/app.py", "%2fetc%2fpasswd",
-                         "", ".", "..", "%00", "site.css%00.js", "site.css/"):  # fmt: skip
+            for name in NO_FILES:
                 reply = await said(site.get, f"/{folder}/{name}")
                 assert reply.status in (400, 404), (folder, name, reply.status)
 
