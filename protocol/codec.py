@@ -167,6 +167,12 @@ def unpack(data: bytes, size_max: int) -> Plain:
         raise RemoteProtocolError("malformed", f"not msgpack: {type(error).__name__}") from None
 
 
+def pack(plain: Plain) -> bytes:
+    """Of what is plain as it stands."""
+    packed: bytes = msgpack.packb(plain, use_bin_type=True)
+    return packed
+
+
 def from_plain(kind: type[T], plain: Plain) -> T:
     """The value of type `kind` that was unpacked as `plain`."""
     try:

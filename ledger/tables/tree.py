@@ -11,6 +11,7 @@ and only what lies above the buckets is held in memory.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -36,8 +37,14 @@ Row: TypeAlias = tuple[bytes, bytes, bytes]  # path, key, encoded value
 Change: TypeAlias = tuple[bytes, bytes, "bytes | None"]  # the same; None: the row goes
 Read: TypeAlias = Callable[[int, bytes], bytes]  # the data of the bucket in this slot, which has this hash
 
+Hashed: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of a bucket's rows: their paths, and the hashes of the rows
+
+HASHED_MAX: Final = 4_096  # buckets, about 8 MB: some batches of curation, whose tasks are begun, answered and settled
+_recent: dict[bytes, Hashed] = {}  # by the bucket's hash, which says all of it: whoever asks may have it
+
 _sha256 = hashlib.sha256
 _ROW, _BRANCH = b"folkmoot/row\x00", b"folkmoot/branch\x00"
+_BRANCH_EMPTY = _BRANCH + EMPTY
 
 
 def path_of(key: bytes) -> bytes:
@@ -153,40 +160,72 @@ def changed(node: Node, changes: Sequence[Change], read: Read, depth: int = 0) -
     """The tree after `changes`, which ascend by path, each path once. What is not changed is the very same."""
     if not changes:
         return node
-    if node is not None and len(node) == 5:
-        half = middle(changes, depth)
-        left = changed(node[3], changes[:half], read, depth + 1)
-        right = changed(node[4], changes[half:], read, depth + 1)
-        return node if left is node[3] and right is node[4] else joined(left, right, read)
-    rows = {row[0]: row for row in rows_of(node, read)}
-    differs = False
+    if node is None or len(node) != 5:
+        return _bucket_changed(node, changes, read, depth)
+    left, right = node[3], node[4]
+    half = middle(changes, depth)
+    if half:
+        left = changed(left, changes[:half] if half < len(changes) else changes, read, depth + 1)
+    if half < len(changes):
+        right = changed(right, changes[half:] if half else changes, read, depth + 1)
+    return node if left is node[3] and right is node[4] else joined(left, right, read)
+
+
+def _bucket_changed(node: Bucket | None, changes: Sequence[Change], read: Read, depth: int) -> Node:
+    data = flat(node, read) if node is not None else []
+    known_paths, known_hashes = _hashed(node, data) if node is not None else ((), ())
+    paths, hashes, differs = list(known_paths), list(known_hashes), False
     for path, key, value in changes:
-        before = rows.get(path)
-        if value is None:
-            differs |= rows.pop(path, None) is not None
-        elif before is None or before[2] != value:
-            differs, rows[path] = True, (path, key, value)
-    return built(sorted(rows.values()), depth) if differs else node
+        place = bisect_left(paths, path)
+        row = slice(2 * place, 2 * place + 2)
+        if not (place < len(paths) and paths[place] == path):
+            if value is not None:
+                paths.insert(place, path)
+                hashes.insert(place, row_hash(path, value))
+                data[row.start : row.start] = (key, value)
+                differs = True
+        elif value is None:
+            del paths[place], hashes[place], data[row]
+            differs = True
+        elif data[row.start + 1] != value:
+            hashes[place], data[row.start + 1] = row_hash(path, value), value
+            differs = True
+    return _built(paths, hashes, data, depth) if differs else node
+
+
+def _hashed(bucket: Bucket, data: Sequence[bytes]) -> Hashed:
+    """The paths of a bucket's rows, and their hashes. They are kept: a row that has changed soon changes again."""
+    found = _recent.get(bucket[0])
+    if found is None:
+        paths = [_sha256(key).digest() for key in data[::2]]
+        hashes = [_sha256(_ROW + path + _sha256(value).digest()).digest() for path, value in zip(paths, data[1::2], strict=True)]
+        found = paths, hashes
+    return found
+
+
+def _keep(hash: bytes, paths: Sequence[bytes], hashes: Sequence[bytes]) -> None:
+    if len(_recent) >= HASHED_MAX:
+        _recent.clear()
+    _recent[hash] = paths, hashes
 
 
 def built(rows: Sequence[Row], depth: int = 0) -> Node:
     """The subtree at `depth` of these rows, which ascend by path."""
-    return _built(rows, [_sha256(_ROW + path + _sha256(value).digest()).digest() for path, _, value in rows], depth)
+    paths = [row[0] for row in rows]
+    hashes = [row_hash(path, value) for path, _, value in rows]
+    return _built(paths, hashes, [part for _, key, value in rows for part in (key, value)], depth)
 
 
-def _built(rows: Sequence[Row], hashes: Sequence[bytes], depth: int) -> Node:
-    if not rows:
+def _built(paths: Sequence[bytes], hashes: Sequence[bytes], data: Sequence[bytes], depth: int) -> Node:
+    if not paths:
         return None
-    if len(rows) > BUCKET_ROWS_MAX:
-        half = middle(rows, depth)
-        left = _built(rows[:half], hashes[:half], depth + 1)
-        return branch(left, _built(rows[half:], hashes[half:], depth + 1))
-    data: list[bytes] = []
-    size = 0
-    for _, key, value in rows:
-        data += (key, value)
-        size += row_size(key, value)
-    return folded([row[0] for row in rows], hashes, depth), len(rows), size, codec.encode(data)
+    if len(paths) > BUCKET_ROWS_MAX:
+        half = _half(paths, depth, 0, len(paths))
+        left = _built(paths[:half], hashes[:half], data[: 2 * half], depth + 1)
+        return branch(left, _built(paths[half:], hashes[half:], data[2 * half :], depth + 1))
+    hash, size = folded(paths, hashes, depth), sum(map(len, data)) + ROW_HEADS_BYTES * len(paths)
+    _keep(hash, paths, hashes)
+    return hash, len(paths), size, codec.pack(data)
 
 
 def joined(left: Node, right: Node, read: Read) -> Node:
@@ -211,19 +250,36 @@ def folded(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int) -> bytes
     """The hash of a subtree at `depth`, from the hashes of its rows."""
     if len(paths) < 2:
         return hashes[0] if hashes else EMPTY
+    return _fold(paths, hashes, depth, 0, len(paths))
+
+
+def _fold(paths: Sequence[bytes], hashes: Sequence[bytes], depth: int, low: int, high: int) -> bytes:
+    """Of the rows from `low` up to before `high`, which are at least two.
+
+    This is where a block spends most of its time: what is one row or none is not worth a call.
+    """
     byte, mask = depth >> 3, 0x80 >> (depth & 7)
-    half = 0
-    for path in paths:
-        if path[byte] & mask:
-            break
+    half = low
+    while half < high and not paths[half][byte] & mask:
         half += 1
-    # This is where a block spends most of its time: what is one row or none is not worth a call.
-    left = right = EMPTY
-    if half:
-        left = hashes[0] if half == 1 else folded(paths[:half], hashes[:half], depth + 1)
-    if beside := len(paths) - half:
-        right = hashes[-1] if beside == 1 else folded(paths[half:], hashes[half:], depth + 1)
+    if half == low:
+        return _sha256(_BRANCH_EMPTY + _fold(paths, hashes, depth + 1, low, high)).digest()
+    if half == high:
+        return _sha256(_BRANCH + _fold(paths, hashes, depth + 1, low, high) + EMPTY).digest()
+    left = hashes[low] if half == low + 1 else _fold(paths, hashes, depth + 1, low, half)
+    right = hashes[half] if half == high - 1 else _fold(paths, hashes, depth + 1, half, high)
     return _sha256(_BRANCH + left + right).digest()
+
+
+def _half(paths: Sequence[bytes], depth: int, low: int, high: int) -> int:
+    byte, mask = depth >> 3, 0x80 >> (depth & 7)
+    while low < high:
+        half = (low + high) // 2
+        if paths[half][byte] & mask:
+            high = half
+        else:
+            low = half + 1
+    return low
 
 
 def middle(items: Sequence[tuple[bytes, *tuple[Any, ...]]], depth: int) -> int:
