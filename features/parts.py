@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ledger.core.module import View
-from protocol.api import StatsView
+from protocol.api import PeerApi
 from protocol.identity import Signed
 from protocol.messages import Transaction
 
@@ -77,8 +77,9 @@ class Desk(Protocol):
     def keep(self, data: bytes) -> bytes:
         """Keeps a blob, which others may fetch; its digest. It waits for the disk."""
 
-    async def stats(self) -> StatsView:
-        """What this peer says of itself to its operator."""
+    @property
+    def api(self) -> PeerApi:
+        """What this peer answers to its operator."""
 
     def tell(self, text: str) -> None:
         """One line for the log, the prompt and the event stream."""

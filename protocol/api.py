@@ -123,6 +123,43 @@ class StatsView:
     standing: StandingView | None = None  # this peer's own; None: no sampled audit has been about it or by it
 
 
+class Severity(enum.StrEnum):
+    """The gravest first."""
+
+    CRITICAL = "critical"  # nothing is decided, or this peer takes no part
+    WARNING = "warning"  # it will get worse, unless somebody does something
+    INFO = "info"
+
+
+class Cause(enum.StrEnum):
+    HALTED = "halted"
+    DISPUTED = "disputed"
+    NO_QUORUM = "no-quorum"
+    STALLED = "stalled"
+    BEHIND = "behind"
+    DISK_LOW = "disk-low"
+    WORKER_GONE = "worker-gone"
+    LIAR_FOUND = "liar-found"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertView:
+    """What the operator should know: there is one for each cause and whom it is about, as long as the cause holds."""
+
+    cause: str  # of `Cause`
+    about: str  # peer id; empty: this peer, or the network
+    severity: str  # of `Severity`
+    text: str
+    since_ms: int = 0  # when this peer saw it first
+
+
+@dataclass(frozen=True, slots=True)
+class DiskView:
+    used_bytes: int  # by the data directory
+    free_bytes: int
+    total_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class JobView:
     job: str
@@ -158,6 +195,22 @@ class RoundView:
     training_nats: float | None  # this trainer's own loss
     seconds: float | None  # since the round opened here; like the next, None where the round was only replayed
     decision_ms: float | None  # from the closing block's first sight here to its certificate
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVotesView:
+    """Who voted what in one round, open or closed."""
+
+    job: str
+    round: int
+    phase: str  # training, voting, closing, closed
+    height: int | None  # of the block that closed it; None: it is open
+    quorum: int  # ballots that a closing needs; 0 once it is closed
+    voters: tuple[str, ...]  # peer ids, as in all that follows; none once it is closed, like the next
+    trainers: tuple[str, ...]  # whose proposals are waited for
+    proposed: tuple[str, ...]
+    votes: dict[str, dict[str, str]]  # voter -> trainer -> "accept", or the reason of the rejection
+    seconds: float | None = None  # since it was opened here; None: it is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +255,35 @@ class AuditsView:
     standings: tuple[StandingView, ...]
     log: tuple[AuditView, ...]  # the oldest first
     suspended: tuple[SuspensionView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """A decided block without its body, and what shows that it was decided: docs/protocol/blocks.md says how to verify it."""
+
+    height: int
+    digest: str
+    time_ms: int
+    proposer: str  # peer id
+    view: int  # in which it was decided
+    signers: tuple[str, ...]  # peer ids
+    voters_count: int
+    quorum: int
+    certified_root: str  # the state root after the height before: the signers of this block sign that too
+    own_root: str  # what this peer itself computed for that height; empty: not kept
+    body_bytes: int
+    header: str  # hex, like the next two; these are the very bytes that are hashed and signed
+    certificate: str
+    voters: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """Text of a model, drawn by this peer on its way."""
+
+    job: str
+    round: int  # before which the model stood so
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +369,19 @@ class ThisPeerCalls(Protocol):
         """Events numbered above `after` (negative: the last ones); waits up to `wait_seconds` for the first."""
         ...
 
+    async def alerts(self) -> tuple[AlertView, ...]:
+        """What the operator should know now, the gravest first."""
+        ...
+
+    async def disk(self) -> DiskView: ...
+
     async def stop(self) -> None: ...
+
+
+class BlockCalls(Protocol):
+    async def block(self, height: int) -> BlockView:
+        """A decided block with its certificate; height 0: the last one."""
+        ...
 
 
 class MemberCalls(Protocol):
@@ -327,6 +421,10 @@ class JobCalls(Protocol):
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]: ...
 
+    async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
+        """Of so many rounds closed last, the oldest first, and of all that are open."""
+        ...
+
     async def train(self, request: TrainRequest) -> str:
         """Puts a job on the log and returns its id once it is decided."""
         ...
@@ -353,6 +451,10 @@ class AuditCalls(Protocol):
 class ModelCalls(Protocol):
     async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
 
+    async def samples(self) -> tuple[SampleView, ...]:
+        """What this peer keeps of each job's models while it trains, the oldest first; none where it does not."""
+        ...
+
     async def export(self, path: str) -> ExportView: ...
 
 
@@ -372,5 +474,7 @@ class NetworkCalls(Protocol):
         ...
 
 
-class PeerApi(ThisPeerCalls, MemberCalls, JoiningCalls, JobCalls, AuditCalls, ModelCalls, TableCalls, NetworkCalls, Protocol):
+class PeerApi(
+    ThisPeerCalls, BlockCalls, MemberCalls, JoiningCalls, JobCalls, AuditCalls, ModelCalls, TableCalls, NetworkCalls, Protocol
+):
     """Every call that a peer answers, whatever its features."""

@@ -449,6 +449,11 @@ class Store:
         """The state root that this peer itself computed after each height."""
         return dict(self._sealed("roots", "ORDER BY height"))
 
+    def root(self, height: int) -> bytes | None:
+        """The same of one height; None where a snapshot was restored."""
+        rows = self._sealed("roots", "WHERE height = ?", height)
+        return rows[0][1] if rows else None
+
     def rounds(self, last: int) -> list[StoredRound]:
         """The rounds closed last, oldest first."""
         rows = self._sealed("rounds", "ORDER BY height DESC, job DESC LIMIT ?", last)

@@ -82,13 +82,13 @@ def _counted(answers: Counter[int]) -> Any:
 
 
 async def _answer(route: Route, call: Callable[..., Awaitable[Any]], request: web.Request) -> web.StreamResponse:
-    given = {"token": defence.token_of(request)} if route.who else {}
+    given = {"token": defence.token_of(request, route.who)} if route.who else {}
     given |= read_all(route.ids, request.match_info) | read_all(route.query, request.query)
     if route.body:
         given |= read_all(route.body, await _body(request))
     if route.cookie == SETS:
         defence.require_own_origin(request)
-        given["before"] = request.cookies.get(defence.COOKIE, "")
+        given["before"] = request.cookies.get(defence.COOKIES[route.of], "")
     said: Json | Text | tuple[int, Json] = await call(**given)
     if isinstance(said, Text):
         return web.Response(text=said.text, content_type=said.content_type, status=route.status)
@@ -96,9 +96,9 @@ async def _answer(route: Route, call: Callable[..., Awaitable[Any]], request: we
     token = body.pop("token") if route.cookie == SETS else ""
     response = web.json_response(body, status=status)
     if route.cookie == SETS:
-        defence.keep(request, response, token, body["seconds"])
+        defence.keep(request, response, route.of, token, body["seconds"])
     elif route.cookie == ENDS:
-        defence.drop(request, response)
+        defence.drop(request, response, route.of)
     return response
 
 

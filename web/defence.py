@@ -11,7 +11,7 @@ from aiohttp import web
 
 from web.problems import Problem
 
-COOKIE: Final = "folkmoot"
+COOKIES: Final = {"annotator": "folkmoot", "operator": "folkmoot-operator"}  # one browser may be both
 HEADER: Final = "X-Folkmoot"  # that no form sends, and no foreign script without asking first
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
 
@@ -41,12 +41,15 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def token_of(request: web.Request) -> str:
-    """Of a header that a program sets; or of the cookie, which a browser sends with whatever page asks."""
+def token_of(request: web.Request, who: str) -> str:
+    """Of a header that a program sets; or of the cookie, which a browser sends with whatever page asks.
+
+    An annotator who asks what is an operator's is told so: it comes with the annotator's cookie.
+    """
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token
-    token = request.cookies.get(COOKIE, "")
+    token = request.cookies.get(COOKIES[who]) or request.cookies.get(COOKIES["annotator"], "")
     if not token:
         raise Problem("unauthorized", "say `Authorization: Bearer` and a token, or sign in")
     if request.method not in SAFE:
@@ -65,9 +68,9 @@ def require_own_origin(request: web.Request) -> None:
         raise Problem("forbidden", "this call comes from a page of another site")
 
 
-def keep(request: web.Request, response: web.StreamResponse, token: str, seconds: int) -> None:
-    response.set_cookie(COOKIE, token, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=request.secure)
+def keep(request: web.Request, response: web.StreamResponse, who: str, token: str, seconds: int) -> None:
+    response.set_cookie(COOKIES[who], token, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=request.secure)
 
 
-def drop(request: web.Request, response: web.StreamResponse) -> None:
-    response.del_cookie(COOKIE, path="/", httponly=True, samesite="Strict", secure=request.secure)
+def drop(request: web.Request, response: web.StreamResponse, who: str) -> None:
+    response.del_cookie(COOKIES[who], path="/", httponly=True, samesite="Strict", secure=request.secure)

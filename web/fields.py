@@ -91,6 +91,11 @@ TEXTS: Final = Kind(
     lambda value: isinstance(value, list) and all(map(LINE.fits, value)),
     tuple,
 )
+TEXTS_BY_NAME: Final = Kind(
+    "an object of at most 32 texts",
+    {"type": "object", "maxProperties": 32, "additionalProperties": LINE.schema},
+    lambda value: isinstance(value, dict) and len(value) <= 32 and all(map(LINE.fits, (*value, *value.values()))),
+)
 OBJECTS: Final = Kind(
     "an array of JSON objects",
     {"type": "array", "items": {"type": "object"}},

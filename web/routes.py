@@ -11,8 +11,22 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from curation.formats import FORMATS
-from curation.limits import KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, PRICE_MAX, VOTES_MAX
-from web.fields import FLAG, LINE, NEEDED, OBJECTS, TEXT, TEXTS, Field, hexadecimal, one_of, whole, whole_in_query, wholes
+from curation.limits import ANNOTATORS_MAX, KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, PRICE_MAX, VOTES_MAX
+from web.fields import (
+    FLAG,
+    LINE,
+    NEEDED,
+    OBJECTS,
+    TEXT,
+    TEXTS,
+    TEXTS_BY_NAME,
+    Field,
+    hexadecimal,
+    one_of,
+    whole,
+    whole_in_query,
+    wholes,
+)
 from web.listening import LISTENERS_MAX
 from web.pages import PAGES, START
 from web.problems import STATUS
@@ -48,6 +62,7 @@ class Route:
     query: tuple[Field, ...] = ()
     body: tuple[Field, ...] = ()
     cookie: str = ""
+    of: str = ANNOTATOR  # whose cookie
     replies: Mapping[int, Reply]
     codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
 
@@ -231,6 +246,77 @@ ROUTES: Final = (
         )
     ),
     Route(
+        call="operator_sign_in", method="POST", path="/api/v1/admin/sign-in", about="begins a session of an operator's browser",
+        body=(Field("token", TEXT, "of `peer web token`"),), cookie=SETS, of=OPERATOR,
+        replies={201: Reply("operator seconds", "that the session lasts; its token comes as the cookie `folkmoot-operator`")},
+        codes={"unauthorized": "", "forbidden": "from another site's page"},
+    ),
+    Route(
+        call="operator_sign_out", method="POST", path="/api/v1/admin/sign-out", who=OPERATOR, about="ends it", cookie=ENDS,
+        of=OPERATOR, replies={200: Reply("", "an empty object")},
+    ),
+    Route(
+        call="admin_health", method="GET", path="/api/v1/admin/health", who=OPERATOR, about="how this peer is",
+        replies={200: Reply(
+            "state problem height behind decided_seconds_ago links uptime_seconds memory_bytes disk queues versions"
+        )},
+    ),
+    Route(
+        call="alerts", method="GET", path="/api/v1/admin/alerts", who=OPERATOR, about="what an operator should look at",
+        replies={200: Reply("alerts", (
+            "that are on, the gravest first; of each `severity` (`critical`, `warning`, `info`), `cause`, `about`, `text`, "
+            "`since_ms`"
+        ))},
+    ),
+    Route(
+        call="people", method="GET", path="/api/v1/admin/people", who=OPERATOR, about="annotators of the network",
+        query=(
+            Field("search", TEXT, "in names, or the beginning of a key", default=""),
+            Field("offset", whole_in_query(0, ANNOTATORS_MAX), default=0), Field("limit", whole_in_query(1, 100), default=50),
+        ),
+        replies={200: Reply("count people", (
+            "; of each `annotator`, `name`, `custodial`, `is_here`, `answers`, `accepted`, `points`, `leases`, `agreement` with "
+            "labels, `weight` at closes (both null: not known yet), `is_refused` at this peer"
+        ))},
+    ),
+    Route(
+        call="invite", method="POST", path="/api/v1/admin/invite", who=OPERATOR, about="makes an invitation",
+        replies={201: Reply("invitation path", "; it enrols one annotator")},
+    ),
+    *(
+        Route(
+            call=call, method="POST", path=f"/api/v1/admin/people/{{annotator}}/{call}", who=OPERATOR, about=about,
+            ids=_id("annotator"), replies={200: Reply("annotator is_refused")}, codes={"not-found": ""},
+        )
+        for call, about in (("refuse", "gives an annotator no more tasks here"), ("allow", "gives it tasks again"))
+    ),
+    Route(
+        call="operator_log", method="GET", path="/api/v1/admin/log", who=OPERATOR,
+        about="what operators did here, the newest first",
+        query=(
+            Field("before", whole_in_query(0, 2**53 - 1), "that `number`", default=0),
+            Field("limit", whole_in_query(1, 200), default=50),
+        ),
+        replies={200: Reply("entries", "; of each `number`, `at_ms`, `operator`, `action`, `about`, `result`")},
+    ),
+    Route(
+        call="jobs", method="GET", path="/api/v1/admin/jobs", who=OPERATOR, about="jobs of the network",
+        replies={200: Reply("jobs", "as of `peer jobs --json`")},
+    ),
+    Route(
+        call="train", method="POST", path="/api/v1/admin/jobs", who=OPERATOR, about="starts a job",
+        body=(
+            Field("name", LINE), Field("data", one_of("built-in", "local"), default="built-in"),
+            Field("rounds", whole(1, 1_000_000)),
+            Field("overrides", TEXTS_BY_NAME, "of other fields of a job, as of `peer train --set`", default=()),
+        ),
+        replies={201: Reply("job")}, codes={"refused": "also for a field that is none"},
+    ),
+    Route(
+        call="cancel", method="POST", path="/api/v1/admin/jobs/{job}/cancel", who=OPERATOR, about="asks for a job's end",
+        ids=_id("job"), replies={200: Reply("said", ", what came of it")}, codes={"refused": ""},
+    ),
+    Route(
         call="events", method="GET", path="/api/v1/events", about="what happens, as it does",
         replies={200: Reply("", "a stream of [server-sent events](#events)", "text/event-stream")},
         codes={"too-many": f"above {LISTENERS_MAX} listeners"},
@@ -282,9 +368,9 @@ def _sends(route: Route) -> str:
 
 
 def _shown(item: Field) -> str:
-    default = {NEEDED: "", None: " (custodial: none)", False: " (else false)", "": " (else empty)", (): " (else none)"}.get(
-        item.default, f" (else {item.default})"
-    )
+    shown = {NEEDED: "", None: " (custodial: none)", False: " (else false)", "": " (else empty)", (): " (else none)"}
+    is_number = type(item.default) is int  # 0 is no False
+    default = f" (else {item.default})" if is_number else shown.get(item.default, f" (else {item.default})")
     kind = "" if item.kind in (KEY, SIGNATURE, TIME, FLAG, LINE, TEXT) or item.about else f" {item.kind.says}"
     return f"`{item.name}`{kind}{' ' * bool(item.about)}{item.about}{default}"
 

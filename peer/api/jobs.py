@@ -10,19 +10,24 @@ import trio
 from consensus.voters import VoterSet
 from ledger.audits.state import JobAudits
 from ledger.jobs import Job, Phase, Start, Stop, Waiting, job_id
+from ledger.state import decode_body
 from peer.api.naming import find_job
 from peer.api.new_job import LOCAL, job_spec
 from peer.api.running import RunningPeer
-from protocol.api import JobCalls, JobView, RoundView, TrainRequest
+from protocol import codec
+from protocol.api import JobCalls, JobView, RoundView, RoundVotesView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import peer_id
-from protocol.reasons import Verdict, shown
+from protocol.messages import Ballot
+from protocol.reasons import Verdict, label, shown
+from rounds.ballots import RoundBook, settled
 from storage.store import StoredRound
 from training.data import corpus as data
 from training.replicated.aggregate import is_plain_mean
 from training.spec import JobSpec
 
 ROUNDS_SHOWN_MAX = 10_000
+VOTES_SHOWN_MAX = 100  # each is read from the block that closed the round
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,58 @@ class JobAnswers(JobCalls):
                 )
             )
         return tuple(views)
+
+    async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
+        store = self.peer.driver.store
+        stored = await trio.to_thread.run_sync(store.rounds, max(1, min(last, VOTES_SHOWN_MAX)))
+        closed = [await trio.to_thread.run_sync(self._closed_votes, item) for item in stored]
+        return (*filter(None, closed), *map(self._open_votes, self.peer.driver.rounds.books.values()))
+
+    def _closed_votes(self, item: StoredRound) -> RoundVotesView | None:
+        """From the block that closed the round; None where this peer has not that block."""
+        decided = self.peer.driver.store.decision(item.height)
+        if decided is None:
+            return None
+        closing = next(closing for closing in decode_body(decided.decode().body).closings if closing.job == item.job)
+        ballots = {signed.signer: codec.decode_message(signed.body, (Ballot,)) for signed in closing.ballots}
+        return RoundVotesView(
+            job=item.job.hex(),
+            round=item.round,
+            phase="closed",
+            height=item.height,
+            quorum=0,
+            voters=(),
+            trainers=(),
+            proposed=tuple({peer_id(judgement.trainer): None for ballot in ballots.values() for judgement in ballot.judgements}),
+            votes=self._said(item.job, ballots),
+        )
+
+    def _open_votes(self, book: RoundBook) -> RoundVotesView:
+        terms, driver = book.terms, self.peer.driver
+        waits = not book.ballots and not book.proposals.keys() >= book.awaited
+        phase = (
+            "training" if waits else "closing" if len(book.ballots) >= terms.quorum and settled(terms, book.ballots) else "voting"
+        )
+        return RoundVotesView(
+            job=terms.job.hex(),
+            round=terms.round,
+            phase=phase,
+            height=None,
+            quorum=terms.quorum,
+            voters=tuple(map(peer_id, sorted(terms.voters))),
+            trainers=tuple(map(peer_id, sorted(terms.trainers & book.awaited | book.proposals.keys()))),
+            proposed=tuple(map(peer_id, sorted(book.proposals))),
+            votes=self._said(terms.job, book.ballots),
+            seconds=max(0.0, driver.now() - book.opened),
+        )
+
+    def _said(self, job: bytes, ballots: Mapping[bytes, Ballot]) -> dict[str, dict[str, str]]:
+        known = self.peer.driver.state.jobs.jobs.get(job)
+        own = JobSpec.decode(known.spec).kind.labels if known else ()
+        return {
+            peer_id(voter): {peer_id(judged.trainer): label(judged.verdict, own) for judged in ballot.judgements}
+            for voter, ballot in sorted(ballots.items())
+        }
 
     def _is_plain_mean(self, closed: StoredRound) -> bool:
         job = self.peer.driver.state.jobs.jobs.get(closed.job)

@@ -10,7 +10,8 @@ import trio
 from ledger.jobs import Job
 from peer.api.running import RunningPeer
 from peer.export.writing import export, exported_state, missing_payloads
-from protocol.api import ExportView, ModelCalls
+from peer.roles import samples
+from protocol.api import ExportView, ModelCalls, SampleView
 from protocol.errors import UserError
 from training import tasks
 from training.spec import JobSpec
@@ -32,6 +33,13 @@ class ModelAnswers(ModelCalls):
         directory = str(self.peer.driver.host.directory(key, job.round))
         done = await computing.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
         return done.text.decode(errors="replace")
+
+    async def samples(self) -> tuple[SampleView, ...]:
+        computing = self.peer.driver.workshop.role.computing
+        if computing is None:
+            return ()
+        kept = await trio.to_thread.run_sync(samples.kept, computing.texts)
+        return tuple(SampleView(job, round, text) for job, round, text in kept)
 
     def _latest_job(self) -> tuple[bytes, Job]:
         jobs = [

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from features.parts import Desk
 from ledger.audits.state import Due
 from ledger.core.genesis import Genesis
+from peer.api.causes import AlertBook
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.settings.config import Config
@@ -33,6 +34,7 @@ class RunningPeer:
     invited: InvitationBook
     started: float
     desk: Callable[[str], Desk]  # of a part
+    alerts: AlertBook = field(default_factory=AlertBook)
 
     @property
     def me(self) -> bytes:

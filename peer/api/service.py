@@ -7,6 +7,7 @@ from typing import cast
 from features.calls import under_one_roof
 from features.lazily import named
 from peer.api.audits import AuditAnswers
+from peer.api.blocks import BlockAnswers
 from peer.api.calls import calls
 from peer.api.jobs import JobAnswers
 from peer.api.joining import JoiningAnswers
@@ -19,7 +20,17 @@ from peer.api.this_peer import ThisPeerAnswers
 from peer.features import FEATURES
 from protocol.api import PeerApi
 
-PARTS = (ThisPeerAnswers, MemberAnswers, JoiningAnswers, JobAnswers, AuditAnswers, ModelAnswers, TableAnswers, NetworkAnswers)
+PARTS = (
+    ThisPeerAnswers,
+    BlockAnswers,
+    MemberAnswers,
+    JoiningAnswers,
+    JobAnswers,
+    AuditAnswers,
+    ModelAnswers,
+    TableAnswers,
+    NetworkAnswers,
+)
 
 
 def service(peer: RunningPeer) -> PeerApi:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 import trio
 
 from consensus.voters import VoterSet
 from ledger.state import State
 from peer.api.audits import standing_of
+from peer.api.causes import Look, causes
 from peer.api.memory import process_memory_mb
 from peer.api.running import RunningPeer
 from peer.driver.auditing import suspension
@@ -20,7 +24,7 @@ from peer.driver.condition import heights_behind, state_of, why_stalled
 from peer.driver.membership import NOT_DECIDED
 from peer.driver.witness import why_disputed, why_halted, why_waiting
 from peer.worker.supervisor import Worker
-from protocol.api import DialView, EventView, StatsView, StatusView, ThisPeerCalls
+from protocol.api import AlertView, DialView, DiskView, EventView, StatsView, StatusView, ThisPeerCalls
 from protocol.identity import peer_id
 from transport.network import DialInfo, Priority
 
@@ -111,6 +115,23 @@ class ThisPeerAnswers(ThisPeerCalls):
     async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
         return await self.peer.driver.events.after(after, min(wait_seconds, 60.0))
 
+    async def alerts(self) -> tuple[AlertView, ...]:
+        state, folder = self.peer.driver.state, self.peer.config.data_directory
+        members = state.members.members
+        look = Look(
+            status=await self.status(),
+            worker=_worker_state(self.peer.worker),
+            free_bytes=(await trio.to_thread.run_sync(shutil.disk_usage, folder)).free,
+            expelled={peer_id(key): member.expelled for key, member in members.items() if member.expelled is not None},
+            suspended=_suspended(state),
+        )
+        return self.peer.alerts.note(causes(look), time.time_ns() // 1_000_000)
+
+    async def disk(self) -> DiskView:
+        folder = Path(self.peer.config.data_directory)
+        usage = await trio.to_thread.run_sync(shutil.disk_usage, folder)
+        return DiskView(await trio.to_thread.run_sync(_used_bytes, folder), usage.free, usage.total)
+
     async def stop(self) -> None:
         self.peer.stop_daemon()
 
@@ -118,6 +139,22 @@ class ThisPeerAnswers(ThisPeerCalls):
 def unaudited(state: State) -> tuple[str, ...]:
     """Names of running jobs whose updates nobody re-executes, neither before a ballot nor after a round."""
     return tuple(job.name for key, job in state.jobs.running().items() if not job.audited and key not in state.audits.jobs)
+
+
+def _suspended(state: State) -> dict[str, str]:
+    """By trainer, a running job in which it may not train for now."""
+    running = state.jobs.running()
+    audits = ((job, state.audits.jobs[key].suspended) for key, job in running.items() if key in state.audits.jobs)
+    return {peer_id(who): job.name for job, suspended in audits for who, until in suspended.items() if until > job.round}
+
+
+def _used_bytes(folder: Path) -> int:
+    """Files come and go meanwhile."""
+    used = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            used += path.lstat().st_size
+    return used
 
 
 def _worker_state(worker: Worker | None) -> str:

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 from features.names import SHORT, Names
 from features.tables import Column, Fitted, Pairs, counted
 from protocol.api import (
+    AlertView,
     AuditView,
+    BlockView,
+    DiskView,
     EventView,
     InvitationView,
     JobView,
     ModuleView,
     PeerView,
     RoundView,
+    RoundVotesView,
     StandingView,
     StatsView,
     StatusView,
@@ -144,6 +148,53 @@ def proven_row(found: RowVerdict) -> Pairs:
             "value": _row(found) if found.has_row else "none: this key has no row",
         }
     )
+
+
+def alerts(found: Iterable[AlertView], names: Names) -> Fitted:
+    table = Fitted("severity", "cause", Column("what", wraps=True), Column("since", spare=1))
+    for alert in found:
+        what = f"{names[alert.about]} {alert.text}" if alert.about else alert.text
+        table.add_row(alert.severity, alert.cause, what, _moment(alert.since_ms))
+    return table
+
+
+def disk(view: DiskView) -> Pairs:
+    free = f"{_mebibytes(view.free_bytes)} of {_mebibytes(view.total_bytes)}"
+    return Pairs({"data directory": _mebibytes(view.used_bytes), "free": free})
+
+
+def block(view: BlockView, names: Names) -> Pairs:
+    own = {view.certified_root: "the same", "": "not kept"}.get(view.own_root, view.own_root)
+    return Pairs(
+        {
+            "height": f"{view.height}, decided in view {view.view}",
+            "digest": view.digest,
+            "time": _moment(view.time_ms),
+            "proposed by": names[view.proposer],
+            "signed by": f"{' '.join(names[peer] for peer in view.signers)}; {view.quorum} of {view.voters_count} decide",
+            "certified root": f"{view.certified_root} after height {view.height - 1}",
+            "this peer's": own,
+            "body": f"{view.body_bytes} bytes",
+            "header": view.header,
+            "certificate": view.certificate,
+            "voters": view.voters,
+        }
+    )
+
+
+def votes(found: Iterable[RoundVotesView], names: Names) -> Fitted:
+    table = Fitted("round", "phase", "voter", Column("says", wraps=True))
+    for view in found:
+        which, phase = f"{view.round} {short(view.job)}", view.phase + (f" at {view.height}" if view.height else "")
+        for voter, said in view.votes.items():
+            table.add_row(which, phase, names[voter], "; ".join(f"{names[who]}: {verdict}" for who, verdict in said.items()))
+        if not view.votes:
+            table.add_row(which, phase, "–", "no ballot yet")
+    return table
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count >> 20} MiB"
 
 
 def _moment(ms: int) -> str:

@@ -52,6 +52,7 @@ from transport.swarm import Swarm
 
 log = logging.getLogger("peer")
 
+ALERT_SECONDS = 1.0  # between looks at what the operator should know
 STOP_SECONDS = 5.0  # for the parts to end after they were asked to
 
 
@@ -113,7 +114,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         )
 
         def desk(part: str) -> DriverDesk:
-            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api.stats)
+            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api)
 
         api = service(
             RunningPeer(
@@ -145,6 +146,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                         agreeing.start_soon(UpgradeNews(driver).run)
                         agreeing.start_soon(Keeping(driver).run)
                         agreeing.start_soon(auditing.run)
+                        agreeing.start_soon(_watch, api)
                         agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
                         async with trio.open_nursery() as talking:
                             for part in parts:
@@ -157,6 +159,13 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 outer.cancel_scope.cancel()
         finally:
             store.close()
+
+
+async def _watch(api: PeerApi) -> None:
+    """So that an alert is dated when it comes, whoever asks for it and whenever."""
+    while True:
+        await api.alerts()
+        await trio.sleep(ALERT_SECONDS)
 
 
 def _of_members(network: Swarm, driver: Driver) -> dict[bytes, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.settings.config import Config
 from protocol import messages
-from protocol.api import StatsView
+from protocol.api import PeerApi
 from protocol.identity import Signed, sign
 
 PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(tag := getattr(kind, "TAG", None), str))
@@ -28,7 +28,7 @@ class DriverDesk:
     author: Author
     folders: Path
     unseal: Callable[[bytes], bytes | None]
-    ask_stats: Callable[[], Awaitable[StatsView]]
+    api: PeerApi
 
     @property
     def me(self) -> bytes:
@@ -95,9 +95,6 @@ class DriverDesk:
 
     def keep(self, data: bytes) -> bytes:
         return self.driver.blobs.add(data)
-
-    async def stats(self) -> StatsView:
-        return await self.ask_stats()
 
     def tell(self, text: str) -> None:
         self.driver.events.add(self.part, text)

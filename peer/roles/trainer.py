@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import trio
 
+from peer.roles import samples
 from peer.roles.base import Computing, Judged, OpenRound, Round
 from peer.roles.voter import Voter, audit_request, propose_request, publish, read_fetched, replayed
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
@@ -112,7 +113,7 @@ class Trainer(Voter):
                 await self._open(round)
                 while self.evaluates and (newest := job.to_evaluate) is not None:
                     job.to_evaluate = None
-                    await trio.sleep(EVALUATION_REST * await self._evaluate(newest))
+                    await trio.sleep(EVALUATION_REST * (await self._evaluate(newest) + await self._sample(newest)))
         finally:
             job.observed, job.to_evaluate = False, None
 
@@ -127,6 +128,20 @@ class Trainer(Voter):
         if done.figure is not None:
             await round.measured(round.spec.kind.figure, done.figure)
         return done.seconds
+
+    async def _sample(self, round: OpenRound) -> float:
+        """Keeps some text of the model where that is due; how many seconds it took."""
+        if not round.spec.kind.makes_text or not samples.is_due(self.texts, round.job, round.number):
+            return 0.0
+        began, how = trio.current_time(), (samples.PROMPT, samples.TOKENS, samples.TEMPERATURE, samples.SEED)
+        try:
+            done = await self._until_alive(tasks.Generate(round.job, str(round.model_directory), *how))
+        except WorkerFailed:
+            if round.model_directory.exists():
+                raise
+            return 0.0  # pruned meanwhile
+        samples.keep(self.texts, round.job, round.number, done.text)
+        return trio.current_time() - began
 
     async def ask(self, round: Round, request: tasks.Request[R]) -> R:
         """The worker's reply. Cancelled with the round. Raises `WorkerFailed`."""

@@ -208,6 +208,8 @@ class Annotating:
 
     async def tasks(self, token: str, limit: int) -> Json:
         session = self._session(token)
+        if self._doors.is_refused(session.key):
+            raise Problem("forbidden", "the operator of this peer gives you no tasks any more: answers that you gave still count")
         deadline = trio.current_time() + TASKS_SECONDS
         wished = False
         while True:

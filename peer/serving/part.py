@@ -30,9 +30,11 @@ class Serve:
             # Only a peer that serves needs aiohttp, and pays for it.
             from peer.bridge import Bridge
             from peer.serving.accounts import Accounts
+            from peer.serving.administering import Administering
             from peer.serving.annotating import Annotating
             from peer.serving.custody import Custody
             from peer.serving.operating import Operating
+            from peer.serving.operators import Operators
             from peer.serving.watching import Watching
         except ModuleNotFoundError as error:
             self.desk.tell(f"annotators are not served: the package {error.name} is not installed; the extra `web` has it")
@@ -46,9 +48,16 @@ class Serve:
         host, port = parse_address(str(self.desk.setting(LISTEN)))
         doors, fetching = Doors(self.desk.folder), Fetching(self.desk)
         annotating = Annotating(self.desk, doors, fetching)
-        operating = Operating(self.desk, doors, annotating.is_annotator)
-        custody = Custody(self.desk, Accounts(self.desk.folder), annotating)
-        site = under_one_roof((annotating, operating, custody, Watching(self.desk, annotating.gatherer)))
+        operators = Operators(self.desk.folder, doors, annotating.is_annotator)
+        site = under_one_roof(
+            (
+                annotating,
+                Custody(self.desk, Accounts(self.desk.folder), annotating),
+                Operating(self.desk, operators),
+                Administering(self.desk, doors, operators, lambda: annotating.gatherer.waiting),
+                Watching(self.desk, annotating.gatherer),
+            )
+        )
         names = tuple(str(name).lower() for name in self.desk.setting("web_names"))
         async with trio.open_nursery() as nursery:
             try:

@@ -43,7 +43,7 @@ class Watching:
     async def _stats(self) -> StatsView:
         async with self._looking:
             if self._looked is None or self._looked[0] + LOOK_SECONDS < trio.current_time():
-                self._looked = trio.current_time(), await self._desk.stats()
+                self._looked = trio.current_time(), await self._desk.api.stats()
             return self._looked[1]
 
     async def news(self, after: int) -> Json:

@@ -8,8 +8,11 @@ import trio
 
 from curation.calls import ProjectView
 from protocol.api import (
+    AlertView,
     AuditsView,
     AuditView,
+    BlockView,
+    DiskView,
     EventView,
     ExportView,
     InvitationView,
@@ -18,7 +21,9 @@ from protocol.api import (
     ModuleView,
     PeerView,
     RoundView,
+    RoundVotesView,
     RowProofView,
+    SampleView,
     StandingView,
     StatsView,
     StatusView,
@@ -80,6 +85,20 @@ MODULES = (
     ModuleView("curation", "", "", 1, (), 2, 812, ("1 of the 3 voters needed want 3 from height 900",)),
 )
 
+ALERTS = (
+    AlertView("disk-low", "", "warning", "17 MiB are free on the disk of this peer", 1_700_000_000_000),
+    AlertView(
+        "liar-found", OTHER, "info", "expelled at height 9: it signed two statements that exclude each other", 1_700_000_000_000
+    ),
+)
+DISK = DiskView(5 << 20, 7 << 30, 9 << 30)
+SAMPLES = (SampleView("e" * 64, 10, "The Tsh"), SampleView("e" * 64, 20, "The end."))
+BLOCK = BlockView(12, "d" * 64, 1_700_000_000_000, ME, 1, (ME, OTHER), 4, 3, "f" * 64, "f" * 64, 3, "aa" * 8, "bb" * 8, "cc" * 8)
+VOTES = (
+    RoundVotesView("e" * 64, 2, "closed", 11, 0, (), (), (ME, OTHER), {ME: {ME: "accept", OTHER: "replay"}}),
+    RoundVotesView("e" * 64, 3, "training", None, 3, (ME, OTHER), (ME,), (), {}, 0.5),
+)
+
 
 @dataclass
 class FakeApi:
@@ -94,6 +113,21 @@ class FakeApi:
 
     async def stats(self) -> StatsView:
         return STATS
+
+    async def alerts(self) -> tuple[AlertView, ...]:
+        return ALERTS
+
+    async def disk(self) -> DiskView:
+        return DISK
+
+    async def block(self, height: int) -> BlockView:
+        return BLOCK
+
+    async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
+        return VOTES
+
+    async def samples(self) -> tuple[SampleView, ...]:
+        return SAMPLES
 
     async def peers(self) -> tuple[PeerView, ...]:
         return PEERS

@@ -16,7 +16,6 @@ from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import Phase, Start, job_id
 from peer.api.running import RunningPeer
 from peer.api.service import service
-from peer.api.this_peer import ThisPeerAnswers
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
 from peer.driver.desk import DriverDesk
@@ -120,9 +119,7 @@ def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = N
 
 def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> RunningPeer:
     def desk(part: str) -> DriverDesk:
-        return DriverDesk(
-            part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, ThisPeerAnswers(peer).stats
-        )
+        return DriverDesk(part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service(peer))
 
     peer = RunningPeer(
         config=Config(data_directory=seat.folder),

@@ -20,7 +20,24 @@ from peer.commands.words import words
 from protocol.api import EventView
 from protocol.errors import UserError
 from tests.peer import fake_api
-from tests.peer.fake_api import AUDITS, INVITATIONS, JOBS, ME, MODULES, PEERS, PROJECTS, ROUNDS, STATS, STATUS, FakeApi
+from tests.peer.fake_api import (
+    ALERTS,
+    AUDITS,
+    BLOCK,
+    DISK,
+    INVITATIONS,
+    JOBS,
+    ME,
+    MODULES,
+    PEERS,
+    PROJECTS,
+    ROUNDS,
+    SAMPLES,
+    STATS,
+    STATUS,
+    VOTES,
+    FakeApi,
+)
 from tests.peer.processes import environment
 
 Result = tuple[int, str, str]
@@ -222,6 +239,7 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
     place = ("--data-dir", str(tmp_path))
     views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS, "invitations": INVITATIONS}
     views |= {"audits": AUDITS, "log": events, "features": MODULES, "projects": PROJECTS}
+    views |= {"alerts": ALERTS, "disk": DISK, "block": BLOCK, "votes": VOTES, "samples": SAMPLES}
     assert set(views) == {name for name, word in words().items() if word.has_json}
     for command, view in views.items():
         told = [await on_thread(peer, *words, "--json", *place) for words in ((command,), ("console", command))]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 
+from peer.roles import samples
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer, _Job, require_space
@@ -244,6 +245,8 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     role.evaluates = True
 
     async def evaluate(request: Any) -> Any:
+        if isinstance(request, tasks.Generate):
+            return tasks.Generated(b"The end")
         assert isinstance(request, tasks.Evaluate)
         begun.append(trio.current_time())
         await trio.sleep(1.0)
@@ -255,6 +258,14 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
             nursery.start_soon(role.observe, world.round)
             await trio.sleep(0.1)
     assert begun == pytest.approx([begun[0], begun[0] + 4.0]), "the newest is measured in the end"
+    assert samples.kept(role.texts) == [(JOB.hex(), 0, "The end")]
+
+
+def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_path: Path) -> None:
+    for number in (0, 4, 9, 13, 19, 20, 21, 34):
+        if samples.is_due(tmp_path, JOB, number):
+            samples.keep(tmp_path, JOB, number, b"round %d" % number)
+    assert [(number, text) for _, number, text in samples.kept(tmp_path)] == [(20, "round 20"), (34, "round 34")]
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ async def founded(site: Site, token: str, **changes: Any) -> Any:
 
 
 async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
-    async with Room(tmp_path).serving() as (daemon, site):
+    async with Room(tmp_path).serving(role="full") as (daemon, site):
         token = await operator(daemon)
         project = (await founded(site, token))["project"]
         (ann,) = await enrolled(site, "ann")
@@ -55,8 +55,10 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "skip": {"reason": "unclear"},
             "found": {**PROJECT, "name": "more"},
             "add": {"tasks": TASKS},
+            "operator_sign_in": {"token": token},
+            "train": {"name": "proverbs", "rounds": 3, "overrides": {"liars": "0"}},
         }
-        ids = {"project": project, "annotation": first, "assignment": second}
+        ids = {"project": project, "annotation": first, "assignment": second, "annotator": ann.key.hex(), "job": "00" * 32}
         for route in sorted(ROUTES, key=lambda route: route.call == "sign_out"):  # the token is good until then
             if route.call == "events":
                 continue
@@ -71,6 +73,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
                 assert (reply.status, reply.code) == (403, "forbidden"), route
             reply = await said(site.ask, route.method, path, body, tokens.get(route.who, ""))
             assert reply.status in route.replies, (route, reply)
+            ids |= {"job": reply.body["job"]} if route.call == "train" else {}
             declared = route.replies[reply.status]
             assert set(declared.names.split()) <= set(reply.body if declared.names else ()), route
             content_type = reply.headers["content-type"].partition(";")[0]
@@ -163,15 +166,15 @@ async def test_an_operator_makes_a_project_adds_to_it_and_ends_it(tmp_path: Path
 async def test_tokens_end_with_their_day_and_when_they_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     doors = Doors(tmp_path)
     first, second = doors.operator(), doors.operator()
-    assert doors.is_operator(first) and doors.is_operator(second) and not doors.is_operator(first[:-1])
+    assert doors.operator_of(first) and doors.operator_of(second) and not doors.operator_of(first[:-1])
     assert (tmp_path / "doors.sqlite").stat().st_mode & 0o077 == 0
     assert first.encode() not in (tmp_path / "doors.sqlite").read_bytes()
     monkeypatch.setattr("peer.serving.doors.OPERATOR_MS", 0)
-    assert not doors.is_operator(doors.operator())
+    assert not doors.operator_of(doors.operator())
     doors.close()
     again = Doors(tmp_path)
-    assert again.is_operator(first), "a restart ends none"
-    assert again.revoke_operators() >= 2 and not again.is_operator(first)
+    assert again.operator_of(first), "a restart ends none"
+    assert again.revoke_operators() >= 2 and not again.operator_of(first)
     again.close()
 
 

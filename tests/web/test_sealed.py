@@ -22,7 +22,6 @@ from peer.features import founding_modules
 from peer.serving import opening
 from peer.serving.part import Serve
 from peer.settings.config import Config, load
-from protocol.api import StatsView
 from tests.peer.network import SECONDS_MAX, Seat, network, service_of
 from tests.web.client import Person, Site
 from tests.web.room import SAYS, assigned, said, settled
@@ -45,12 +44,8 @@ class Server:
         return self.seat.driver.state.of(CurationState)
 
 
-async def no_stats() -> StatsView:
-    raise AssertionError("nobody asks for metrics here")
-
-
 def desk_of(seat: Seat, config: Config) -> DriverDesk:
-    return DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, no_stats)
+    return DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service_of(seat))
 
 
 async def served(seat: Seat, nursery: trio.Nursery) -> Server:

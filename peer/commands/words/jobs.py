@@ -10,7 +10,7 @@ from features.arguments import HOW_MANY, Argument, whole_number
 from features.words import Asked, listing, word
 from peer.commands import views
 from peer.commands.job_fields import PRESET, SET, set_overrides, train_request, warnings_of
-from protocol.api import EventView, JobView, PeerApi, RoundView
+from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
 
 TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
@@ -114,3 +114,15 @@ async def _show_rounds(asked: Asked[PeerApi], rounds: tuple[RoundView, ...]) -> 
 @listing("the last closed rounds: verdicts, loss, time", _show_rounds, HOW_MANY)
 async def rounds(asked: Asked[PeerApi]) -> tuple[RoundView, ...]:
     return await asked.api.rounds(asked.options.last)
+
+
+async def _show_votes(asked: Asked[PeerApi], found: tuple[RoundVotesView, ...]) -> None:
+    asked.show(views.votes(found, await asked.names()) if found else "no round is open or closed yet")
+
+
+LAST_ROUNDS = Argument("last", nargs="?", type=whole_number(1), default=3, metavar="N", help="how many closed rounds (default 3)")
+
+
+@listing("who votes what on whom: open rounds, and the last closed ones", _show_votes, LAST_ROUNDS)
+async def votes(asked: Asked[PeerApi]) -> tuple[RoundVotesView, ...]:
+    return await asked.api.votes(asked.options.last)

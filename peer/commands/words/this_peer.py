@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from features.arguments import HOW_MANY
+from features.arguments import HOW_MANY, Argument, whole_number
 from features.words import Asked, listing
 from peer.commands import views
-from protocol.api import EventView, PeerApi, PeerState, StatsView, StatusView
+from protocol.api import AlertView, BlockView, DiskView, EventView, PeerApi, PeerState, StatsView, StatusView
 
 # The exit status of `peer status`; 2 is an error, such as that no peer runs there.
 EXIT_STATUS = {
@@ -47,3 +47,33 @@ async def _show_events(asked: Asked[PeerApi], events: tuple[EventView, ...]) -> 
 @listing("what happened last", _show_events, HOW_MANY)
 async def log(asked: Asked[PeerApi]) -> tuple[EventView, ...]:
     return await asked.api.events(-asked.options.last, 0.0)
+
+
+async def _show_alerts(asked: Asked[PeerApi], alerts: tuple[AlertView, ...]) -> None:
+    asked.show(views.alerts(alerts, await asked.names()) if alerts else "nothing to worry about")
+
+
+@listing("what its operator should know, the gravest first", _show_alerts)
+async def alerts(asked: Asked[PeerApi]) -> tuple[AlertView, ...]:
+    return await asked.api.alerts()
+
+
+async def _show_block(asked: Asked[PeerApi], block: BlockView) -> None:
+    asked.show(views.block(block, await asked.names()))
+
+
+HEIGHT = Argument("height", nargs="?", type=whole_number(1), default=0, metavar="HEIGHT", help="which block (default: the last)")
+
+
+@listing("a decided block: header, certificate, voters", _show_block, HEIGHT)
+async def block(asked: Asked[PeerApi]) -> BlockView:
+    return await asked.api.block(asked.options.height)
+
+
+async def _show_disk(asked: Asked[PeerApi], disk: DiskView) -> None:
+    asked.show(views.disk(disk))
+
+
+@listing("how much of the disk is used and free", _show_disk)
+async def disk(asked: Asked[PeerApi]) -> DiskView:
+    return await asked.api.disk()

@@ -1,0 +1,58 @@
+"""Calls about decided blocks, and what shows that they were decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import trio
+
+from consensus.block import encode_header, header_of
+from consensus.voters import VoterSet
+from ledger.state import State
+from peer.api.running import RunningPeer
+from protocol import codec
+from protocol.api import BlockCalls, BlockView
+from protocol.errors import UserError
+from protocol.identity import peer_id
+from protocol.messages import Commit
+
+
+@dataclass(frozen=True)
+class BlockAnswers(BlockCalls):
+    peer: RunningPeer
+
+    async def block(self, height: int) -> BlockView:
+        return await trio.to_thread.run_sync(self._block, height or self.peer.driver.state.height, self.peer.driver.state)
+
+    def _block(self, height: int, state: State) -> BlockView:
+        store = self.peer.driver.store
+        decided = store.decision(height)
+        if decided is None:
+            raise UserError(f"there is no block of height {height} here: this peer has applied height {state.height}")
+        block, certificate = decided.decode(), decided.certificate
+        voters = next((voters for voters in self._sets(state) if voters.hash == block.voters), None)
+        if voters is None:
+            raise UserError(f"this peer no longer knows who voted at height {height}")
+        return BlockView(
+            height=height,
+            digest=decided.digest.hex(),
+            time_ms=block.time_ms,
+            proposer=peer_id(block.proposer),
+            view=codec.decode_message(certificate.vote, (Commit,)).view,
+            signers=tuple(map(peer_id, certificate.signatures)),
+            voters_count=len(voters),
+            quorum=voters.quorum,
+            certified_root=block.state_root.hex(),
+            own_root=own.hex() if (own := store.root(height - 1)) else "",
+            body_bytes=len(block.body),
+            header=encode_header(header_of(block)).hex(),
+            certificate=codec.encode(certificate).hex(),
+            voters=codec.encode(voters.keys).hex(),
+        )
+
+    def _sets(self, state: State) -> Iterator[VoterSet]:
+        """All sets of voters that this peer knows, the newest first as far as that is cheap."""
+        yield from map(VoterSet, (state.members.voters, state.members.previous, state.members.upcoming))
+        yield from (VoterSet(link.next_voters) for link in self.peer.driver.store.links(0, state.height) if link.next_voters)
+        yield self.peer.genesis.voters

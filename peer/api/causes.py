@@ -1,0 +1,73 @@
+"""What an operator should know: a pure function of what the peer says of itself; and since when each of it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from protocol.api import AlertView, Cause, PeerState, Severity, StatusView
+
+DISK_WARNING_BYTES = 4 << 30
+DISK_CRITICAL_BYTES = 512 << 20  # a full disk ends the peer
+LIAR_HEIGHTS = 1_000  # for how long an expelled liar is told: the membership keeps it for ever
+WORKER_SECONDS = 120.0  # until its first start is late: torch comes from a cold disk
+# Links come and go: these causes are told when they have held for so long.
+PATIENCE_MS = {Cause.NO_QUORUM: 3_000, Cause.STALLED: 3_000, Cause.BEHIND: 10_000}
+UNDECIDED = ("waiting for a quorum", "waiting for the voters", "waiting for a decision")  # as `StatusView.waiting` begins
+ORDER = list(Severity)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    status: StatusView
+    worker: str  # as in `StatsView`
+    free_bytes: int
+    expelled: Mapping[str, int]  # peer id -> at which height
+    suspended: Mapping[str, str]  # peer id -> in which job
+
+
+def causes(look: Look) -> Iterator[AlertView]:
+    """Each cause once for whomever it is about; `since_ms` is not known here."""
+    status = look.status
+    if status.halted and status.state != PeerState.JOINING:
+        yield AlertView(Cause.HALTED, "", Severity.CRITICAL, status.halted)
+    if status.disputed:
+        yield AlertView(Cause.DISPUTED, "", Severity.CRITICAL, status.disputed)
+    if status.waiting.startswith(UNDECIDED):
+        yield AlertView(Cause.NO_QUORUM, "", Severity.CRITICAL, status.waiting)
+    elif status.waiting:
+        yield AlertView(Cause.STALLED, "", Severity.WARNING, status.waiting)
+    if status.state == PeerState.BEHIND:
+        yield AlertView(Cause.BEHIND, "", Severity.WARNING, f"this peer is {status.behind} heights behind the others")
+    if look.free_bytes < DISK_WARNING_BYTES:
+        severity = Severity.CRITICAL if look.free_bytes < DISK_CRITICAL_BYTES else Severity.WARNING
+        yield AlertView(Cause.DISK_LOW, "", severity, f"{look.free_bytes >> 20} MiB are free on the disk of this peer")
+    if look.worker.startswith("starting") and ("restarted" in look.worker or status.uptime_seconds > WORKER_SECONDS):
+        yield AlertView(Cause.WORKER_GONE, "", Severity.WARNING, f"the worker of this peer is gone: {look.worker}")
+    yield from _liars(look)
+
+
+def _liars(look: Look) -> Iterator[AlertView]:
+    for peer, height in look.expelled.items():
+        if peer != look.status.peer and look.status.height - height < LIAR_HEIGHTS:
+            text = f"expelled at height {height}: it signed two statements that exclude each other"
+            yield AlertView(Cause.LIAR_FOUND, peer, Severity.INFO, text)
+    for peer, job in look.suspended.items():
+        if peer not in look.expelled:
+            severity = Severity.WARNING if peer == look.status.peer else Severity.INFO
+            yield AlertView(Cause.LIAR_FOUND, peer, severity, f"suspended in {job}: an audit found its steps false or withheld")
+
+
+class AlertBook:
+    """Since when each alert holds. One that has ended is forgotten: it is a new one when it comes again."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], int] = {}
+
+    def note(self, found: Iterable[AlertView], now_ms: int) -> tuple[AlertView, ...]:
+        """Those that have held for long enough, the gravest first."""
+        alerts = {(alert.cause, alert.about): alert for alert in found}
+        self._since = {key: self._since.get(key, now_ms) for key in alerts}
+        dated = (replace(alert, since_ms=self._since[key]) for key, alert in alerts.items())
+        held = (alert for alert in dated if now_ms - alert.since_ms >= PATIENCE_MS.get(Cause(alert.cause), 0))
+        return tuple(sorted(held, key=lambda alert: (ORDER.index(Severity(alert.severity)), alert.since_ms)))

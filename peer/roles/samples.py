@@ -1,0 +1,39 @@
+"""Text of models on their way, as files: the newest of each job, and that of ten rounds before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROUNDS = 10  # between two of them
+KEPT = 2
+PROMPT, TOKENS, TEMPERATURE, SEED = "The ", 120, 0.8, 0  # always the same, so that the model alone makes the difference
+
+
+def is_due(folder: Path, job: bytes, round: int) -> bool:
+    """Where rounds are skipped, the first one of the next ten is due."""
+    last = _files(folder, job.hex())[-1:]
+    return not last or round // ROUNDS > _round(last[0]) // ROUNDS
+
+
+def keep(folder: Path, job: bytes, round: int, text: bytes) -> None:
+    part = folder / f"{job.hex()}.part"
+    part.write_bytes(text)
+    part.replace(folder / f"{job.hex()}-{round:08}.sample")
+    for old in _files(folder, job.hex())[:-KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def kept(folder: Path) -> list[tuple[str, int, str]]:
+    """(job, round, text), the oldest of each job first."""
+    found = []
+    for path in _files(folder, "*"):
+        found.append((path.stem.partition("-")[0], _round(path), path.read_bytes().decode(errors="replace")))
+    return found
+
+
+def _files(folder: Path, job: str) -> list[Path]:
+    return sorted(folder.glob(f"{job}-*.sample"))
+
+
+def _round(path: Path) -> int:
+    return int(path.stem.partition("-")[2])

@@ -1,0 +1,89 @@
+"""What an operator is told: each cause once, as long as it holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from peer.api.causes import DISK_CRITICAL_BYTES, LIAR_HEIGHTS, PATIENCE_MS, AlertBook, Look, causes
+from protocol.api import AlertView, Cause, PeerState
+from tests.peer.fake_api import ME, OTHER, STATUS
+from tests.peer.network import network, service_of
+from transport.memory import MemoryNetwork
+
+WELL = Look(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})
+WAITING = "waiting for a quorum: 2 of 4 voters are here, 3 are needed"
+
+
+def of(look: Look) -> list[tuple[str, str, str]]:
+    return [(alert.cause, alert.about, alert.severity) for alert in causes(look)]
+
+
+@pytest.mark.parametrize(
+    ("look", "expected"),
+    [
+        (WELL, []),
+        (replace(WELL, worker=""), []),
+        (replace(WELL, worker="starting"), []),
+        (replace(WELL, worker="starting, restarted 2 times"), [("worker-gone", "", "warning")]),
+        (replace(WELL, worker="pytorch, 1 threads, restarted 2 times"), []),
+        (replace(WELL, worker="starting", status=replace(STATUS, uptime_seconds=999.0)), [("worker-gone", "", "warning")]),
+        (replace(WELL, free_bytes=DISK_CRITICAL_BYTES), [("disk-low", "", "warning")]),
+        (replace(WELL, free_bytes=DISK_CRITICAL_BYTES - 1), [("disk-low", "", "critical")]),
+        (replace(WELL, status=replace(STATUS, waiting=WAITING)), [("no-quorum", "", "critical")]),
+        (replace(WELL, status=replace(STATUS, waiting="waiting for a trainer of round 3")), [("stalled", "", "warning")]),
+        (replace(WELL, status=replace(STATUS, halted="HALTED: a copy", state=PeerState.HALTED)), [("halted", "", "critical")]),
+        (replace(WELL, status=replace(STATUS, halted="not a member: wait", state=PeerState.JOINING)), []),
+        (replace(WELL, status=replace(STATUS, disputed="DISPUTED: two")), [("disputed", "", "critical")]),
+        (replace(WELL, status=replace(STATUS, state=PeerState.BEHIND, behind=9)), [("behind", "", "warning")]),
+        (replace(WELL, expelled={OTHER: 9}, suspended={OTHER: "demo"}), [("liar-found", OTHER, "info")]),
+        (replace(WELL, expelled={OTHER: STATUS.height - LIAR_HEIGHTS}), []),
+        (replace(WELL, suspended={OTHER: "demo", ME: "demo"}), [("liar-found", OTHER, "info"), ("liar-found", ME, "warning")]),
+    ],
+)
+def test_each_cause_is_told_once(look: Look, expected: list[tuple[str, str, str]]) -> None:
+    assert of(look) == expected
+
+
+def test_an_alert_keeps_its_date_while_it_holds_and_is_a_new_one_when_it_comes_again() -> None:
+    book, liar, disk = AlertBook(), AlertView("liar-found", OTHER, "info", "a"), AlertView("disk-low", "", "critical", "b")
+    assert book.note([liar], 1) == (replace(liar, since_ms=1),)
+    assert book.note([replace(liar, text="more"), disk], 2) == (
+        replace(disk, since_ms=2),
+        replace(liar, text="more", since_ms=1),
+    ), "the gravest first"
+    assert book.note([], 3) == ()
+    assert book.note([liar], 4) == (replace(liar, since_ms=4),)
+
+
+def test_links_that_come_and_go_are_no_alert() -> None:
+    book, lost = AlertBook(), AlertView("no-quorum", "", "critical", WAITING)
+    patience = PATIENCE_MS[Cause.NO_QUORUM]
+    assert book.note([lost], 0) == book.note([lost], patience - 1) == book.note([], patience) == book.note([lost], 9_999) == ()
+    assert book.note([lost], 9_999 + patience) == (replace(lost, since_ms=9_999),)
+
+
+async def test_a_peer_that_loses_the_others_says_so_until_they_are_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.api.causes.PATIENCE_MS", {})
+    monkeypatch.setattr("peer.api.causes.DISK_WARNING_BYTES", 0)
+    monkeypatch.setattr(MemoryNetwork, "unreached", lambda network: (), raising=False)  # it has no addresses
+    async with network(tmp_path, founders=4) as made:
+        api, others = service_of(made.seats[0]), made.seats[1:]
+
+        async def until_told(*causes: str) -> None:
+            with trio.fail_after(20):
+                while tuple(alert.cause for alert in await api.alerts()) != causes:  # noqa: ASYNC110 - links tell nobody
+                    await trio.sleep(0.01)
+
+        await until_told()
+        for seat in others[:2]:
+            await seat.stop()
+        await until_told("no-quorum")
+        (alert,) = await api.alerts()
+        assert (alert,) == await api.alerts() and "2 of 4 voters are here" in alert.text
+        for seat in others[:2]:
+            await made.start(seat)
+        await until_told()
