@@ -18,7 +18,6 @@ from benchmarks.verdicts import MISSED
 
 BENCHMARKS = {
     "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
-    "site": "the pages in a browser: first page, next task, events, a reader, and what 50 dashboards cost decisions",
     "labels": "labels and points where some guess, lie or copy: how often they are right, and who gets them",
     "tables": "a table of a million rows: blocks, memory, proofs, restarts, ranges; random histories",
     "curation": "a million settled answers: batches, memory of the daemon, the close of a project",
@@ -26,6 +25,7 @@ BENCHMARKS = {
     "replay": "how far honest replays lie apart and how far lies, and what must be bit-equal on this machine",
     "round": "a whole round beside computing the updates: time, processor time, bytes, durable writes",
     "tuning": "the default hyper-parameters against others and against one process, without a network",
+    "site": "the pages in a browser: first page, next task, events, a reader, and what 50 dashboards cost decisions",
     "demo": "the main job as a person runs it: time, loss against one process, decisions, bytes, memory",
     "consensus": "decisions of 4 to 100 voters: time, processor time and bytes, against what is physically possible",
     "training": "ours beside gloo, hivemind and one process: samples per second, bytes, loss, equal replicas",
@@ -35,7 +35,6 @@ BENCHMARKS = {
 # Of the clock on two idle cores, roughly: whoever starts all of them should know when to come back.
 MINUTES = {
     "decoding": 1,
-    "site": 9,
     "labels": 1,
     "tables": 4,
     "curation": 8,
@@ -43,6 +42,7 @@ MINUTES = {
     "replay": 2,
     "round": 3,
     "tuning": 4,
+    "site": 9,
     "demo": 10,
     "consensus": 20,
     "training": 180,

@@ -80,7 +80,7 @@ class Browser:
         return found
 
     async def join(self, address: str, name: str, code: str = "") -> str:
-        """By keys alone. The first task's assignment."""
+        """By keys alone, with a key whose backup is for later. The first task's assignment."""
         await self.enrol(address, name, code)
         return await self.task()
 
@@ -88,6 +88,8 @@ class Browser:
         await self.open(f"{address}/annotate" + (f"#{code}" if code else ""))
         await self.until("document.activeElement.name === 'name'")
         await self.press(name, Keys.ENTER)
+        await self.until("document.activeElement.name === 'passphrase'")
+        await self.press(Keys.TAB, Keys.TAB, Keys.TAB, Keys.ENTER)
 
     async def errors(self) -> list[str]:
         """What the console has said since it was last asked."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.browser.browser import ELSEWHERE, NEEDED, browser
+from tests.browser.browser import NEEDED, browser
 from tests.web.client import Site
 from tests.web.room import Room, said
 from tests.web.test_routes import founded, operator
@@ -190,25 +190,3 @@ async def test_other_kinds_are_answered_by_keys(
             await page.chord(Keys.CONTROL, Keys.ENTER)
         await page.count("settled", 1)
         assert [row["votes"][0]["answer"] for row in await exported(site, project["project"])] == [answer]
-
-
-async def test_a_key_of_a_page_over_plain_http_goes_on_where_there_is_webcrypto(tmp_path: Path) -> None:
-    async with Room(tmp_path).serving(web_names=(ELSEWHERE,)) as (daemon, site):
-        await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}, {"text": "three"}])
-        async with browser(in_a_hurry=True) as page:
-            await page.join(f"http://{ELSEWHERE}:{site.port}", "ann")
-            assert not await page.script("return isSecureContext")
-            await page.press("1")
-            await page.count("settled", 1)
-            await page.script("document.querySelector('.notice button').click()")
-            key = await page.until("document.querySelector('.told.warn')?.textContent.match(/[0-9a-f]{64}/)?.[0]")
-            assert await page.errors() == []
-        async with browser(in_a_hurry=True) as page:
-            await page.open(f"{address(site)}/annotate")
-            await page.until("document.activeElement.name === 'name'")
-            await page.press(Keys.TAB, Keys.TAB, Keys.ENTER, Keys.TAB, key, Keys.ENTER)
-            await page.task()
-            assert await page.script("return isSecureContext")
-            await page.press("1")
-            await page.count("settled", 1)
-        assert [row["accepted"] for row in (await said(site.leaderboard))["rows"]] == [2]

@@ -62,7 +62,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
         for route in sorted(ROUTES, key=lambda route: route.call == "sign_out"):  # the token is good until then
             if route.call == "events":
                 continue
-            path = route.path.format(**ids, name={"static": "annotate.js", "vendor": "nacl.min.js"}.get(route.call))
+            path = route.path.format(**ids, name={"static": "annotate.js", "vendor": "preact.mjs"}.get(route.call))
             body = bodies.get(route.call)
             if route.who:
                 for wrong in ("", "x" * 32):

@@ -1,14 +1,13 @@
 // The page where people answer tasks.
 import { differing } from "/static/diff.js";
 import { figures, isAsLabel } from "/static/figures.js";
-import { keyOf } from "/static/key.js";
 import { ASKS, answerOf, choices, inWords, isCollected, isComplete, leftOf } from "/static/kinds.js";
 import { Leases } from "/static/leases.js";
-import { html, paintStatus, patiently, render } from "/static/page.js";
+import { Told, html, paintStatus, patiently, render } from "/static/page.js";
 import { Queue } from "/static/queue.js";
-import { Session, call } from "/static/session.js";
-import { Store } from "/static/store.js";
-import { hex, unhex } from "/static/wire.js";
+import { call, sessionOf } from "/static/session.js";
+import { PERSON, Store } from "/static/store.js";
+import { hex } from "/static/wire.js";
 
 const REASONS = ["unclear", "harmful", "private", "broken"];
 const SHOWN = 20; // answers in the list
@@ -17,10 +16,10 @@ const KEYS = { ArrowLeft: "←", ArrowRight: "→", "Control+Enter": "Ctrl ↵",
 const state = {
   network: null, store: null, session: null, queue: null, leases: null,
   isHere: true, // the peer, as far as this page knows
-  phase: "loading", // then `join` or `work`
+  phase: "loading", // then `work`
   told: null, // { text, kind }
   chosen: [], isSkipping: false, isHelping: false,
-  seed: null, // of a key that was just made, until it was copied
+  isUnsaved: false, // the key has no backup, and that was not waved away
   guidelines: new Map(), // by path
 };
 
@@ -111,66 +110,28 @@ document.addEventListener("keydown", (event) => {
   action.run();
 });
 
-// Joining ------------------------------------------------------------------------------------------------------------
+// Beginning ----------------------------------------------------------------------------------------------------------
 
-async function join(event) {
-  event.preventDefault();
-  const { name, invitation } = Object.fromEntries(new FormData(event.target));
-  tell("The network decides …");
-  let seed = null;
-  let me = await state.store.me();
-  if (!me) {
-    seed = crypto.getRandomValues(new Uint8Array(32));
-    me = await keyOf(seed);
-  }
-  me.name = name.trim();
-  await state.store.setMe(me);
-  try {
-    await new Session(state.network, me).enrol((invitation ?? "").trim());
-    state.seed = seed;
-    await begin(me);
-  } catch (problem) {
-    if (problem.status === 409) await state.store.setMe(null); // this key has another name
-    tell(problem.message, "bad");
-  }
-}
+// Who is not in comes in at the other page, with the invitation that the address may have, and then back.
+const join = () => location.replace(`/join${location.hash}`);
 
-async function restore(event) {
-  event.preventDefault();
-  const me = await keyOf(unhex(new FormData(event.target).get("key")));
-  try {
-    await begin(me);
-    await state.store.setMe(me);
-  } catch (problem) {
-    tell(problem.message, "bad");
-  }
-}
-
-async function copyKey() {
-  try {
-    await navigator.clipboard.writeText(hex(state.seed));
-    state.seed = null;
-    tell("The key is in your clipboard. Keep it where nobody else looks.");
-  } catch {
-    tell(`Keep this key where nobody else looks: ${hex(state.seed)}`, "warn"); // pages over plain HTTP have no clipboard
-  }
-}
-
-// Raises the problem of a key that is not enrolled; where the peer is away, answers wait in this browser.
+// Where the peer is away, answers wait in this browser.
 async function begin(me) {
-  state.session = new Session(state.network, me);
+  state.store.by = hex(me.publicKey);
+  state.session = sessionOf(state.network, me);
   state.queue = new Queue(state.store, state.session, (isHere) => {
     if (isHere !== undefined) noteHere(isHere);
     paint();
   }, (row, why) => tell(`Your answer “${snippet(row)}” does not count: ${why}`, "bad"));
   state.leases = new Leases(state.session, state.queue, (problem) => {
     noteHere(problem?.status !== 0);
+    if (problem?.status === 401) return join();
     if (problem?.status) state.told = { text: problem.message, kind: "bad" };
     paint();
   });
   await state.session.begun();
-  state.phase = "work";
-  tell("");
+  Object.assign(state, { phase: "work", isUnsaved: me.secret?.extractable });
+  paint();
   await state.queue.start();
   state.leases.ask();
 }
@@ -192,27 +153,6 @@ const Button = ({ action }) => html`
     ${action.key && html`<${Key} of=${action.key} />`}<span>${action.text}</span>
     ${action.isPressed && current()?.kind === "ranking" && html`<b class="place">${action.place + 1}</b>`}
   </button>`;
-
-const focused = (element) => element?.focus(); // where people type first
-
-const Join = () => html`
-  <section class="card narrow">
-    <h1>Annotate for ${state.network.name}</h1>
-    <p>People answer short tasks here, and the network decides which label follows. Your browser makes a key of your own. It signs
-      each of your answers, so nobody can change one or invent one.</p>
-    <form onSubmit=${join}>
-      <label>The name that others will see<input name="name" ref=${focused} maxlength="32" required autocomplete="off" /></label>
-      ${state.network.sign_up !== "open" && html`<label>Invitation<input name="invitation" autocomplete="off" required defaultValue=${state.invitation} /></label>`}
-      <button class="primary">Begin</button>
-    </form>
-    <details>
-      <summary>I have a key</summary>
-      <form onSubmit=${restore}>
-        <label>Key, 64 digits<input name="key" minlength="64" maxlength="64" pattern="[0-9a-f]{64}" required autocomplete="off" /></label>
-        <button>Use it</button>
-      </form>
-    </details>
-  </section>`;
 
 function Task({ task }) {
   if (!task) {
@@ -296,14 +236,14 @@ function Work() {
   return html`<div class="desk">
     <div class="work">
       ${!state.isHere && html`<p class="notice warn" role="status">This peer does not answer at the moment. Your answers wait in this browser, and are sent when it is back.</p>`}
-      ${state.seed && html`<p class="notice">Keep a copy of your key: it is you, and this page cannot show it again later.
-        <button type="button" onClick=${copyKey}>Copy my key</button></p>`}
+      ${state.isUnsaved && html`<p class="notice"><span>Your key has no backup: if this browser forgets it, nobody can make it anew. <a href="/join">Save one</a></span>
+        <button type="button" onClick=${() => toggle("isUnsaved")}>Later</button></p>`}
       <${Task} task=${task} />
       <div class=${`answers ${state.isSkipping ? "label" : task?.kind ?? ""}`} role="group" aria-label="Answers">
         ${all.filter(({ isAnswer }) => isAnswer).map((action) => html`<${Button} action=${action} />`)}
       </div>
       <div class="tools">${all.filter(({ isAnswer }) => !isAnswer).map((action) => html`<${Button} action=${action} />`)}</div>
-      <${Told} />
+      <${Told} told=${state.told} />
       ${state.isHelping && html`<${Help} />`}
     </div>
     <aside>
@@ -318,13 +258,10 @@ function Work() {
   </div>`;
 }
 
-const Told = () => html`<p class=${`told ${state.told?.kind ?? ""}`} role="status">${state.told?.text}</p>`;
-
 function paint() {
-  const shown = { loading: () => html`<p class="quiet">Asking the peer …</p>`, join: () => html`<${Join} /><${Told} />`, work: () => html`<${Work} />` };
-  render(shown[state.phase](), document.getElementById("annotate"));
-  const who = state.session && (state.session.me.name ?? hex(state.session.me.publicKey).slice(0, 8));
-  paintStatus({ ...state, who });
+  const shown = state.phase === "work" ? html`<${Work} />` : html`<p class="quiet">Asking the peer …</p><${Told} told=${state.told} />`;
+  render(shown, document.getElementById("annotate"));
+  paintStatus({ ...state, who: state.session?.me.name });
 }
 
 async function start() {
@@ -334,12 +271,10 @@ async function start() {
   });
   state.isHere = true;
   state.store = await Store.open(state.network.chain_id);
-  state.invitation = decodeURIComponent(location.hash.slice(1));
-  if (state.invitation) history.replaceState(null, "", location.pathname); // nobody sees it over the shoulder
   const me = await state.store.me();
-  state.phase = "join";
-  if (!me) return paint();
-  await begin(me).catch((problem) => tell(problem.message, "bad"));
+  if (!me) return join();
+  new BroadcastChannel(PERSON).onmessage = () => location.reload();
+  await begin(me).catch((problem) => (problem.status === 401 || problem.status === 403 ? join() : tell(problem.message, "bad")));
 }
 
 paint();

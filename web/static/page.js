@@ -22,10 +22,13 @@ export async function patiently(path, away) {
   }
 }
 
+export const Told = ({ told }) => html`<p class=${`told ${told?.kind ?? ""}`} role="status">${told?.text}</p>`;
+export const focused = (element) => element?.focus(); // where people type first
+
 const Status = ({ network, isHere, who }) => html`
   ${network && html`<span>${network.name}</span>`}
   <span class=${isHere ? "here" : "away"}>${isHere ? "connected" : "not connected"}</span>
-  ${who && html`<span>${who}</span>`}`;
+  ${who && html`<a href="/join">${who}</a>`}`;
 
 export function paintStatus(status) {
   render(html`<${Status} ...${status} />`, document.getElementById("status"));

@@ -6,7 +6,7 @@ const PATIENCE_MS = 20_000; // a decision is waited for 10 s
 
 // Throws an error with the problem's `status`, which is 0 where the peer does not answer, and `retryMs`.
 export async function call(method, path, body, token) {
-  const headers = { ...(body && { "Content-Type": "application/json" }), ...(token && { Authorization: `Bearer ${token}` }) };
+  const headers = { "X-Folkmoot": "1", ...(body && { "Content-Type": "application/json" }), ...(token && { Authorization: `Bearer ${token}` }) };
   let reply;
   try {
     const signal = AbortSignal.timeout(PATIENCE_MS);
@@ -21,7 +21,9 @@ export async function call(method, path, body, token) {
   throw Object.assign(new Error(said.detail ?? reply.statusText), { status: reply.status, retryMs });
 }
 
-export class Session {
+export const sessionOf = (network, me) => (me.isCustodial ? new Account(me) : new Session(network, me));
+
+class Session {
   #token = null; // a promise: calls at once begin one session
 
   constructor(network, me) {
@@ -75,7 +77,27 @@ export class Session {
     return this.call("POST", "/api/submit", { assignment, answer, salt, signature });
   }
 
-  async skip({ assignment, reason }) {
-    return this.call("POST", `/api/v1/assignments/${assignment}/skip`, { reason });
-  }
+  skip({ assignment, reason }) { return this.call("POST", skipping(assignment), { reason }); }
 }
+
+// Of somebody whose key the peer keeps: the browser sends a cookie, and the peer signs.
+class Account {
+  constructor(me) { this.me = me; } // { name, publicKey, isCustodial }
+
+  call(method, path, body) { return call(method, path, body); }
+
+  // Throws the problem of a session that is over. A peer that is away says nothing of it.
+  async begun() {
+    try {
+      const { annotator } = await call("GET", "/api/v1/session");
+      if (annotator !== hex(this.me.publicKey)) throw Object.assign(new Error("somebody else is signed in"), { status: 401 });
+    } catch (problem) {
+      if (problem.status) throw problem;
+    }
+  }
+
+  submit({ assignment, answer }) { return call("POST", "/api/submit", { assignment, answer }); }
+  skip({ assignment, reason }) { return call("POST", skipping(assignment), { reason }); }
+}
+
+const skipping = (assignment) => `/api/v1/assignments/${assignment}/skip`;

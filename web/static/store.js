@@ -1,11 +1,15 @@
-// What this browser keeps of one network: a key, and answers. All its tabs share it.
+// What this browser keeps of one network: who annotates here, and answers. All its tabs share it.
 
 const result = (request) => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
 });
 
+export const PERSON = "folkmoot person"; // the channel that tells of another one
+
 export class Store {
+  by = ""; // whose answers these are, by key
+
   static async open(chainId) {
     const request = indexedDB.open(`folkmoot ${chainId}`, 1);
     request.onupgradeneeded = () => {
@@ -28,17 +32,23 @@ export class Store {
     return found[0];
   }
 
+  #rows = (answers) => result(answers.index("at").getAll()).then((rows) => rows.filter(({ by }) => by === this.by));
+
   me() { return this.#within("me", "readonly", (me) => result(me.get(0))); }
-  setMe(person) { return this.#within("me", "readwrite", (me) => result(person ? me.put(person, 0) : me.delete(0))); }
 
-  // The oldest first.
-  answers() { return this.#within("answers", "readonly", (answers) => result(answers.index("at").getAll())); }
+  async setMe(person) {
+    await this.#within("me", "readwrite", (me) => result(person ? me.put(person, 0) : me.delete(0)));
+    new BroadcastChannel(PERSON).postMessage(""); // pages that show another person begin anew
+  }
 
-  // `change` gets all rows, and gives those to put and assignments to delete; `added` fails where there is such a row.
+  // Of the person `by`, the oldest first.
+  answers() { return this.#within("answers", "readonly", this.#rows); }
+
+  // `change` gets these rows, and gives those to put and assignments to delete; `added` fails where there is such a row.
   change(change, added) {
     return this.#within("answers", "readwrite", async (answers) => {
-      const { put = [], gone = [] } = change(await result(answers.index("at").getAll()));
-      if (added) answers.add(added);
+      const { put = [], gone = [] } = change(await this.#rows(answers));
+      if (added) answers.add({ ...added, by: this.by });
       put.forEach((row) => answers.put(row));
       gone.forEach((assignment) => answers.delete(assignment));
     });

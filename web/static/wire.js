@@ -2,7 +2,7 @@
 
 export const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 export const unhex = (text) => Uint8Array.from(text.match(/../g) ?? [], (pair) => parseInt(pair, 16));
-const utf8 = (text) => new TextEncoder().encode(text);
+export const utf8 = (text) => new TextEncoder().encode(text);
 
 export function join(...parts) {
   const all = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));

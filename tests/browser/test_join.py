@@ -1,0 +1,123 @@
+"""People come in at the page `/join` of a real peer: with a key and its backup, or with an account."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.browser import ELSEWHERE, NEEDED, Browser, browser
+from tests.browser.test_annotate import address
+from tests.web.client import Site
+from tests.web.room import Room, said
+from tests.web.test_routes import founded, operator
+
+pytestmark = NEEDED
+PASSPHRASE = "correct horse battery"
+
+
+async def points(site: Site) -> list[tuple[str, int]]:
+    return [(row["name"], row["accepted"]) for row in (await said(site.leaderboard))["rows"]]
+
+
+async def saved(page: Browser, folder: Path) -> Path:
+    """The backup, as the browser saves it; the page asks for a passphrase already."""
+    folder.mkdir()
+    download = {"behavior": "allow", "downloadPath": str(folder), "eventsEnabled": True}
+    await page.do(page.driver.execute_cdp_cmd, "Browser.setDownloadBehavior", download)
+    await page.press(PASSPHRASE, Keys.TAB, PASSPHRASE, Keys.ENTER)
+    await page.until("document.querySelector('[data-state=known]')")
+    while not (files := list(folder.glob("*.json"))):
+        await page.script("return 1")
+    return files[0]
+
+
+async def restored(page: Browser, file: Path, passphrase: str) -> None:
+    await page.script("document.querySelector('details').open = true; document.querySelector('input[type=file]').value = ''")
+    await page.do(lambda: page.driver.find_element("css selector", "input[type=file]").send_keys(str(file)))
+    await page.script("const field = document.querySelector('details input[type=password]'); field.value = ''; field.focus()")
+    await page.press(passphrase, Keys.ENTER)
+
+
+async def test_a_key_goes_on_in_a_fresh_browser_with_its_backup_and_passphrase_alone(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving("invited", sign_up_codes=("sesame",)) as (daemon, site):
+        await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}])
+        async with browser(in_a_hurry=True) as page:
+            await page.open(f"{address(site)}/annotate#sesame")
+            await page.until("document.activeElement.name === 'name'")
+            assert await page.texts("[data-live=open]") == ["2"] and "sesame" not in page.driver.current_url
+            await page.press("ann", Keys.ENTER)
+            await page.until("document.activeElement.name === 'passphrase'")
+            file = await saved(page, tmp_path / "downloads")
+            await page.press(Keys.ENTER)
+            await page.task()
+            assert not await page.texts(".notice"), "nothing reminds of a backup"
+            await page.press("1")
+            await page.count("settled", 1)
+            assert await page.errors() == []
+        said_by_file = json.loads(file.read_text())
+        assert file.name == "folkmoot-key-ann.json"
+        assert said_by_file["kdf"]["iterations"] >= 600_000 and set(said_by_file) == {
+            "version", "name", "public_key", "kdf", "cipher", "iv", "ciphertext",
+        }  # fmt: skip
+        async with browser(in_a_hurry=True) as page:
+            await page.open(f"{address(site)}/join")
+            await page.until("document.activeElement.name === 'name'")
+            await restored(page, file, "another passphrase")
+            await page.until("document.querySelector('.told.bad')?.textContent.startsWith('This passphrase does not open')")
+            await restored(page, file, PASSPHRASE)
+            await page.task()
+            await page.press("1")
+            await page.count("settled", 1)
+        assert await points(site) == [("ann", 2)]
+
+
+async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happens_without(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        await founded(site, await operator(daemon), tasks=[{"text": "one"}])
+        await page.join(address(site), "ann / bob")
+        assert "nobody can make it anew" in (await page.texts(".notice"))[0]
+        await page.open(f"{address(site)}/join")
+        await page.until("document.activeElement.name === 'passphrase'")
+        can_be_read = """
+          const done = arguments[0], open = indexedDB.open((await indexedDB.databases())[0].name);
+          open.onsuccess = () => open.result.transaction('me').objectStore('me').get(0).onsuccess =
+            ({ target }) => done(target.result.secret.extractable);
+        """
+        assert await page.do(page.driver.execute_async_script, can_be_read)
+        assert (await saved(page, tmp_path / "downloads")).name == "folkmoot-key-ann_bob.json"
+        assert not await page.do(page.driver.execute_async_script, can_be_read), "now no script can read it"
+
+
+async def test_over_plain_http_the_peer_signs_for_somebody_who_signs_out_and_in_again_elsewhere(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving(web_names=(ELSEWHERE,)) as (daemon, site):
+        await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}, {"text": "three"}])
+        there = f"http://{ELSEWHERE}:{site.port}"
+        async with browser(in_a_hurry=True) as page:
+            await page.open(f"{there}/annotate")
+            await page.until("document.activeElement.name === 'name'")
+            assert not await page.script("return isSecureContext")
+            assert "This peer will keep your key and sign for you." in await page.texts(".notice b")
+            await page.press("ann", Keys.TAB, PASSPHRASE, Keys.ENTER)
+            await page.task()
+            await page.press("1")
+            await page.count("settled", 1)
+            await page.press("s", "1")
+            await page.count("decided", 1)
+            assert await page.errors() == []
+            await page.open(f"{there}/join")
+            await page.until("document.querySelector('[data-state=known]')")
+            await page.script("document.querySelector('details').open = true; document.querySelector('details button').click()")
+            await page.until("document.activeElement.name === 'name'")
+            await page.open(f"{there}/annotate")
+            await page.until("location.pathname === '/join' && document.querySelector('[data-state=come]')")
+        async with browser(in_a_hurry=True) as page:
+            await page.open(f"{there}/join")
+            await page.until("document.activeElement.name === 'name'")
+            await page.script("document.querySelector('details').open = true; document.querySelector('details input').focus()")
+            await page.press("ann", Keys.TAB, PASSPHRASE, Keys.ENTER)
+            await page.task()
+            await page.press("1")
+            await page.count("settled", 1)
+        assert await points(site) == [("ann", 2)]
