@@ -32,6 +32,7 @@ class Serve:
             from peer.serving.accounts import Accounts
             from peer.serving.annotating import Annotating
             from peer.serving.custody import Custody
+            from peer.serving.live import Live
             from peer.serving.operating import Operating
             from peer.serving.watching import Watching
         except ModuleNotFoundError as error:
@@ -48,7 +49,8 @@ class Serve:
         annotating = Annotating(self.desk, doors, fetching)
         operating = Operating(self.desk, doors, annotating.is_annotator)
         custody = Custody(self.desk, Accounts(self.desk.folder), annotating)
-        site = under_one_roof((annotating, operating, custody, Watching(self.desk, annotating.gatherer)))
+        live = Live(self.desk)
+        site = under_one_roof((annotating, operating, custody, live, Watching(self.desk, annotating.gatherer)))
         names = tuple(str(name).lower() for name in self.desk.setting("web_names"))
         async with trio.open_nursery() as nursery:
             try:
@@ -61,6 +63,7 @@ class Serve:
             nursery.start_soon(annotating.gatherer.run)
             nursery.start_soon(annotating.follow)
             nursery.start_soon(fetching.run)
+            nursery.start_soon(live.follow_labels)
             self.desk.tell(f"{SERVED_AT}{'https' if tls else 'http'}://{shown}:{address[1]}/")
 
     def _tls(self) -> ssl.SSLContext | None:

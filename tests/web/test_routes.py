@@ -56,7 +56,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "found": {**PROJECT, "name": "more"},
             "add": {"tasks": TASKS},
         }
-        ids = {"project": project, "annotation": first, "assignment": second}
+        ids = {"project": project, "annotation": first, "assignment": second, "height": 2}
         for route in sorted(ROUTES, key=lambda route: route.call == "sign_out"):  # the token is good until then
             if route.call == "events":
                 continue
