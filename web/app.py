@@ -25,6 +25,7 @@ from web.site import Json, Site, Text
 BODY_BYTES_MAX = 64 << 10
 STATIC = Path(__file__).with_name("static")
 VENDOR = Path(__file__).with_name("vendor")
+QUERY_OF_EVENTS = next(route.query for route in ROUTES if route.call == "events")
 UNKNOWN = "/{path:.*}"
 SECURITY = {
     "Content-Security-Policy": (
@@ -53,7 +54,7 @@ def application(site: Site, names: Collection[str] = ()) -> web.Application:
         "openapi": _text("application/json", json.dumps(openapi(version("folkmoot")))),
         "health": partial(_health, site),
         "metrics": partial(_metrics, site, answers),
-        "events": listening.stream,
+        "events": partial(_events, listening),
     }
     for route in ROUTES:
         handler = own.get(route.call) or partial(_answer, route, getattr(site, route.call))
@@ -175,6 +176,11 @@ def _text(content_type: str, text: str) -> Handler:
         return web.Response(text=text, content_type=content_type)
 
     return document
+
+
+async def _events(listening: Listening, request: web.Request) -> web.StreamResponse:
+    given = read_all(QUERY_OF_EVENTS, request.query)
+    return await listening.stream(request, given["live"] == 1)
 
 
 async def _health(site: Site, request: web.Request) -> web.StreamResponse:

@@ -1,96 +1,155 @@
-"""Server-sent events: one look at the site a block, for all who listen."""
+"""Server-sent events: one look at the site for all who listen."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+import re
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
 from web.problems import Problem
 from web.site import Json, Site
 
-LISTENERS_MAX: Final = 64  # each holds a connection; whoever comes then is told to come again
-WAITING_MAX: Final = 32  # blocks that a listener has not read yet: then it is dropped
+LISTENERS_MAX: Final = 100  # each holds a connection; whoever comes then is told to come again
+WAITING_MAX: Final = 32  # looks that a listener has not read yet: then it is dropped
+KEPT_MAX: Final = 512  # events, for those who come again
 BEAT_SECONDS: Final = 15.0  # a comment is sent that often, so that nothing on the way takes the connection for dead
+LIVE: Final = "live"  # the kind of event that comes only to those who ask for it
+
+
+_Said = tuple[str, Json]  # kind and data of an event
+
+
+class _Event(NamedTuple):
+    number: int
+    kind: str
+    data: Json
+
+    @property
+    def text(self) -> str:
+        return f"id: {self.number}\nevent: {self.kind}\ndata: {json.dumps(self.data)}\n\n"
+
+
+@dataclass
+class _Listener:
+    is_live: bool
+    queue: asyncio.Queue[str | None]
+
+    def hears(self, event: _Event) -> bool:
+        return self.is_live or event.kind != LIVE
+
+
+@dataclass
+class _Feed:
+    """Looks at the site again and again, as long as somebody listens."""
+
+    ask: Callable[[Json], Awaitable[Json]]  # what follows this look
+    order: str  # the field that grows from one look to the next
+    events: Callable[[Json, Json], Iterator[_Said]]  # that lead from one look to another
+    now: Json = field(default_factory=dict)
+    looking: asyncio.Task[None] | None = None
 
 
 class Listening:
     def __init__(self, site: Site, headers: Mapping[str, str]) -> None:
-        self._site, self._headers = site, headers
-        self._listeners: dict[asyncio.Task[Any], asyncio.Queue[str | None]] = {}
-        self._news: Json = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._headers = headers
+        self._listeners: dict[asyncio.Task[Any], _Listener] = {}
+        self._number = time.time_ns() // 1_000_000  # so that events of a process that is started again have higher numbers
+        self._kept: deque[_Event] = deque(maxlen=KEPT_MAX)
+        self._news = _Feed(lambda now: site.news(now.get("height", -1)), "height", _news)
+        self._live = _Feed(lambda now: site.changes(now.get("number", -1)), "number", _changes)
 
-    async def stream(self, request: web.Request) -> web.StreamResponse:
+    async def stream(self, request: web.Request, is_live: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={**self._headers, "Content-Type": "text/event-stream"})
         if request.method == "HEAD":
             return response
-        if not self._news:
-            news = await self._site.news(-1)
-            self._news = self._news or news
+        feeds = [self._news, self._live] if is_live else [self._news]
+        for feed in feeds:
+            if feed.looking is None:
+                self._take(feed, await feed.ask({}))
         if len(self._listeners) >= LISTENERS_MAX:  # nothing is awaited from here until this one is counted
             raise Problem("too-many", f"{LISTENERS_MAX} others listen already", 60)
-        me, mine = asyncio.current_task(), asyncio.Queue[str | None](WAITING_MAX)
+        me, mine = asyncio.current_task(), _Listener(is_live, asyncio.Queue(WAITING_MAX))
         assert me is not None
         self._listeners[me] = mine
-        # Whoever comes, or comes again, sees the newest state first: what it missed is in it.
-        mine.put_nowait(_written({}, self._news))
+        if text := self._first(feeds, mine, request.headers.get("Last-Event-ID", "")):
+            mine.queue.put_nowait(text)
         try:
-            if self._looking is None:
-                self._looking = asyncio.create_task(self._look())
+            for feed in feeds:
+                feed.looking = feed.looking or asyncio.create_task(self._look(feed))
             await response.prepare(request)
             while True:
                 try:
-                    text = await asyncio.wait_for(mine.get(), BEAT_SECONDS)
+                    said = await asyncio.wait_for(mine.queue.get(), BEAT_SECONDS)
                 except TimeoutError:
-                    text = ": nothing new\n\n"
-                if text is None:
+                    said = ": nothing new\n\n"
+                if said is None:
                     return response
-                await response.write(text.encode())
+                await response.write(said.encode())
         except ConnectionError:  # it is gone
             return response
         finally:
             del self._listeners[me]
 
-    async def _look(self) -> None:
-        """As long as somebody listens."""
+    def _first(self, feeds: list[_Feed], mine: _Listener, last: str) -> str:
+        """Whoever comes again goes on behind the last event that it has seen. The newest state stands for all that came before:
+        for whoever comes for the first time, and where that event is not known any more."""
+        number = int(last) if re.fullmatch(r"[0-9]{1,16}", last) else -1
+        if self._kept and self._kept[0].number - 1 <= number <= self._number:
+            return "".join(event.text for event in self._kept if event.number > number and mine.hears(event))
+        said = (item for feed in feeds for item in feed.events({}, feed.now))
+        return "".join(_Event(self._number, kind, data).text for kind, data in said)
+
+    def _take(self, feed: _Feed, now: Json) -> list[_Event]:
+        """The events that lead to this look; none if a later one is known."""
+        if feed.now and now[feed.order] <= feed.now[feed.order]:
+            return []
+        events = []
+        for kind, data in feed.events(feed.now, now):
+            self._number += 1
+            events.append(_Event(self._number, kind, data))
+        self._kept += events
+        feed.now = now
+        return events
+
+    async def _look(self, feed: _Feed) -> None:
         try:
-            while self._listeners:
-                before, self._news = self._news, await self._site.news(self._news["height"])
-                text = _written(before, self._news)
-                for task, queue in list(self._listeners.items()):
-                    if queue.full():
-                        task.cancel()
-                    elif text:
-                        queue.put_nowait(text)
-        except Problem:  # the peer is busy, or stops: whoever comes again starts anew
+            while any(listener.is_live or feed is self._news for listener in self._listeners.values()):
+                self._tell(self._take(feed, await feed.ask(feed.now)))
+        except Problem:  # the peer is busy, or stops: whoever comes again goes on
             self._drop()
         finally:
-            self._looking, self._news = None, {}
+            feed.looking = None
+
+    def _tell(self, events: list[_Event]) -> None:
+        texts = [(event, event.text) for event in events]
+        for task, listener in list(self._listeners.items()):
+            if listener.queue.full():
+                task.cancel()
+            elif text := "".join(text for event, text in texts if listener.hears(event)):
+                listener.queue.put_nowait(text)
 
     def _drop(self) -> None:
-        for task, queue in self._listeners.items():
-            if queue.full():
+        for task, listener in self._listeners.items():
+            if listener.queue.full():
                 task.cancel()
             else:
-                queue.put_nowait(None)
+                listener.queue.put_nowait(None)
 
     async def end(self, app: web.Application) -> None:
         self._drop()
-        if self._looking is not None:
-            self._looking.cancel()
+        for feed in (self._news, self._live):
+            if feed.looking is not None:
+                feed.looking.cancel()
 
 
-def _written(before: Json, now: Json) -> str:
-    return "".join(f"id: {now['height']}\nevent: {kind}\ndata: {json.dumps(data)}\n\n" for kind, data in _events(before, now))
-
-
-def _events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
-    if before.get("height") == now["height"]:
-        return
+def _news(before: Json, now: Json) -> Iterator[_Said]:
     yield "block", {name: now[name] for name in ("height", "state_root", "time_ms")}
     known = {row["project"]: row for row in before.get("projects", ())}
     for row in now["projects"]:
@@ -98,3 +157,16 @@ def _events(before: Json, now: Json) -> Iterator[tuple[str, Json]]:
             yield "project", {"height": now["height"], **row}
     if before.get("settled") != now["settled"]:
         yield "settled", {"height": now["height"], "settled": now["settled"]}
+
+
+def _changes(before: Json, now: Json) -> Iterator[_Said]:
+    """What is another than before. Of rounds and blocks, which come and stay, only those that are."""
+    changed = {name: value for name, value in now.items() if name != "number" and (name not in before or before[name] != value)}
+    for name in changed.keys() & {"rounds", "blocks"}:
+        known = {_key(item): item for item in before.get(name, ())}
+        changed[name] = [item for item in changed[name] if known.get(_key(item)) != item]
+    yield LIVE, changed
+
+
+def _key(item: Json) -> tuple[Any, Any]:
+    return item.get("job"), item.get("round", item["height"])

@@ -317,9 +317,25 @@ ROUTES: Final = (
         ids=_id("job"), replies={200: Reply("said", ", what came of it")}, codes={"refused": ""},
     ),
     Route(
+        call="live", method="GET", path="/api/v1/live", about="what the page `/live` shows",
+        replies={200: Reply(
+            "status jobs rounds peers alerts votes blocks samples labels",
+            "as [below](#live)",
+        )},
+    ),
+    Route(
+        call="block", method="GET", path="/api/v1/blocks/{height}", about="what shows that a block was decided",
+        ids=(Field("height", whole_in_query(1, 2**53 - 1)),),
+        replies={200: Reply("height header certificate voters", (
+            "; the last three in hex, byte by byte as they are hashed and signed: [how to verify them](#blocks)"
+        ))},
+        codes={"not-found": "also where this peer has not kept it"},
+    ),
+    Route(
         call="events", method="GET", path="/api/v1/events", about="what happens, as it does",
+        query=(Field("live", whole_in_query(0, 1), "1: `live` events, too", default=0),),
         replies={200: Reply("", "a stream of [server-sent events](#events)", "text/event-stream")},
-        codes={"too-many": f"above {LISTENERS_MAX} listeners"},
+        codes={"too-many": f"above {LISTENERS_MAX} streams"},
     ),
     Route(
         call="openapi", method="GET", path="/api/v1/openapi.json", about="this table, for programs",

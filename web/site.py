@@ -27,3 +27,6 @@ class Site(Protocol):
 
     async def news(self, after: int) -> Json:
         """The newest state, once there is a block above this height, or after some seconds."""
+
+    async def changes(self, after: int) -> Json:
+        """What `live` says and its `number`, once that is above this one, or after some seconds."""

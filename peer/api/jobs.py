@@ -68,7 +68,7 @@ class JobAnswers(JobCalls):
 
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
         store = self.peer.driver.store
-        stored = await trio.to_thread.run_sync(store.rounds, max(1, min(last, VOTES_SHOWN_MAX)))
+        stored = await trio.to_thread.run_sync(store.rounds, max(0, min(last, VOTES_SHOWN_MAX)))
         closed = [await trio.to_thread.run_sync(self._closed_votes, item) for item in stored]
         return (*filter(None, closed), *map(self._open_votes, self.peer.driver.rounds.books.values()))
 

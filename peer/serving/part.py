@@ -33,6 +33,7 @@ class Serve:
             from peer.serving.administering import Administering
             from peer.serving.annotating import Annotating
             from peer.serving.custody import Custody
+            from peer.serving.live import Live
             from peer.serving.operating import Operating
             from peer.serving.operators import Operators
             from peer.serving.watching import Watching
@@ -48,6 +49,7 @@ class Serve:
         host, port = parse_address(str(self.desk.setting(LISTEN)))
         doors, fetching = Doors(self.desk.folder), Fetching(self.desk)
         annotating = Annotating(self.desk, doors, fetching)
+        live = Live(self.desk)
         operators = Operators(self.desk.folder, doors, annotating.is_annotator)
         site = under_one_roof(
             (
@@ -55,6 +57,7 @@ class Serve:
                 Custody(self.desk, Accounts(self.desk.folder), annotating),
                 Operating(self.desk, operators),
                 Administering(self.desk, doors, operators, lambda: annotating.gatherer.waiting),
+                live,
                 Watching(self.desk, annotating.gatherer),
             )
         )
@@ -70,6 +73,7 @@ class Serve:
             nursery.start_soon(annotating.gatherer.run)
             nursery.start_soon(annotating.follow)
             nursery.start_soon(fetching.run)
+            nursery.start_soon(live.follow_labels)
             self.desk.tell(f"{SERVED_AT}{'https' if tls else 'http'}://{shown}:{address[1]}/")
 
     def _tls(self) -> ssl.SSLContext | None:

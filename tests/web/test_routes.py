@@ -58,7 +58,14 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "operator_sign_in": {"token": token},
             "train": {"name": "proverbs", "rounds": 3, "overrides": {"liars": "0"}},
         }
-        ids = {"project": project, "annotation": first, "assignment": second, "annotator": ann.key.hex(), "job": "00" * 32}
+        ids = {
+            "project": project,
+            "annotation": first,
+            "assignment": second,
+            "annotator": ann.key.hex(),
+            "job": "00" * 32,
+            "height": 2,
+        }
         for route in sorted(ROUTES, key=lambda route: route.call == "sign_out"):  # the token is good until then
             if route.call == "events":
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 import trio
 
+from consensus.block import decode_header, header_digest
+from consensus.voters import VoterSet, verify_certificate
+from peer.serving.live import Live
+from protocol import codec
 from protocol.api import StatusView
+from protocol.codec import Key
+from protocol.identity import Ed25519Verifier
+from protocol.messages import Certificate, Commit
 from protocol.metrics import why_unhealthy
 from tests.web.client import Site
 from tests.web.room import Room, assigned, enrolled, said
@@ -22,15 +29,15 @@ from tests.web.room import Room, assigned, enrolled, said
 Event = tuple[str, str, Any]  # id, kind, data
 
 
-def opened(site: Site, **headers: str) -> HTTPResponse:
+def opened(site: Site, query: str = "", **headers: str) -> HTTPResponse:
     connection = HTTPConnection(site.host, site.port, timeout=20)
-    connection.request("GET", "/api/v1/events", headers={"Connection": "close", **headers})
+    connection.request("GET", f"/api/v1/events{query}", headers={"Connection": "close", **headers})
     return connection.getresponse()
 
 
 @asynccontextmanager
-async def listening(site: Site, **headers: str) -> AsyncIterator[HTTPResponse]:
-    reply = await said(opened, site, **headers)
+async def listening(site: Site, query: str = "", **headers: str) -> AsyncIterator[HTTPResponse]:
+    reply = await said(opened, site, query, **headers)
     try:
         yield reply
     finally:
@@ -67,14 +74,96 @@ async def test_whoever_listens_sees_the_state_and_then_what_changes(tmp_path: Pa
             for each in (stream, another):
                 seen = [await said(event, each) for _ in range(3)]
                 assert [kind for _, kind, _ in seen] == ["block", "project", "settled"]
-                (number, _, head), (_, _, project), (_, _, settled) = seen
-                assert head["state_root"] == stats["state_root"] and number == str(head["height"])
+                (_, _, head), (_, _, project), (_, _, settled) = seen
+                assert head["state_root"] == stats["state_root"]
                 assert (project["project"], project["tasks"], settled["settled"]) == (view.project, 2, 0)
             (task,) = await assigned(site, ann)
             assert (await said(ann.submit, site, task["assignment"], (1,))).status == 201
             for each in (stream, another):
-                number, _, settled = await said(until, each, "settled")
-                assert settled["settled"] == 1 and int(number) == settled["height"] > stats["height"]
+                _, _, settled = await said(until, each, "settled")
+                assert settled["settled"] == 1 and settled["height"] > stats["height"]
+
+
+async def test_whoever_comes_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        view = await room.project(daemon, tasks=2)
+        api: Any = daemon.api
+        async with listening(site) as stream:
+            first = [await said(event, stream) for _ in range(3)][-1]
+            await api.move_project(view.project, "paused")
+            seen = await said(until, stream, "project")
+        assert int(seen[0]) > int(first[0]) and seen[2]["state"] == "paused"
+        await api.move_project(view.project, "open")  # nobody listens
+        async with listening(site, **{"Last-Event-ID": first[0]}) as stream:
+            again = await said(until, stream, "project")
+            assert again == seen, "what it had not seen, with the numbers that it had"
+            assert (await said(until, stream, "project"))[2]["state"] == "open"
+        async with listening(site, **{"Last-Event-ID": seen[0]}) as stream:
+            number, _, missed = await said(until, stream, "project")
+            assert int(number) > int(seen[0]) and missed["state"] == "open"
+        for unknown in (str(2**53), "-1", "x", "9" * 40):
+            async with listening(site, **{"Last-Event-ID": unknown}) as stream:
+                kinds = [(await said(event, stream))[1] for _ in range(3)]
+                assert kinds == ["block", "project", "settled"], "the newest state"
+
+
+async def test_live_events_come_to_those_who_ask_and_say_what_changed(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        async with listening(site, "?live=1") as stream, listening(site) as another:
+            _, _, first = await said(until, stream, "live")
+            reply = await said(site.get, "/api/v1/live")
+            assert first.keys() == reply.body.keys() and first["labels"] is None
+            assert (first["status"]["peer"], first["peers"][0]["me"]) == ((await daemon.api.status()).peer, True)
+            assert not {"data_directory", "process", "address", "unreached"} & set(first["status"])
+            view = await room.project(daemon, tasks=2)
+            changed: dict[str, Any] = {}
+            while changed.get("labels") is None:
+                _, _, changed = await said(until, stream, "live")
+                assert "rounds" not in changed, "no round was closed"
+            known = {block["height"] for block in first["blocks"]}
+            assert known.isdisjoint(block["height"] for block in changed.get("blocks", ()))
+            api: Any = daemon.api
+            await api.move_project(view.project, "closed")
+            kinds = [(await said(event, another))[1] for _ in range(5)]
+            assert set(kinds) <= {"block", "project", "settled"}
+        assert (await said(site.get, "/api/v1/events?live=2")).code == "malformed"
+
+
+async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = 0, Live._look
+
+    async def counted(live: Live) -> None:
+        nonlocal looks
+        looks += 1
+        await look(live)
+
+    monkeypatch.setattr(Live, "_look", counted)
+    async with Room(tmp_path).serving() as (_, site), AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]
+        for stream in streams:
+            await said(until, stream, "live")
+        assert looks <= 5, "one for each that came alone, and what the first ones saw change"
+
+
+async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon)
+        height = (await said(site.stats))["height"]
+        body = (await said(site.get, f"/api/v1/blocks/{height}")).body
+        certificate = codec.decode(Certificate, bytes.fromhex(body["certificate"]), 1 << 16)
+        voters = VoterSet(codec.decode(tuple[Key, ...], bytes.fromhex(body["voters"]), 1 << 16))
+        chain_id = bytes.fromhex((await said(site.get, "/api/v1/network")).body["chain_id"])
+        vote = verify_certificate(certificate, Commit, voters, chain_id, Ed25519Verifier())
+        header = bytes.fromhex(body["header"])
+        assert (vote.height, vote.block) == (height, header_digest(header)) == (body["height"], vote.block)
+        assert decode_header(header).voters == voters.hash
+        shown = await daemon.api.block(height)
+        assert shown.digest == vote.block.hex() and shown.certified_root == shown.own_root != ""
+        assert (await said(site.get, "/api/v1/blocks/999999")).code == "not-found"
+        assert (await said(site.get, "/api/v1/blocks/0")).code == "malformed"
 
 
 async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +202,7 @@ async def test_listeners_that_come_at_once_are_counted_too(tmp_path: Path, monke
 
 async def test_a_listener_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.listening.WAITING_MAX", 2)
-    monkeypatch.setattr("web.listening._written", lambda before, now: f"data: {'x' * (1 << 20)}\n\n")
+    monkeypatch.setattr("web.listening._Event.text", f"data: {'x' * (1 << 20)}\n\n")
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
         with socket.create_connection((site.host, site.port), timeout=20) as slow:

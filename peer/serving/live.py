@@ -1,0 +1,139 @@
+"""What the page `/live` shows: one look at the peer for all who watch, without what is only its operator's."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from curation.state import CurationState
+from features.as_json import plain
+from features.parts import Desk
+from protocol.api import PeerView
+from protocol.errors import UserError
+from web.problems import Problem
+from web.site import Json
+
+CHANGES_SECONDS: Final = 10.0  # a call waits that long for a change
+REST_SECONDS: Final = 0.25  # between two looks at one height
+LOOK_SECONDS: Final = 1.0  # between two looks when nothing is told
+MINUTE_MS: Final = 60_000
+ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
+# Addresses, paths and processes are nobody's business.
+OF_STATUS: Final = (
+    "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
+    "suspended unaudited disputed state behind late"
+)
+OF_JOBS: Final = "job name objective state round rounds model_root audit accepted rejected suspended place"
+OF_ROUNDS: Final = "job round height verdicts ballots stepped model_root held_out_bits_per_byte seconds decision_ms"
+OF_PEERS: Final = "peer name roles member voter me record gone"
+OF_VOTES: Final = "job round phase height quorum voters trainers proposed votes"
+OF_BLOCKS: Final = "height digest time_ms proposer view signers voters_count quorum certified_root own_root"
+
+
+class Live:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._looking = trio.Lock()
+        self._looked, self._seen, self._height = -math.inf, 0, -1  # when, up to which event, at which height
+        self._number, self._now = 0, Json()
+        self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of the block, all labels by then
+
+    async def follow_labels(self) -> None:
+        while True:
+            height, labels = self._desk.height, self._state.annotations
+            if not self._labels or self._labels[-1][1] != labels:
+                self._labels.append((self._desk.time_ms, labels))
+            while len(self._labels) > 1 and self._labels[1][0] < _now_ms() - MINUTE_MS:
+                self._labels.popleft()
+            await self._desk.block_above(height)
+
+    async def block(self, height: int) -> Json:
+        try:
+            return _only("height header certificate voters", await self._desk.api.block(height))
+        except UserError as error:
+            raise Problem("not-found", str(error)) from None
+
+    async def live(self) -> Json:
+        async with self._looking:
+            if trio.current_time() - self._looked > LOOK_SECONDS:
+                await self._look()
+            return self._now
+
+    async def changes(self, after: int) -> Json:
+        """The newest look, once it is another one than that of this number, or after some seconds."""
+        if after < 0:
+            await self.live()
+        with trio.move_on_after(CHANGES_SECONDS):
+            while self._number <= after:
+                async with self._looking:
+                    await self._wait()
+                    await self._look()
+        return {"number": self._number, **self._now}
+
+    async def _wait(self) -> None:
+        """For something to happen: a new block is looked at at once, all else a moment later."""
+        await self._desk.api.events(self._seen, LOOK_SECONDS)
+        with trio.move_on_at(self._looked + REST_SECONDS):
+            await self._desk.block_above(self._height)
+
+    async def _look(self) -> None:
+        api, was = self._desk.api, self._now
+        events = await api.events(self._seen, 0.0)
+        kinds = {event.kind for event in events}
+        is_higher, self._height = self._desk.height != self._height, self._desk.height
+        self._seen, self._looked = events[-1].number if events else self._seen, trio.current_time()
+        status = await api.status()
+        now = was | {"status": _only(OF_STATUS, status), "alerts": plain(await api.alerts())}
+        now["peers"] = [_peer(view) for view in await api.peers()]
+        now["labels"] = self._labels_a_minute()
+        if is_higher or not was:
+            now["jobs"] = [_only(OF_JOBS, job) for job in await api.jobs()]
+            now["blocks"] = await self._blocks(was.get("blocks", []), status.height)
+        if not was or kinds & {"round", "measured"}:
+            now["rounds"] = [_only(OF_ROUNDS, view) for view in await api.rounds(ROUNDS)]
+            now["samples"] = plain(await api.samples())
+            now["votes"] = [_only(OF_VOTES, view) for view in await api.votes(VOTES)]
+        elif kinds & {"proposal", "ballot", "cut-off", "applied"}:
+            closed = (view for view in was["votes"] if view["height"] is not None)
+            now["votes"] = [*closed, *(_only(OF_VOTES, view) for view in await api.votes(0))]
+        if now != was:
+            self._now, self._number = now, self._number + 1
+
+    async def _blocks(self, known: list[Json], height: int) -> list[Json]:
+        first = max([1, height - BLOCKS + 1, *(view["height"] + 1 for view in known)])
+        for number in range(first, height + 1):
+            with suppress(UserError):  # a snapshot was restored, and it is older
+                known = [*known, _only(OF_BLOCKS, await self._desk.api.block(number))]
+        return known[-BLOCKS:]
+
+    def _labels_a_minute(self) -> int | None:
+        """None: there is nothing to label."""
+        if not self._state.open or not self._labels:
+            return None
+        since = _now_ms() - MINUTE_MS
+        before = [labels for at, labels in self._labels if at < since] or [self._labels[0][1]]
+        return self._state.annotations - before[-1]
+
+    @property
+    def _state(self) -> CurationState:
+        found: CurationState = self._desk.state.of(CurationState)
+        return found
+
+
+def _only(names: str, view: object) -> Json:
+    return {name: plain(getattr(view, name)) for name in names.split()}
+
+
+def _peer(view: PeerView) -> Json:
+    link = view.link
+    trip = round(link.round_trip_ms, 1) if link is not None and link.round_trip_ms is not None else None
+    return _only(OF_PEERS, view) | {"is_linked": link is not None, "round_trip_ms": trip}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
