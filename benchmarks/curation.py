@@ -59,7 +59,7 @@ from ledger.blocks.pool import LINGER_SECONDS
 from ledger.core.genesis import Founder, Genesis
 from ledger.state import EMPTY_BODY, Rules, State
 from peer.api.memory import process_memory_mb
-from peer.daemon.daemon import running
+from peer.daemon.daemon import collect_seldom, running
 from peer.driver.author import Author
 from peer.features import founding_modules, rules_of
 from peer.settings.config import load
@@ -351,6 +351,7 @@ def timed(chain: Chain, annotators: int, count: int) -> Batches:
 def measure(folder: Path, options: Any, fill_seconds: float) -> Figures:
     began = time.perf_counter()
     chain = Chain(folder)
+    collect_seldom()  # as the daemon does
     opened = time.perf_counter() - began
     batches = timed(chain, options.annotators, options.batches)
     chain.store.close()
@@ -391,6 +392,7 @@ async def serve(folder: Path, annotators: int, batches: int) -> Closing:
     flags = {"data_directory": folder, "role": "annotator", "listen": "127.0.0.1:0", "web_listen": "127.0.0.1:0"}
     config, slices = load(flags, {}).config, Slices()
     async with running(config) as daemon:
+        collect_seldom()
         driver = daemon.driver
         author, chain = Author(driver), driver.chain_id
         await trio.sleep(2)

@@ -257,14 +257,18 @@ class CurationModule(Module[CurationState]):
         self._require_signed(context, row.annotator, Annotation(commit.assignment, commit.commitment), commit.signature)
         if row.state is Lease.EXPIRED:
             now = replace(now, taken=now.taken + 1)
-        committed = replace(row, peer=peer, state=Lease.COMMITTED, commitment=commit.commitment, height=context.height)
-        is_blind = now.opened == 0 and not (project.golds and work.golds.get(task))
-        work.assignments[commit.assignment] = replace(committed, is_blind=is_blind, seals=commit.seals)
+        work.assignments[commit.assignment] = replace(
+            row,
+            peer=peer,
+            state=Lease.COMMITTED,
+            commitment=commit.commitment,
+            height=context.height,
+            is_blind=now.opened == 0 and not (project.golds and work.golds.get(task)),
+            seals=commit.seals,
+        )
         work.tasks[task] = replace(now, committed=now.committed + 1)
         work.listed(task)
-        work.no_longer_waits(row.annotator, commit.assignment)
-        person = work.annotators[row.annotator]
-        work.annotators[row.annotator] = replace(person, annotations=person.annotations + 1)
+        work.no_longer_waits(row.annotator, commit.assignment, committed=1)
         work.count("annotations")
         if now.committed + 1 == now.asked:
             _ask_for_openings(work, task, context.time_ms)

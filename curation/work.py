@@ -237,10 +237,12 @@ class Work:
 
         `without`: projects that are left out.
         """
-        projects = [key for key in self.open if self.projects[key].phase is Phase.OPEN and key not in without]
-        projects.sort(key=lambda key: _hash(self.root, annotator, key))
-        for draw in (self._draw_begun, self._draw_fresh):
-            for project in projects:
+        rows = [(key, self.projects[key]) for key in self.open if key not in without]
+        rows = [(key, row) for key, row in rows if row.phase is Phase.OPEN]
+        begun = [key for key, row in rows if row.begun]
+        fresh = [key for key, row in rows if row.drawn < row.tasks]
+        for draw, projects in ((self._draw_begun, begun), (self._draw_fresh, fresh)):
+            for project in sorted(projects, key=lambda key: _hash(self.root, annotator, key)):
                 task = draw(project, annotator)
                 if task is not None:
                     return project, task
@@ -322,10 +324,10 @@ class Work:
         self.tasks[task] = replace(now, committed=now.committed - 1)
         self.give_back(assignment, Lease.FORFEITED)
 
-    def no_longer_waits(self, annotator: bytes, assignment: bytes) -> None:
+    def no_longer_waits(self, annotator: bytes, assignment: bytes, committed: int = 0) -> None:
         person = self.annotators[annotator]
         leases = tuple(key for key in person.leases if key != assignment)
-        self.annotators[annotator] = replace(person, leases=leases)
+        self.annotators[annotator] = replace(person, leases=leases, annotations=person.annotations + committed)
 
 
 def _due_key(queue: str, place: int) -> bytes:

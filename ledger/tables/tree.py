@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -39,8 +40,10 @@ Read: TypeAlias = Callable[[int, bytes], bytes]  # the data of the bucket in thi
 
 Hashed: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]  # of a bucket's rows: their paths, and the hashes of the rows
 
-HASHED_MAX: Final = 4_096  # buckets, about 8 MB: some batches of curation, whose tasks are begun, answered and settled
-_recent: dict[bytes, Hashed] = {}  # by the bucket's hash, which says all of it: whoever asks may have it
+# A row that has changed soon changes again: a task is begun, answered and settled. Of so many buckets, about 8 MB, we keep what
+# need not be hashed then, by the bucket's hash, which says all of it.
+HASHED_MAX: Final = 4_096
+_recent: OrderedDict[bytes, Hashed] = OrderedDict()
 
 _sha256 = hashlib.sha256
 _ROW, _BRANCH = b"folkmoot/row\x00", b"folkmoot/branch\x00"
@@ -173,7 +176,7 @@ def changed(node: Node, changes: Sequence[Change], read: Read, depth: int = 0) -
 
 def _bucket_changed(node: Bucket | None, changes: Sequence[Change], read: Read, depth: int) -> Node:
     data = flat(node, read) if node is not None else []
-    known_paths, known_hashes = _hashed(node, data) if node is not None else ((), ())
+    known_paths, known_hashes = _hashed(node[0], data) if node is not None else ((), ())
     paths, hashes, differs = list(known_paths), list(known_hashes), False
     for path, key, value in changes:
         place = bisect_left(paths, path)
@@ -193,20 +196,20 @@ def _bucket_changed(node: Bucket | None, changes: Sequence[Change], read: Read, 
     return _built(paths, hashes, data, depth) if differs else node
 
 
-def _hashed(bucket: Bucket, data: Sequence[bytes]) -> Hashed:
-    """The paths of a bucket's rows, and their hashes. They are kept: a row that has changed soon changes again."""
-    found = _recent.get(bucket[0])
+def _hashed(bucket: bytes, data: Sequence[bytes]) -> Hashed:
+    """The paths of a bucket's rows, and their hashes."""
+    found = _recent.pop(bucket, None)  # what it is changed into takes its place
     if found is None:
         paths = [_sha256(key).digest() for key in data[::2]]
-        hashes = [_sha256(_ROW + path + _sha256(value).digest()).digest() for path, value in zip(paths, data[1::2], strict=True)]
-        found = paths, hashes
+        values = zip(paths, data[1::2], strict=True)
+        found = paths, [_sha256(_ROW + path + _sha256(value).digest()).digest() for path, value in values]
     return found
 
 
-def _keep(hash: bytes, paths: Sequence[bytes], hashes: Sequence[bytes]) -> None:
-    if len(_recent) >= HASHED_MAX:
-        _recent.clear()
-    _recent[hash] = paths, hashes
+def _keep(bucket: bytes, hashed: Hashed) -> None:
+    _recent[bucket] = hashed
+    if len(_recent) > HASHED_MAX:
+        _recent.popitem(last=False)
 
 
 def built(rows: Sequence[Row], depth: int = 0) -> Node:
@@ -224,7 +227,7 @@ def _built(paths: Sequence[bytes], hashes: Sequence[bytes], data: Sequence[bytes
         left = _built(paths[:half], hashes[:half], data[: 2 * half], depth + 1)
         return branch(left, _built(paths[half:], hashes[half:], data[2 * half :], depth + 1))
     hash, size = folded(paths, hashes, depth), sum(map(len, data)) + ROW_HEADS_BYTES * len(paths)
-    _keep(hash, paths, hashes)
+    _keep(hash, (paths, hashes))
     return hash, len(paths), size, codec.pack(data)
 
 

@@ -175,10 +175,11 @@ def run_with(config: Config, console: bool, make_round_work: MakeRoundWork | Non
 
 async def _run(config: Config, on_terminal: bool, make_round_work: MakeRoundWork | None) -> int:
     from peer.commands import console
-    from peer.daemon.daemon import running, wait_for_end
+    from peer.daemon.daemon import collect_seldom, running, wait_for_end
 
     hung_up = partial(_end_with_terminal, terminals()) if on_terminal or _logs_to_terminal(config) else _reopen_log
     async with running(config, make_round_work) as daemon:
+        collect_seldom()
         status = await daemon.api.status()
         logging.getLogger("peer").info("%s listens on %s, network %s", status.peer, status.address, status.network)
         if on_terminal:
