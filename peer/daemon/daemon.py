@@ -195,7 +195,7 @@ def _invitation(directory: DataDirectory) -> InvitationString | None:
 
 
 def collect_seldom() -> None:
-    """For a process that is one peer, once it runs. Its code and what it has read are no garbage, and need not be looked at again.
+    """For a process that is one peer, once it runs. Its code and what it has read are no garbage: nobody looks at them again.
 
     A block with 512 statements makes some 20,000 objects, hardly any of them in a cycle. By default a fifth of the block's time
     goes into looking for cycles, and now and then a tenth of a second at once.
