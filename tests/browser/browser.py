@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,10 @@ HURRY = """
   const [now, later] = [Date.now, setTimeout], began = now();
   Date.now = () => began + 10 * (now() - began);
   window.setTimeout = (call, ms, ...more) => later(call, ms / 10, ...more);
+"""
+MIDDLE = """
+  const { left, right, top, bottom } = document.querySelector(arguments[0]).getBoundingClientRect();
+  return [(left + right) / 2, (top + bottom) / 2];
 """
 
 
@@ -90,6 +95,27 @@ class Browser:
         await self.press(name, Keys.ENTER)
         await self.until("document.activeElement.name === 'passphrase'")
         await self.press(Keys.TAB, Keys.TAB, Keys.TAB, Keys.ENTER)
+
+    async def phone(self) -> None:
+        """From now on it is one: its screen, and fingers."""
+        screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+        await self.do(self.driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", screen)
+        await self.do(self.driver.execute_cdp_cmd, "Emulation.setTouchEmulationEnabled", {"enabled": True})
+
+    async def touch(self, selector: str, onto: str = "") -> None:
+        """Taps what is there; or draws it onto something else, in some steps."""
+        await self.script("document.querySelector(arguments[0]).scrollIntoView({ block: 'center' })", selector)
+        (x, y), (_, end) = [await self.script(MIDDLE, other) for other in (selector, onto or selector)]
+        began = time.time()
+        await self._finger("touchStart", began, x, y)
+        for step in range(1, 5 if onto else 1):
+            await self._finger("touchMove", began + step, x, y + (end - y) * step / 4)  # slowly: what is flung takes no tap
+        await self._finger("touchEnd", began + (5 if onto else 0))
+
+    async def _finger(self, kind: str, when: float, *place: float) -> None:
+        points = [dict(zip("xy", place, strict=True))] if place else []
+        event = {"type": kind, "timestamp": when, "touchPoints": points}
+        await self.do(self.driver.execute_cdp_cmd, "Input.dispatchTouchEvent", event)
 
     async def errors(self) -> list[str]:
         """What the console has said since it was last asked."""
