@@ -1,0 +1,132 @@
+"""`make pictures`: the screenshots of README and guide, made anew from peers that run: `python -m scenarios.pictures`.
+
+Four peers train, and one of them lies; people answer tasks at another one, whose pages a real browser shows.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from curation.calls import CurationCalls, ImportRequest
+from peer.demo.cast import DemoPeer
+from peer.demo.crowd import OPTIONS, Site, gather, make_tasks
+from protocol.errors import UserError
+from scenarios import network
+from scenarios.network import Watch
+from scenarios.trials import Parser
+from tests.browser.axe import look
+from tests.browser.browser import CHROMIUM, DRIVER, Browser, browser
+from tests.fuzz.http import free_port
+
+FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
+SERVES = 0  # the peer whose pages are shown
+TASKS, PEOPLE = 24, 6
+ROUNDS = 24  # that are closed before anybody looks
+JOB = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
+GUIDELINES = "A sentence is intact if its words stand as somebody wrote them.\n\nRead it aloud. If you stumble, its words are shuffled."
+
+
+@dataclass(frozen=True)
+class Picture:
+    name: str
+    path: str
+    there: str  # a selector of what must be on the page
+    size: str = "desktop"
+    scheme: str = "light"
+    before: Callable[[Browser], Awaitable[None]] | None = None  # what a person does first
+
+
+async def _answer(page: Browser) -> None:
+    """Three tasks, so that the list of answers has something in it."""
+    shown = await page.task()
+    for key in "121":
+        await page.press(key)
+        shown = await page.task(shown)
+    await page.until("document.querySelectorAll('[data-answer]').length >= 3")
+
+
+PICTURES = (
+    Picture("live", "/live", "[data-live=height]"),
+    Picture("live-dark", "/live", "[data-live=height]", scheme="dark"),
+    Picture("live-phone", "/live", "[data-live=height]", size="phone"),
+    Picture("annotate", "/annotate", "[data-task]", before=_answer),
+    Picture("annotate-phone", "/annotate", "[data-task]", size="phone", scheme="dark"),
+    Picture("leaderboard", "/leaderboard", "tbody tr"),
+    Picture("review", "/review", "main h1"),
+    Picture("admin", "/admin", "main h1"),
+)
+
+
+async def _take(page: Browser, address: str, picture: Picture, folder: Path) -> None:
+    await look(page, picture.size, picture.scheme)
+    if not (await page.do(lambda: page.driver.current_url)).endswith(picture.path):
+        await page.open(f"{address}{picture.path}")
+    await page.until(f"document.querySelector('{picture.there}')")
+    if picture.before:
+        await picture.before(page)
+    await page.do(page.driver.save_screenshot, str(folder / f"{picture.name}.png"))
+    print(f"{picture.name}.png", flush=True)
+
+
+async def pictures(folder: Path, seed: int) -> int:
+    port, truth = free_port(), make_tasks(TASKS, seed)
+    address = f"http://127.0.0.1:{port}"
+
+    def dress(peer: DemoPeer) -> None:
+        if peer.number == SERVES:
+            peer.environment |= {"PEER_WEB_LISTEN": f"127.0.0.1:{port}", "PEER_SIGN_UP": "open"}
+
+    async with network.running(4, 1, seed=seed, attack="sign-flip", dress=dress) as peers:
+        shown = peers.peers[SERVES]
+        await peers.train({**JOB, "seed": str(seed)}, rounds=200)
+        await _import(shown, truth)
+        crowd = gather(PEOPLE, [Site("127.0.0.1", port)], truth, seed)
+        limiter = trio.CapacityLimiter(PEOPLE)
+        async with trio.open_nursery() as nursery, browser() as page:
+            for person in crowd:
+                nursery.start_soon(person.take_part, limiter)
+            await Watch(shown).until_round(ROUNDS)
+            calls: CurationCalls = shown.client  # type: ignore[assignment]
+            await _join(page, address)
+            await page.open(f"{address}/admin#{await calls.web_token()}")
+            await page.until("document.querySelector('main h1')")
+            for picture in PICTURES:
+                await _take(page, address, picture, folder)
+            nursery.cancel_scope.cancel()
+    return 0
+
+
+async def _join(page: Browser, address: str) -> None:
+    await page.join(address, "ada")
+
+
+async def _import(peer: DemoPeer, truth: dict[str, int]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file, guidelines = Path(folder) / "tasks.jsonl", Path(folder) / "guidelines.md"
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in truth))
+        guidelines.write_text(GUIDELINES)
+        calls: CurationCalls = peer.client  # type: ignore[assignment]
+        request = ImportRequest(str(file), "sentences", str(guidelines), "label", OPTIONS, False, 7, 1, "", False)
+        await calls.import_tasks(request)
+
+
+def main() -> int:
+    parser = Parser("pictures", (__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where they go")
+    parser.add_argument("--seed", type=int, default=0, help="of the network, its job and its tasks")
+    options = parser.parse_args()
+    if not (CHROMIUM and DRIVER):
+        raise UserError("pictures need a browser and its driver; Debian: apt install chromium chromium-driver")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    return network.main(partial(pictures, options.folder, options.seed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
