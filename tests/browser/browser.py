@@ -31,6 +31,10 @@ HURRY = """
   Date.now = () => began + 10 * (now() - began);
   window.setTimeout = (call, ms, ...more) => later(call, ms / 10, ...more);
 """
+MIDDLE = """
+  const { left, right, top, bottom } = document.querySelector(arguments[0]).getBoundingClientRect();
+  return [(left + right) / 2, (top + bottom) / 2];
+"""
 
 
 class Browser:
@@ -90,6 +94,25 @@ class Browser:
         await self.press(name, Keys.ENTER)
         await self.until("document.activeElement.name === 'passphrase'")
         await self.press(Keys.TAB, Keys.TAB, Keys.TAB, Keys.ENTER)
+
+    async def phone(self) -> None:
+        """From now on it is one: its screen, and fingers."""
+        screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+        await self.do(self.driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", screen)
+        await self.do(self.driver.execute_cdp_cmd, "Emulation.setTouchEmulationEnabled", {"enabled": True})
+
+    async def touch(self, selector: str, onto: str = "") -> None:
+        """Taps what is there; or draws it onto something else, in some steps."""
+        await self.script("document.querySelector(arguments[0]).scrollIntoView({ block: 'center' })", selector)
+        (x, y), (_, end) = [await self.script(MIDDLE, other) for other in (selector, onto or selector)]
+        await self._finger("touchStart", x, y)
+        for step in range(1, 5 if onto else 1):
+            await self._finger("touchMove", x, y + (end - y) * step / 4)
+        await self._finger("touchEnd")
+
+    async def _finger(self, kind: str, *place: float) -> None:
+        points = [dict(zip("xy", place, strict=True))] if place else []
+        await self.do(self.driver.execute_cdp_cmd, "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
     async def errors(self) -> list[str]:
         """What the console has said since it was last asked."""

@@ -5,6 +5,7 @@ import { ASKS, answerOf, choices, inWords, isCollected, isComplete, leftOf } fro
 import { Leases } from "/static/leases.js";
 import { Told, html, paintStatus, patiently, render } from "/static/page.js";
 import { Queue } from "/static/queue.js";
+import { Ranking, moved, shownOrder } from "/static/ranking.js";
 import { call, sessionOf } from "/static/session.js";
 import { PERSON, Store } from "/static/store.js";
 import { hex } from "/static/wire.js";
@@ -66,6 +67,15 @@ function choose(value) {
   paint();
 }
 
+// Puts an item of a ranking at a place. With that, all are placed as they stand.
+function move(item, to) {
+  const order = shownOrder(current(), state.chosen), { activeElement } = document;
+  if (to < 0 || to >= order.length || order[to] === item) return;
+  state.chosen = moved(order, item, to);
+  tell(`Place ${to + 1} of ${order.length}: ${current().items[item].slice(0, 60)}`);
+  activeElement.focus(); // it was moved itself
+}
+
 const undo = () => inOrder(async () => {
   const row = await state.queue.undo();
   if (!row) return tell(state.queue.rows.length ? "Your last answer is sent. Nobody can take it back now." : "There is nothing to take back.", "warn");
@@ -104,6 +114,11 @@ document.addEventListener("keydown", (event) => {
   const isCombined = event.ctrlKey || event.metaKey;
   const key = isCombined ? `Control+${event.key}` : event.key;
   if (key === "Escape" && state.isHelping) return toggle("isHelping");
+  const item = Number(event.target.closest("[data-item]")?.dataset.item), by = { ArrowUp: -1, ArrowDown: 1 }[key];
+  if (by && !Number.isNaN(item)) {
+    event.preventDefault();
+    return move(item, shownOrder(current(), state.chosen).indexOf(item) + by);
+  }
   const action = actions().find((other) => other.key.toLowerCase() === key.toLowerCase());
   if (!action || action.isDisabled) return;
   event.preventDefault();
@@ -177,7 +192,7 @@ function Pair({ task }) {
 }
 
 const SAYS = {
-  held: () => "held: U takes it back",
+  held: () => "held: U takes it back; once it is sent nobody can",
   sent: () => (state.isHere ? "sent: the network decides" : "waits until the peer is back"),
   decided: (row) => (row.answer ? `decided at height ${row.height}` : "skipped"),
   settled: (row) => (isAsLabel(row) ? "settled, as you said" : `settled: the label is ${inWords(row.task, row.label)}`),
@@ -221,7 +236,8 @@ function Figures() {
 }
 
 const HELP = [
-  ["1 to 9", "choose"], ["← and →", "A or B of a pair"], ["T", "a tie"], ["X", "both bad"], ["Ctrl ↵", "send several, or a ranking"],
+  ["1 to 9", "choose"], ["← and →", "A or B of a pair"], ["T", "a tie"], ["X", "both bad"], ["↑ and ↓", "move the item of a ranking that has the focus"],
+  ["Ctrl ↵", "send several, or a ranking"],
   ["S", "skip, with a reason"], ["U", "take your last answer back"], ["?", "these keys"],
 ];
 
@@ -232,15 +248,17 @@ const Help = () => html`<section class="card help" aria-label="Keys">
 </section>`;
 
 function Work() {
-  const task = current(), all = actions();
+  const task = current(), all = actions(), answers = all.filter(({ isAnswer }) => isAnswer);
+  const isRanked = task?.kind === "ranking" && !state.isSkipping;
   return html`<div class="desk">
     <div class="work">
       ${!state.isHere && html`<p class="notice warn" role="status">This peer does not answer at the moment. Your answers wait in this browser, and are sent when it is back.</p>`}
-      ${state.isUnsaved && html`<p class="notice"><span>Your key has no backup: if this browser forgets it, nobody can make it anew. <a href="/join">Save one</a></span>
+      ${state.isUnsaved && html`<p class="notice"><span>Your key has no backup: if this browser forgets it, nobody can make it anew.</span> <a href="/join">Save one</a>
         <button type="button" onClick=${() => toggle("isUnsaved")}>Later</button></p>`}
       <${Task} task=${task} />
       <div class=${`answers ${state.isSkipping ? "label" : task?.kind ?? ""}`} role="group" aria-label="Answers">
-        ${all.filter(({ isAnswer }) => isAnswer).map((action) => html`<${Button} action=${action} />`)}
+        ${isRanked ? html`<${Ranking} key=${task.assignment} task=${task} placed=${state.chosen} actions=${answers} move=${move} Button=${Button} />`
+          : answers.map((action) => html`<${Button} action=${action} />`)}
       </div>
       <div class="tools">${all.filter(({ isAnswer }) => !isAnswer).map((action) => html`<${Button} action=${action} />`)}</div>
       <${Told} told=${state.told} />

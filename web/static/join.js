@@ -146,9 +146,9 @@ const KeyForm = () => html`
   <details><summary>I have an account at this peer</summary><${SignIn} /></details>`;
 
 const AccountForm = () => html`
-  <div class="notice warn"><p><b>This peer will keep your key and sign for you.</b> Over plain http a browser makes no keys. So the peer makes one, seals it
-    under your passphrase, and signs your answers while you are signed in. You trust this peer with it, and the network marks your name
-    as custodial for ever. What you type also passes unencrypted. To keep a key of your own, come by an address that begins with https.</p></div>
+  <div class="notice warn"><p><b>This peer will keep your key and sign for you.</b> ${isSecureContext ? "This browser makes no keys of this kind" : "Over plain http a browser makes no keys"}.
+    So the peer seals one under your passphrase, and you trust the peer with it: the network marks your name as custodial for ever.
+    ${isSecureContext ? " A newer browser keeps a key of your own." : " What you type passes unencrypted. At an address with https you keep a key of your own."}</p></div>
   ${state.me?.isCustodial ? html`<${SignIn} isFirst=${true} />` : html`
     <form onSubmit=${signUp}>
       <${Name} isFirst=${true} /><${Passphrase} isNew=${true} min="8" /><${Invitation} />
@@ -172,7 +172,7 @@ const Backup = () => html`
 
 const Known = () => html`
   <h1>You annotate as ${state.me.name}</h1>
-  ${state.file && html`<p class="notice" role="status">Saved as <b>${state.file.name}</b>, if your browser did so. Put it where this machine's end does not reach.
+  ${state.file && html`<p class="notice" role="status"><span>Saved as <b>${state.file.name}</b>, if your browser did so. Put it where this machine's end does not reach.</span>
     <button type="button" onClick=${download}>Save it again</button></p>`}
   <p>${state.me.isCustodial ? "This peer keeps your key, and signs for you while you are signed in." : "This browser keeps your key. No script can read it."}
     ${" "}Its number is <code>${hex(state.me.publicKey).slice(0, 8)}</code>.</p>

@@ -10,7 +10,7 @@ export const ASKS = {
   label: (task) => (task.many ? "Choose all that fit" : "Choose one"),
   rating: () => "Rate it",
   pair: () => "Which is better?",
-  ranking: () => "Choose the best first, then the second best, and so on",
+  ranking: () => "Put the best first: choose one after the other, or move them",
 };
 
 // Several are collected and then sent; one choice is an answer by itself.

@@ -1,0 +1,84 @@
+"""Pairs and rankings on a phone: by fingers, and by the keys of a keyboard that is attached to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.browser import NEEDED, Browser, browser
+from tests.browser.test_annotate import address, exported
+from tests.web.room import Room
+from tests.web.test_routes import founded, operator
+
+pytestmark = NEEDED
+TOUCHED_MIN = 44  # pixels that a finger hits
+TOO_SMALL = """
+  return [...document.querySelectorAll('button, input, summary, .site nav a, .handle')].filter((element) => {
+    const { width, height } = element.getBoundingClientRect();
+    return width && (width < arguments[0] || height < arguments[0]);
+  }).map((element) => element.outerHTML);
+"""
+LONG = "An unhurried heron, which nobody had disturbed since it came at dawn, waited in the shallow water. " * 3
+
+
+async def require_fit(page: Browser) -> None:
+    assert not await page.script("return document.documentElement.scrollWidth > innerWidth")
+    assert await page.script(TOO_SMALL, TOUCHED_MIN) == []
+    for below in (".guidelines", ".history"):
+        await page.script("document.querySelector(arguments[0]).scrollIntoView()", below)
+        await page.until("(({ top, right }) => top >= 0 && top < innerHeight && right <= innerWidth)"
+                         f"(document.querySelector('{below} :is(summary, h2)').getBoundingClientRect())")  # fmt: skip
+
+
+async def test_a_pair_is_answered_by_a_finger_and_by_a_key(tmp_path: Path) -> None:
+    tasks = [{"text": "better?", "items": [LONG, f"{LONG} It saw {number} fish."]} for number in range(2)]
+    async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
+        project = await founded(site, await operator(daemon), kind="pair", options=[], tasks=tasks)
+        await page.phone()
+        shown = await page.join(address(site), "ann")
+        left = {shown: int(shown[-1], 16) & 1}
+        await page.until("document.querySelector('.guidelines')")
+        await require_fit(page)
+        await page.touch("[aria-keyshortcuts=ArrowLeft]")
+        shown = await page.task(shown)
+        left[shown] = int(shown[-1], 16) & 1
+        await page.press(Keys.ARROW_LEFT)
+        await page.count("settled", 2)
+        votes = [row["votes"][0]["answer"] for row in await exported(site, project["project"])]
+        assert sorted(votes) == sorted([side] for side in left.values())
+        assert await page.errors() == []
+
+
+async def test_a_ranking_is_made_by_drawing_by_buttons_and_by_keys(tmp_path: Path) -> None:
+    tasks = [{"text": f"rank {number}", "items": ["a", LONG, "c"]} for number in range(3)]
+    async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
+        project = await founded(site, await operator(daemon), kind="ranking", options=[], tasks=tasks)
+        await page.phone()
+        shown = await page.join(address(site), "ann")
+        await page.until("document.querySelector('.guidelines')")
+        await require_fit(page)
+        await page.touch("[data-item='0'] .handle", onto="[data-item='2']")
+        await order(page, "120")
+        await page.touch(".tools .primary")
+        shown = await page.task(shown)
+        await page.touch("[data-item='2'] .move")
+        await order(page, "021")
+        await page.touch(".tools .primary")
+        await page.task(shown)
+        await page.script("document.querySelector(\"[data-item='1'] .answer\").focus()")
+        await page.press(Keys.ARROW_UP)
+        await order(page, "102")
+        await page.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+        await order(page, "021")
+        await page.press(Keys.ARROW_DOWN, "1", "1")
+        await order(page, "210")
+        await page.chord(Keys.CONTROL, Keys.ENTER)
+        await page.count("settled", 3)
+        votes = [row["votes"][0]["answer"] for row in await exported(site, project["project"])]
+        assert sorted(votes) == [[0, 2, 1], [1, 2, 0], [2, 1, 0]]
+        assert await page.errors() == []
+
+
+async def order(page: Browser, items: str) -> None:
+    await page.until(f"[...document.querySelectorAll('[data-item]')].map(({{ dataset }}) => dataset.item).join('') === '{items}'")
