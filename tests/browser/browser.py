@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -105,14 +106,16 @@ class Browser:
         """Taps what is there; or draws it onto something else, in some steps."""
         await self.script("document.querySelector(arguments[0]).scrollIntoView({ block: 'center' })", selector)
         (x, y), (_, end) = [await self.script(MIDDLE, other) for other in (selector, onto or selector)]
-        await self._finger("touchStart", x, y)
+        began = time.time()
+        await self._finger("touchStart", began, x, y)
         for step in range(1, 5 if onto else 1):
-            await self._finger("touchMove", x, y + (end - y) * step / 4)
-        await self._finger("touchEnd")
+            await self._finger("touchMove", began + step, x, y + (end - y) * step / 4)  # slowly: what is flung takes no tap
+        await self._finger("touchEnd", began + (5 if onto else 0))
 
-    async def _finger(self, kind: str, *place: float) -> None:
+    async def _finger(self, kind: str, when: float, *place: float) -> None:
         points = [dict(zip("xy", place, strict=True))] if place else []
-        await self.do(self.driver.execute_cdp_cmd, "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        event = {"type": kind, "timestamp": when, "touchPoints": points}
+        await self.do(self.driver.execute_cdp_cmd, "Input.dispatchTouchEvent", event)
 
     async def errors(self) -> list[str]:
         """What the console has said since it was last asked."""

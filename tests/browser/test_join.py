@@ -7,6 +7,7 @@ from pathlib import Path
 
 from selenium.webdriver.common.keys import Keys
 
+from tests.browser import axe
 from tests.browser.browser import ELSEWHERE, NEEDED, Browser, browser
 from tests.browser.test_annotate import address
 from tests.web.client import Site
@@ -80,6 +81,7 @@ async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happ
         assert "nobody can make it anew" in (await page.texts(".notice"))[0]
         await page.open(f"{address(site)}/join")
         await page.until("document.activeElement.name === 'passphrase'")
+        assert await axe.found(page) == []
         can_be_read = """
           const done = arguments[0], open = indexedDB.open((await indexedDB.databases())[0].name);
           open.onsuccess = () => open.result.transaction('me').objectStore('me').get(0).onsuccess =
@@ -88,6 +90,7 @@ async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happ
         assert await page.do(page.driver.execute_async_script, can_be_read)
         assert (await saved(page, tmp_path / "downloads")).name == "folkmoot-key-ann_bob.json"
         assert not await page.do(page.driver.execute_async_script, can_be_read), "now no script can read it"
+        assert await axe.found(page) == []
 
 
 async def test_over_plain_http_the_peer_signs_for_somebody_who_signs_out_and_in_again_elsewhere(tmp_path: Path) -> None:
@@ -99,6 +102,7 @@ async def test_over_plain_http_the_peer_signs_for_somebody_who_signs_out_and_in_
             await page.until("document.activeElement.name === 'name'")
             assert not await page.script("return isSecureContext")
             assert "This peer will keep your key and sign for you." in await page.texts(".notice b")
+            assert await axe.found(page) == []
             await page.press("ann", Keys.TAB, PASSPHRASE, Keys.ENTER)
             await page.task()
             await page.press("1")

@@ -51,14 +51,14 @@ async def test_a_pair_is_answered_by_a_finger_and_by_a_key(tmp_path: Path) -> No
 
 
 async def test_a_ranking_is_made_by_drawing_by_buttons_and_by_keys(tmp_path: Path) -> None:
-    tasks = [{"text": f"rank {number}", "items": ["a", LONG, "c"]} for number in range(3)]
+    tasks = [{"text": f"rank {number}", "items": ["a", LONG[:120], "c"]} for number in range(3)]
     async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
         project = await founded(site, await operator(daemon), kind="ranking", options=[], tasks=tasks)
         await page.phone()
         shown = await page.join(address(site), "ann")
         await page.until("document.querySelector('.guidelines')")
         await require_fit(page)
-        await page.touch("[data-item='0'] .handle", onto="[data-item='2']")
+        await page.touch("[data-item='0'] .handle", onto=".tools")
         await order(page, "120")
         await page.touch(".tools .primary")
         shown = await page.task(shown)

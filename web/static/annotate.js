@@ -97,7 +97,8 @@ function actions() {
   }
   const answers = choices(task).map(({ text, key, value }) => {
     const place = state.chosen.indexOf(value);
-    return { key, text, place, isAnswer: true, isPressed: isCollected(task) ? place >= 0 : undefined, run: () => choose(value) };
+    return { key, text, place: task.kind === "ranking" ? place : undefined, isAnswer: true, isPressed: isCollected(task) ? place >= 0 : undefined,
+      run: () => choose(value) };
   });
   const send = { key: "Control+Enter", text: "Send", isPrimary: true, isDisabled: !isComplete(task, state.chosen),
     run: () => give({ answer: answerOf(task, state.chosen) }) };
@@ -166,7 +167,7 @@ const Button = ({ action }) => html`
   <button type="button" class=${action.isPrimary ? "primary" : action.isAnswer ? "answer" : "quiet"} disabled=${action.isDisabled}
     aria-keyshortcuts=${action.key || null} aria-pressed=${action.isPressed === undefined ? null : String(action.isPressed)} onClick=${action.run}>
     ${action.key && html`<${Key} of=${action.key} />`}<span>${action.text}</span>
-    ${action.isPressed && current()?.kind === "ranking" && html`<b class="place">${action.place + 1}</b>`}
+    ${action.place !== undefined && html`<b class="place">${action.place + 1 || ""}</b>`}
   </button>`;
 
 function Task({ task }) {
