@@ -48,8 +48,8 @@ def desk_of(seat: Seat, config: Config) -> DriverDesk:
     return DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service_of(seat))
 
 
-async def served(seat: Seat, nursery: trio.Nursery) -> Server:
-    flags = {"data_directory": seat.folder, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open"}
+async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:
+    flags = {"data_directory": seat.folder, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
     config = load(flags, {"HOME": str(seat.folder)}).config
     desk = desk_of(seat, config)
     scope = trio.CancelScope()

@@ -1,0 +1,82 @@
+"""Two people in two browsers, at two of four peers that decide together; one of the two is killed and started again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import trio
+
+from curation.calls import CurationCalls, ImportRequest
+from curation.state import CurationState
+from peer.features import founding_modules
+from tests.browser.browser import NEEDED, Browser, browser
+from tests.browser.test_annotate import address, exported
+from tests.peer.network import network, service_of
+from tests.web.room import said
+from tests.web.test_sealed import served
+
+pytestmark = NEEDED
+TASKS = 30
+
+
+async def answer(page: Browser) -> None:
+    """By key; the text says which one."""
+    (text,) = await page.texts("[data-task] .text")
+    await page.press(text[0])
+
+
+async def label(page: Browser, shown: str, count: int) -> None:
+    """So many tasks, of which the first is shown."""
+    for number in range(count):
+        await answer(page)
+        if number < count - 1:
+            shown = await page.task(shown)
+
+
+async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and_all_peers_say_the_same(tmp_path: Path) -> None:
+    async with (
+        network(tmp_path, 4, roles=("annotator",), modules=founding_modules()) as made,
+        trio.open_nursery() as nursery,
+        browser(in_a_hurry=True) as anns,
+        browser(in_a_hurry=True) as bobs,
+    ):
+        invited = {"sign_up": "invited", "sign_up_codes": ("sesame",)}
+        first, second, third = [await served(seat, nursery, **invited) for seat in made.seats[:3]]
+        file = tmp_path / "moods.jsonl"
+        file.write_text("".join(json.dumps({"text": f"{1 + number % 2}, says {number}"}) + "\n" for number in range(TASKS)))
+        author = cast(CurationCalls, service_of(third.seat))
+        asked = ImportRequest(str(file), "moods", "", "label", ("glad", "sad"), False, 2, 1, "", False)
+        project = (await author.import_tasks(asked)).project
+
+        async def bob() -> None:
+            await label(bobs, await bobs.join(address(second.site), "bob", "sesame"), TASKS)
+
+        async def ann() -> None:
+            await label(anns, await anns.join(address(first.site), "ann", "sesame"), 10)
+            await first.kill()
+            await anns.until("document.querySelector('.away')")
+            shown = await anns.script("return document.querySelector('[data-task]')?.dataset.assignment ?? ''")
+            if shown:
+                await answer(anns)  # it has this one, and needs no peer for it
+            await made.start(first.seat)
+            await served(first.seat, nursery, **invited, web_listen=f"{first.site.host}:{first.site.port}")
+            await label(anns, await anns.task(shown), TASKS - 10 - bool(shown))
+
+        async with trio.open_nursery() as both:
+            both.start_soon(ann)
+            both.start_soon(bob)
+        for server in (first, second, third):
+            await server.seat.until(lambda driver: driver.state.of(CurationState).settled == TASKS)
+        assert (await said(third.site.stats))["annotations"] == 2 * TASKS
+        board, rows = (await said(third.site.leaderboard))["rows"], await exported(third.site, project)
+        people = {row["annotator"] for row in board}
+        assert len(rows) == TASKS
+        for row in rows:
+            assert {vote["annotator"] for vote in row["votes"]} == people and len(row["votes"]) == 2
+            assert [vote["answer"] for vote in row["votes"]] == [[int(row["text"][0]) - 1]] * 2
+        for server in (first, second):
+            assert await exported(server.site, project) == rows
+            assert (await said(server.site.leaderboard))["rows"] == board
+        nursery.cancel_scope.cancel()
