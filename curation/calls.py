@@ -114,6 +114,10 @@ class CurationCalls(Protocol):
         """A token for an operator of this peer's HTTP API."""
         ...
 
+    async def web_address(self) -> str:
+        """Where this peer serves people; empty where it does not."""
+        ...
+
     async def web_revoke(self) -> int:
         """Takes back all such tokens; says how many there were."""
         ...

@@ -1,4 +1,4 @@
-"""Tasks from files of people: JSONL, CSV, or Label Studio's JSON. A line that is none is named, and then nothing is imported."""
+"""Tasks from files of people: JSONL, CSV, or Label Studio's JSON. Lines that are none are named, and then nothing is imported."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from protocol import codec
 from protocol.errors import UserError
 
 SPARE_BYTES = 64  # of an entry beside its task
+MISFITS_MAX = 20  # lines of a file that are named; then nobody reads on
+TASKS_MAX = PAGES_MAX * PAGE_TASKS_MAX
 NUMBER_DIGITS_MAX = 3  # of an option or item: Python makes no number of thousands of digits
 
 
@@ -23,29 +25,53 @@ class Given(NamedTuple):
     gold: tuple[int, ...] | None  # the right answer, where it is known
 
 
-def read_tasks(name: str, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> list[Given]:
-    """Raises `UserError` that names the line, or the number of the task in Label Studio's JSON, counted from 1."""
+class Misfits(UserError):
+    """Each problem names its line, or the number of the task in Label Studio's JSON, counted from 1."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+Row = dict[str, Any] | UserError  # what stands in a line, or why that is no task
+
+
+def read_tasks(
+    name: str, data: bytes, kind: Kind, options: tuple[str, ...], many: bool, tasks_max: int = TASKS_MAX
+) -> list[Given]:
+    """Raises `Misfits` for lines that are no task, and `UserError` for what is no such file at all."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(f"{name}:{line}: this is no text in UTF-8") from None
-    return tasks_of(name, _csv(name, text) if name.lower().endswith(".csv") else _json(name, text), kind, options, many)
+    rows = _csv(name, text) if name.lower().endswith(".csv") else _json(name, text)
+    return tasks_of(name, rows, kind, options, many, tasks_max)
 
 
 def tasks_of(
-    name: str, rows: Iterable[tuple[str, dict[str, Any]]], kind: Kind, options: tuple[str, ...], many: bool
+    name: str, rows: Iterable[tuple[str, Row]], kind: Kind, options: tuple[str, ...], many: bool, tasks_max: int = TASKS_MAX
 ) -> list[Given]:
-    """`rows`: where each stands, and what stands there, as in a line of JSONL. Raises `UserError`."""
-    tasks = [_checked(where, row, kind, options, many) for where, row in rows]
+    """`rows`: where each stands, and what stands there, as in a line of JSONL. Raises as `read_tasks`."""
+    tasks: list[Given] = []
+    problems: list[str] = []
+    for where, row in rows:
+        if len(tasks) == tasks_max:
+            raise UserError(f"{name}: more than {tasks_max} tasks")
+        try:
+            tasks.append(_checked(where, row, kind, options, many))
+        except UserError as error:
+            problems.append(str(error))
+            if len(problems) == MISFITS_MAX:
+                break
+    if problems:
+        raise Misfits(problems)
     if not tasks:
         raise UserError(f"{name}: there is no task in it")
-    if len(tasks) > PAGES_MAX * PAGE_TASKS_MAX:
-        raise UserError(f"{name}: {len(tasks)} tasks, a project has at most {PAGES_MAX * PAGE_TASKS_MAX}")
     return tasks
 
 
-def _csv(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _csv(name: str, text: str) -> Iterator[tuple[str, Row]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     names = reader.fieldnames or []
     items = sorted(column for column in names if column.startswith("item"))
@@ -53,41 +79,43 @@ def _csv(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{name}:1: the first line of a CSV names its columns: `text`, or `item1`, `item2` and so on")
     try:
         for row in reader:
+            where = f"{name}:{reader.line_num}"
             if None in row or None in row.values():
-                raise UserError(f"{name}:{reader.line_num}: this line has other columns than the first one names")
+                yield where, UserError(f"{where}: this line has other columns than the first one names")
+                continue
             found: dict[str, Any] = {"text": row.get("text", ""), "items": [row[column] for column in items]}
-            yield f"{name}:{reader.line_num}", found | {known: row[known] for known in ("suggestion", "gold") if row.get(known)}
+            yield where, found | {known: row[known] for known in ("suggestion", "gold") if row.get(known)}
     except csv.Error as error:
         raise UserError(f"{name}:{reader.line_num}: {error}") from None
 
 
-def _json(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _json(name: str, text: str) -> Iterator[tuple[str, Row]]:
     if text.lstrip().startswith("["):
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{name}: no JSON: {error}") from None
         for number, row in enumerate(found, 1):
             yield f"{name}: task {number}", _of_label_studio(f"{name}: task {number}", row)
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
+            where = f"{name}:{number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{name}:{number}: no JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise UserError(f'{name}:{number}: a task is a JSON object, such as {{"text": "…"}}')
-            yield f"{name}:{number}", row
+            except (ValueError, RecursionError) as error:
+                yield where, UserError(f"{where}: no JSON: {error}")
+                continue
+            yield where, row if isinstance(row, dict) else UserError(f'{where}: a task is a JSON object, such as {{"text": "…"}}')
 
 
-def _of_label_studio(where: str, row: Any) -> dict[str, Any]:
+def _of_label_studio(where: str, row: Any) -> Row:
     if not isinstance(row, dict) or not isinstance(row.get("data", row), dict):
-        raise UserError(f"{where} is no JSON object with `data`")
+        return UserError(f"{where} is no JSON object with `data`")
     data = row.get("data", row)
     found = {name: data[name] for name in ("text", "items", "suggestion", "gold") if name in data}
-    for prediction in row.get("predictions") or []:
-        for result in prediction.get("result") or [] if isinstance(prediction, dict) else []:
+    for prediction in _list(row, "predictions"):
+        for result in _list(prediction, "result"):
             value = result.get("value", {}) if isinstance(result, dict) else {}
             choices = value.get("choices") if isinstance(value, dict) else None
             if choices:
@@ -95,7 +123,14 @@ def _of_label_studio(where: str, row: Any) -> dict[str, Any]:
     return found
 
 
-def _checked(where: str, row: dict[str, Any], kind: Kind, options: tuple[str, ...], many: bool) -> Given:
+def _list(row: Any, name: str) -> list[Any]:
+    found = row.get(name) if isinstance(row, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def _checked(where: str, row: Row, kind: Kind, options: tuple[str, ...], many: bool) -> Given:
+    if isinstance(row, UserError):
+        raise row
     text, items = row.get("text", ""), row.get("items", [])
     if not isinstance(text, str) or not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise UserError(f"{where}: `text` is text, `items` a list of texts")

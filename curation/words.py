@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -154,7 +155,10 @@ async def web(asked: Asked[CurationCalls]) -> None:
     elif asked.options.revoke:
         asked.show(f"taken back: {counted(await asked.api.web_revoke(), 'token')}")
     else:
-        asked.show(await asked.api.web_token())
+        token = await asked.api.web_token()
+        asked.show(token)
+        if sys.stdout.isatty() and (address := await asked.api.web_address()):  # a program wants the token alone
+            asked.show(f"{address}/admin#{token} signs you in")
 
 
 def _request(options: object) -> ImportRequest:

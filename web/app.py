@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
@@ -19,10 +20,11 @@ from web.fields import read_all
 from web.listening import Listening
 from web.pages import PAGES, START, rendered
 from web.problems import Problem
-from web.routes import ENDS, ROUTES, SETS, Route, openapi
+from web.routes import ENDS, FILE_BYTES_MAX, ROUTES, SETS, Route, openapi
 from web.site import Json, Site, Text
 
 BODY_BYTES_MAX = 64 << 10
+UPLOADS_MAX = 2  # files that are in memory at once
 STATIC = Path(__file__).with_name("static")
 VENDOR = Path(__file__).with_name("vendor")
 QUERY_OF_EVENTS = next(route.query for route in ROUTES if route.call == "events")
@@ -42,7 +44,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def application(site: Site, names: Collection[str] = ()) -> web.Application:
     """`names`: of this host, beside its addresses."""
-    answers = Counter[int]()
+    answers, uploads = Counter[int](), asyncio.Semaphore(UPLOADS_MAX)
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names)])
     listening = Listening(site, SECURITY)
     app.on_shutdown.append(listening.end)
@@ -57,7 +59,7 @@ def application(site: Site, names: Collection[str] = ()) -> web.Application:
         "events": partial(_events, listening),
     }
     for route in ROUTES:
-        handler = own.get(route.call) or partial(_answer, route, getattr(site, route.call))
+        handler = own.get(route.call) or partial(_answer, route, site, uploads)
         app.router.add_route(route.method, route.path, handler, expect_handler=_expect)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, handler, expect_handler=_expect)
@@ -82,10 +84,14 @@ def _counted(answers: Counter[int]) -> Any:
     return counted
 
 
-async def _answer(route: Route, call: Callable[..., Awaitable[Any]], request: web.Request) -> web.StreamResponse:
-    given = {"token": defence.token_of(request, route.who)} if route.who else {}
+async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request: web.Request) -> web.StreamResponse:
+    call: Callable[..., Awaitable[Any]] = getattr(site, route.call)
+    given: dict[str, Any] = {"token": defence.token_of(request, route.who)} if route.who else {}
     given |= read_all(route.ids, request.match_info) | read_all(route.query, request.query)
-    if route.body:
+    if route.upload and given["format"]:
+        await site.authorise(given["token"])
+        given["file"] = await _file(request, uploads)
+    elif route.body:
         given |= read_all(route.body, await _body(request))
     if route.cookie == SETS:
         defence.require_own_origin(request)
@@ -196,6 +202,22 @@ async def _metrics(site: Site, answers: Counter[int], request: web.Request) -> w
 
 
 # Reading what strangers send ------------------------------------------------------------------------------------------
+
+
+async def _file(request: web.Request, uploads: asyncio.Semaphore) -> bytes:
+    """A body in memory, of an operator: some of them at once."""
+    if uploads.locked():
+        raise Problem("too-many", "other files are being read: try again", 2)
+    data = bytearray()
+    async with uploads:
+        try:
+            async for part in request.content.iter_chunked(1 << 16):
+                data += part
+                if len(data) > FILE_BYTES_MAX:
+                    raise Problem("too-large", f"a file has at most {FILE_BYTES_MAX >> 20} MiB: import it in parts")
+        except (web.RequestPayloadError, HttpProcessingError):
+            raise Problem("malformed", "the body is not encoded as its headers say") from None
+        return bytes(data)
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

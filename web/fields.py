@@ -91,6 +91,19 @@ TEXTS: Final = Kind(
     lambda value: isinstance(value, list) and all(map(LINE.fits, value)),
     tuple,
 )
+
+
+def _reads_cursor(value: Any) -> bool:
+    place, _, number = value.partition(":")
+    return all(part.isascii() and part.isdecimal() and len(part) <= 7 for part in (place, number))
+
+
+CURSOR: Final = Kind(
+    "`next` of another reply",
+    {"type": "string", "pattern": "^[0-9]{1,7}:[0-9]{1,7}$"},
+    _reads_cursor,
+    lambda value: tuple(map(int, value.split(":"))),
+)
 TEXTS_BY_NAME: Final = Kind(
     "an object of at most 32 texts",
     {"type": "object", "maxProperties": 32, "additionalProperties": LINE.schema},

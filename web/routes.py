@@ -7,12 +7,23 @@ follow from the declarations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from curation.formats import FORMATS
-from curation.limits import ANNOTATORS_MAX, KAPPA_COMMON_MIN, KAPPA_PAIRS_MAX, PRICE_MAX, VOTES_MAX
+from curation.limits import (
+    ANNOTATORS_MAX,
+    KAPPA_COMMON_MIN,
+    KAPPA_PAIRS_MAX,
+    OPTIONS_MAX,
+    PAGE_TASKS_MAX,
+    PAGES_MAX,
+    PRICE_MAX,
+    RANKED_MAX,
+    VOTES_MAX,
+)
 from web.fields import (
+    CURSOR,
     FLAG,
     LINE,
     NEEDED,
@@ -34,6 +45,8 @@ from web.problems import STATUS
 ANNOTATOR, OPERATOR = "annotator", "operator"
 SETS, ENDS = "sets", "ends"  # what a call does to the cookie of a session
 LETTERS: Final = {"": "", ANNOTATOR: "T", OPERATOR: "O"}  # of the table
+FILE_BYTES_MAX: Final = 16 << 20
+STATES: Final = ("waiting", "skipped", "disputed", "begun", "settled", "fresh", "redacted")
 SIGNATURE, KEY = hexadecimal(64), hexadecimal(32)
 TIME: Final = whole(0, 2**53 - 1)
 
@@ -63,6 +76,7 @@ class Route:
     body: tuple[Field, ...] = ()
     cookie: str = ""
     of: str = ANNOTATOR  # whose cookie
+    upload: bool = False  # a file is its body, and the argument `file`, where the query names a `format`
     replies: Mapping[int, Reply]
     codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
 
@@ -76,8 +90,13 @@ def _id(name: str) -> tuple[Field, ...]:
     return (Field(name, KEY),)
 
 
-PROJECT: Final = Reply("project name kind state author votes tasks begun settled review", brief="the project, as in the list")
+PROJECT: Final = Reply(
+    "project name kind state author votes tasks begun settled review options many items price is_mine",
+    brief="the project, as in the list",
+)
 SIGNED_IN: Final = Reply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
+FILE_FORMATS: Final = ("jsonl", "csv", "json")
+CHECKED: Final = Reply("count items preview problems", ": nothing is imported")
 TASKS: Final = Field("tasks", OBJECTS, "as lines of a [JSONL file](../guide.md#a-project)")
 DECIDES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
 ROUTES: Final = (
@@ -223,14 +242,69 @@ ROUTES: Final = (
             Field("name", LINE), Field("kind", one_of("label", "rating", "pair", "ranking")),
             Field("options", TEXTS, default=()), Field("many", FLAG, default=False),
             Field("votes", whole(1, VOTES_MAX), default=1), Field("price", whole(0, PRICE_MAX), default=1),
-            Field("guidelines", TEXT, default=""), Field("suggests_first", FLAG, default=False), TASKS,
+            Field("guidelines", TEXT, default=""), Field("suggests_first", FLAG, default=False),
+            Field("items", whole(0, RANKED_MAX), "of each task, where none is here yet", default=0), replace(TASKS, default=()),
         ),
         replies={201: PROJECT}, codes=DECIDES,
     ),
     Route(
         call="add", method="POST", path="/api/v1/projects/{project}/tasks", who=OPERATOR, about="adds tasks to a project",
-        ids=_id("project"), body=(TASKS,), replies={201: PROJECT},
-        codes={"not-found": "", **DECIDES},
+        ids=_id("project"), upload=True,
+        query=(
+            Field("format", one_of("", *FILE_FORMATS), f"of a file as the body, at most {FILE_BYTES_MAX >> 20} MiB", default=""),
+            Field("check", whole_in_query(0, 1), "1: see what a file is", default=0),
+        ),
+        body=(TASKS,),
+        replies={201: PROJECT, 202: Reply(PROJECT.names, "if a file goes on being imported", brief="alike,"), 200: CHECKED},
+        codes={"not-found": "", "too-many": "while another file is imported", **DECIDES},
+    ),
+    Route(
+        call="check", method="POST", path="/api/v1/projects/check", who=OPERATOR, upload=True,
+        about="sees what a file is for a project that is still to be made",
+        query=(
+            Field("format", one_of(*FILE_FORMATS)), Field("kind", one_of("label", "rating", "pair", "ranking")),
+            Field("options", TEXT, "one a line", default=""), Field("many", whole_in_query(0, 1), default=0),
+        ),
+        replies={200: CHECKED}, codes={"misfit": "for options", "too-large": ""},
+    ),
+    Route(
+        call="redact", method="POST", path="/api/v1/projects/{project}/redact", who=OPERATOR, about="takes a task's text out",
+        ids=_id("project"),
+        body=(
+            Field("task", whole(0, PAGES_MAX * PAGE_TASKS_MAX), "by its number"),
+            Field("reason", TEXT, "for the log of this peer", default=""),
+        ),
+        replies={200: Reply("said", ", what came of it")}, codes={"not-found": "", "refused": ""},
+    ),
+    Route(
+        call="review", method="GET", path="/api/v1/projects/{project}/review", who=OPERATOR,
+        about="tasks and their votes, those first that need the author",
+        ids=_id("project"),
+        query=(
+            Field("state", one_of("", *STATES), default=""), Field("search", TEXT, "in the text", default=""),
+            Field("label", one_of("", *map(str, range(OPTIONS_MAX + 1))), "a number of an answer", default=""),
+            Field("annotator", TEXT, "its name, or the beginning of its key", default=""),
+            Field("after", CURSOR, default=()), Field("limit", whole_in_query(1, 100), default=20),
+        ),
+        replies={200: Reply("tasks next", (
+            ", null at the end; of each `task`, `number`, `state`, `text`, `items`, `suggestion`, `label`, `is_reviewed`, "
+            "`height`, `skips`, `votes` (`annotator`, `name`, `state`, `answer`)"
+        ))},
+        codes={"not-found": ""},
+    ),
+    Route(
+        call="decide", method="POST", path="/api/v1/projects/{project}/tasks/{task}/decide", who=OPERATOR,
+        about="says the label of a task that waits for its author", ids=(*_id("project"), *_id("task")),
+        body=(Field("answer", wholes(16, 255)),), replies={200: Reply("task label")},
+        codes={"not-found": "", "misfit": "for an answer that fits not the task", "refused": "if it does not wait"},
+    ),
+    Route(
+        call="confusions", method="GET", path="/api/v1/projects/{project}/confusions", who=OPERATOR,
+        about="how annotators answered, against the labels", ids=_id("project"),
+        replies={200: Reply("values counts annotators", (
+            "; rows of `counts` are labels, columns answers; of each annotator `annotator`, `name`, `count`, `counts`"
+        ))},
+        codes={"not-found": ""},
     ),
     Route(
         call="project", method="GET", path="/api/v1/projects/{project}", who=OPERATOR, about="one project",

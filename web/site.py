@@ -23,6 +23,9 @@ class Site(Protocol):
     async def health(self) -> str:
         """Why this peer does not work; empty if it does."""
 
+    async def authorise(self, token: str) -> None:
+        """Raises `Problem` unless an operator has this token."""
+
     async def metrics(self) -> tuple[Metric, ...]: ...
 
     async def news(self, after: int) -> Json:

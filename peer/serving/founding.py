@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Final
 
 import trio
 
+from consensus.voters import VoterSet
 from curation.calls import ProjectView
-from curation.contents import AddPage, Found, Move, SayGold
+from curation.contents import AddPage, Found, Move, Review, SayGold
 from curation.importing import Given, in_pages
 from curation.limits import GUIDELINES_BYTES_MAX, SALT_BYTES
 from curation.module import project_id
-from curation.state import Asked, CurationState, Phase, Project
-from curation.tasks import Entry, Page, root_of, task_id
+from curation.state import Asked, CurationState, Phase, Project, Redaction
+from curation.tasks import Entry, Page, redacted, root_of, task_id
 from features.parts import Desk
 from ledger.members import MembersState
-from peer.serving.exporting import pages
+from peer.serving.exporting import page_of, pages
 from peer.serving.golds import GoldPage, Golds
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import peer_id
+
+FETCH_SECONDS: Final = 30.0  # for a page that is to be redacted, where this peer lacks it
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Founding:
         """The id of the new project. `guidelines` of no bytes: none; they are not in `asked` yet."""
         if len(guidelines) > GUIDELINES_BYTES_MAX:
             raise UserError(f"the guidelines have {len(guidelines)} bytes, at most {GUIDELINES_BYTES_MAX} are taken")
-        _require_alike(tasks, asked.items)
+        require_alike(tasks, asked.items)
         digest = await trio.to_thread.run_sync(self.desk.keep, guidelines) if guidelines else None
         decided = await self.desk.submit("curation/found", Found(replace(asked, guidelines=digest)))
         key = project_id(self.desk.me, decided.nonce)
@@ -61,7 +66,7 @@ class Founding:
     async def add(self, key: bytes, tasks: list[Given]) -> None:
         row = self._state.projects.get(key)
         assert row is not None
-        _require_alike(tasks, row.asked.items)
+        require_alike(tasks, row.asked.items)
         await self._add(key, tasks)
 
     async def _add(self, key: bytes, tasks: list[Given]) -> None:
@@ -77,6 +82,35 @@ class Founding:
                     await trio.to_thread.run_sync(golds.keep, gold)
             root = gold.root if gold is not None else None
             await self.desk.submit("curation/page", AddPage(key, digest, len(data), root_of(page), len(part), root))
+
+    async def decide(self, task: bytes, label: tuple[int, ...]) -> None:
+        """Of a task that waits for its author."""
+        await self.desk.submit("curation/review", Review(task, label))
+
+    async def redact(self, key: bytes, number: int) -> str:
+        """As the project's author or as a voter; what came of it."""
+        state, members = self._state, self.desk.state.of(MembersState)
+        row = state.projects.get(key)
+        assert row is not None
+        place, page = next(
+            (place, page) for place, page in enumerate(pages(state, key, row)) if page.first <= number < page.first + page.count
+        )
+        with trio.move_on_after(FETCH_SECONDS):
+            await self.desk.fetch(page.digest, page.bytes, (members.current(row.author),))
+        found = page_of(row, page, self.desk.read)
+        if found is None:
+            raise UserError("this peer lacks the page with this task, and nobody that it reaches has it")
+        index = number - page.first
+        made = redacted(found, index)
+        said = Redaction(key, place, index, page.digest, hashlib.sha256(made).digest(), len(made))
+        await self.desk.submit("curation/redact", said)
+        name, after = f"task {number} of {row.asked.name!r}", self._state.tasks.get(task_id(key, number))
+        if after is not None and after.is_redacted:
+            return f"{name} is redacted: every peer deletes its text"
+        voters = self.desk.state.of(MembersState).voters
+        alike = sum(self._state.wishes.get(voter) == said for voter in voters)
+        needed = VoterSet(voters).faults_tolerated + 1
+        return f"{alike} of the {needed} voters needed want {name} to be redacted; others have to say the same"
 
     def _golds(self) -> closing[Golds]:
         return closing(Golds(self.desk.folder / "golds.sqlite"))
@@ -105,7 +139,7 @@ class Founding:
                     await self.desk.submit("curation/gold", SayGold(key, number, tuple(kept.said(known) for known in new)))
 
 
-def _require_alike(tasks: list[Given], items: int) -> None:
+def require_alike(tasks: list[Given], items: int) -> None:
     for number, (task, _) in enumerate(tasks, 1):
         if len(task.items) != items:
             raise UserError(f"task {number} has {len(task.items)} items, the others have {items}")

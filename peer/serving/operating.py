@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Final
 
+import trio
+
 from curation.answers import Kind, options_problem
-from curation.importing import tasks_of
+from curation.importing import Given, Misfits, read_tasks, tasks_of
 from curation.state import Asked, CurationState, Phase, Project
 from features.parts import Desk
-from peer.serving.founding import Founding
+from ledger.members import MembersState
+from peer.serving.founding import Founding, require_alike
+from peer.serving.importing import TASKS_MAX, Imports
 from peer.serving.operators import Operators, decided
 from protocol.errors import UserError
 from web.problems import Problem
 from web.site import Json
 
+PREVIEWED: Final = 5  # tasks of a file that is checked
 ACTIONS: Final = {Phase.PAUSED: "pause", Phase.OPEN: "open", Phase.CLOSED: "close"}
 
 
 class Operating:
-    def __init__(self, desk: Desk, operators: Operators) -> None:
-        self._desk, self._operators = desk, operators
+    def __init__(self, desk: Desk, operators: Operators, imports: Imports) -> None:
+        self._desk, self._operators, self._imports = desk, operators, imports
         self._founding = Founding(desk)
+
+    async def authorise(self, token: str) -> None:
+        """Before the application reads a large body."""
+        self._operators.require(token)
 
     async def projects(self, token: str) -> Json:
         self._operators.require(token)
-        return {"projects": [dataclasses.asdict(row) for row in self._founding.views()]}
+        return {"projects": [self._view(bytes.fromhex(row.project)) for row in self._founding.views()]}
 
     async def project(self, token: str, project: bytes) -> Json:
         self._operators.require(token)
@@ -43,25 +53,61 @@ class Operating:
         price: int,
         guidelines: str,
         suggests_first: bool,
-        tasks: list[Json],
+        items: int,
+        tasks: Sequence[Json],
     ) -> Json:
         operator = self._operators.require(token)
         asked_kind = Kind(kind)
         problem = options_problem(asked_kind, options, many)
         if problem:
             raise Problem("misfit", problem)
-        read = _read(tasks, asked_kind, options, many)
-        asked = Asked(name, asked_kind, options, many, len(read[0].task.items), None, votes, price, suggests_first)
+        read = [] if tasks == () else _read(tasks, asked_kind, options, many)  # an empty array is a mistake
+        items = len(read[0].task.items) if read else items
+        asked = Asked(name, asked_kind, options, many, items, None, votes, price, suggests_first)
         async with self._operators.doing(operator, "make", f"project {name!r}, {len(read)} tasks"):
             return self._view(await decided(self._founding.found(asked, guidelines.encode(), read)))
 
-    async def add(self, token: str, project: bytes, tasks: list[Json]) -> Json:
-        operator = self._operators.require(token)
-        asked = self._row(project).asked
+    async def add(
+        self, token: str, project: bytes, format: str, check: int, tasks: Sequence[Json] = (), file: bytes = b""
+    ) -> Json | tuple[int, Json]:
+        operator, asked = self._operators.require(token), self._row(project).asked
+        if format:
+            if check:
+                return 200, await trio.to_thread.run_sync(
+                    _checked, format, file, asked.kind, asked.options, asked.many, asked.items
+                )
+            return await self._import(operator, project, asked, format, file)
         read = _read(tasks, asked.kind, asked.options, asked.many)
         async with self._operators.doing(operator, "add tasks", f"{len(read)} to project {asked.name!r}"):
             await decided(self._founding.add(project, read))
         return self._view(project)
+
+    async def _import(self, operator: str, project: bytes, asked: Asked, format: str, file: bytes) -> tuple[int, Json]:
+        try:
+            given = await trio.to_thread.run_sync(
+                read_tasks, f"tasks.{format}", file, asked.kind, asked.options, asked.many, TASKS_MAX
+            )
+            require_alike(given, asked.items)
+        except UserError as error:
+            raise Problem("misfit", str(error)) from None
+        about = f"{len(given)} tasks into project {asked.name!r}"
+        is_done = await self._imports.add(operator, project, given, about)
+        return 201 if is_done else 202, self._view(project)
+
+    async def check(self, token: str, format: str, kind: str, options: str, many: int, file: bytes) -> Json:
+        self._operators.require(token)
+        asked_kind, names = Kind(kind), tuple(options.split("\n")) if options else ()
+        if problem := options_problem(asked_kind, names, bool(many)):
+            raise Problem("misfit", problem)
+        return await trio.to_thread.run_sync(_checked, format, file, asked_kind, names, bool(many), None)
+
+    async def redact(self, token: str, project: bytes, task: int, reason: str) -> Json:
+        operator, row = self._operators.require(token), self._row(project)
+        if task >= row.tasks:
+            raise Problem("not-found", f"the project has {row.tasks} tasks, from 0 on")
+        about = f"task {task} of {row.asked.name!r}" + (f": {reason}" if reason else "")
+        async with self._operators.doing(operator, "redact", about):
+            return {"said": await decided(self._founding.redact(project, task))}
 
     async def pause(self, token: str, project: bytes) -> Json:
         return await self._move(token, project, Phase.PAUSED)
@@ -85,10 +131,34 @@ class Operating:
         return found
 
     def _view(self, project: bytes) -> Json:
-        return dataclasses.asdict(self._founding.view(project))
+        row = self._row(project)
+        asked, members = row.asked, self._desk.state.of(MembersState)
+        more = {"options": list(asked.options), "many": asked.many, "items": asked.items, "price": asked.price}
+        is_mine = members.current(row.author) == self._desk.me
+        return dataclasses.asdict(self._founding.view(project)) | more | {"is_mine": is_mine}
 
 
-def _read(tasks: list[Json], kind: Kind, options: tuple[str, ...], many: bool) -> Any:
+def _checked(format: str, file: bytes, kind: Kind, options: tuple[str, ...], many: bool, items: int | None) -> Json:
+    """What an import of this file would do. `items`: of each task, where the project has said so already."""
+    given: list[Given] = []
+    problems: list[str] = []
+    try:
+        given = read_tasks(f"tasks.{format}", file, kind, options, many, TASKS_MAX)
+        require_alike(given, len(given[0].task.items) if items is None else items)
+    except Misfits as error:
+        problems = error.problems
+    except UserError as error:
+        problems = [str(error)]
+    shown = [
+        {"text": task.text, "items": list(task.items), "suggestion": task.suggestion, "gold": gold}
+        for task, gold in given[:PREVIEWED]
+    ]
+    count = 0 if problems else len(given)
+    items = len(given[0].task.items) if given else 0
+    return {"count": count, "items": items, "preview": shown, "problems": problems}
+
+
+def _read(tasks: Sequence[Json], kind: Kind, options: tuple[str, ...], many: bool) -> Any:
     try:
         return tasks_of("tasks", ((f"task {number}", row) for number, row in enumerate(tasks, 1)), kind, options, many)
     except UserError as error:

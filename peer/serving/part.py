@@ -16,6 +16,8 @@ from peer.serving.fetching import Fetching
 from protocol.addresses import parse_address
 
 LISTEN = "web_listen"
+ADDRESS = "address"  # a file: where people find this peer, while it serves them
+ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 SERVED_AT = "annotators are served at "  # and the address
 
 
@@ -24,6 +26,8 @@ class Serve:
     desk: Desk
 
     async def run(self) -> None:
+        written = self.desk.folder / ADDRESS
+        written.unlink(missing_ok=True)
         while not is_run(self.desk.state):
             await self.desk.block_above(self.desk.height)
         try:
@@ -33,9 +37,11 @@ class Serve:
             from peer.serving.administering import Administering
             from peer.serving.annotating import Annotating
             from peer.serving.custody import Custody
+            from peer.serving.importing import Imports
             from peer.serving.live import Live
             from peer.serving.operating import Operating
             from peer.serving.operators import Operators
+            from peer.serving.reviewing import Reviewing
             from peer.serving.watching import Watching
         except ModuleNotFoundError as error:
             self.desk.tell(f"annotators are not served: the package {error.name} is not installed; the extra `web` has it")
@@ -51,11 +57,13 @@ class Serve:
         annotating = Annotating(self.desk, doors, fetching)
         live = Live(self.desk)
         operators = Operators(self.desk.folder, doors, annotating.is_annotator)
+        imports = Imports(self.desk, operators)
         site = under_one_roof(
             (
                 annotating,
                 Custody(self.desk, Accounts(self.desk.folder), annotating),
-                Operating(self.desk, operators),
+                Operating(self.desk, operators, imports),
+                Reviewing(self.desk, operators),
                 Administering(self.desk, doors, operators, lambda: annotating.gatherer.waiting),
                 live,
                 Watching(self.desk, annotating.gatherer),
@@ -69,12 +77,15 @@ class Serve:
                 # Most often a second peer of this machine: both have the default address. It goes on with all else.
                 self.desk.tell(f"annotators are not served: {error.strerror}; name another address with --web-listen, or port 0")
                 return
+            scheme = "https" if tls else "http"
             shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+            written.write_text(f"{scheme}://{(*names, ANY_HOST.get(shown, shown))[0]}:{address[1]}")
             nursery.start_soon(annotating.gatherer.run)
             nursery.start_soon(annotating.follow)
             nursery.start_soon(fetching.run)
             nursery.start_soon(live.follow_labels)
-            self.desk.tell(f"{SERVED_AT}{'https' if tls else 'http'}://{shown}:{address[1]}/")
+            nursery.start_soon(imports.run)
+            self.desk.tell(f"{SERVED_AT}{scheme}://{shown}:{address[1]}/")
 
     def _tls(self) -> ssl.SSLContext | None:
         """Raises `OSError` or `ValueError` for files that are no certificate and its key."""

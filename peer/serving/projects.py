@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -20,17 +19,17 @@ from curation.contents import Review, StopProject
 from curation.importing import Given, read_answer, read_tasks
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.module import is_run
-from curation.state import Asked, CurationState, Phase, Project, Redaction, Stage, as_answer
-from curation.tasks import assignment_id, redacted, task_id
+from curation.state import Asked, CurationState, Phase, Project, Stage, as_answer
+from curation.tasks import assignment_id, task_id
 from peer import features
 from peer.serving import proving
 from peer.serving.doors import Doors
 from peer.serving.exporting import agreement, exported, page_of, pages
 from peer.serving.founding import Founding
+from peer.serving.part import ADDRESS
 from protocol.errors import UserError
 
 PART = "serve"
-FETCH_SECONDS = 30.0  # for a page that is to be redacted, where this peer lacks it
 
 
 @dataclass(frozen=True)
@@ -146,30 +145,7 @@ class CurationAnswers(CurationCalls):
     async def redact_task(self, task: str, number: int | None) -> str:
         self.peer.require_member()
         project, number = self._find_task(task, number)
-        state, driver = self._state, self.peer.driver
-        row = state.projects.get(project)
-        assert row is not None
-        place, page = next(
-            (place, page)
-            for place, page in enumerate(pages(state, project, row))
-            if page.first <= number < page.first + page.count
-        )
-        with trio.move_on_after(FETCH_SECONDS):
-            await driver.network.fetch(page.digest, page.bytes, (driver.state.members.current(row.author),))
-        found = page_of(row, page, driver.blobs.read_whole)
-        if found is None:
-            raise UserError("this peer lacks the page with this task, and nobody that it reaches has it")
-        index = number - page.first
-        made = redacted(found, index)
-        said = Redaction(project, place, index, page.digest, hashlib.sha256(made).digest(), len(made))
-        await self.peer.author.submit("curation/redact", said)
-        name, after = f"task {number} of {row.asked.name!r}", self._state.tasks.get(task_id(project, number))
-        if after is not None and after.is_redacted:
-            return f"{name} is redacted: every peer deletes its text"
-        voters = driver.state.members.voters
-        alike = sum(self._state.wishes.get(voter) == said for voter in voters)
-        needed = VoterSet(voters).faults_tolerated + 1
-        return f"{alike} of the {needed} voters needed want {name} to be redacted; others have to say the same"
+        return await self._founding.redact(project, number)
 
     def _find_task(self, text: str, number: int | None) -> tuple[bytes, int]:
         """Project and number of a task."""
@@ -186,6 +162,10 @@ class CurationAnswers(CurationCalls):
     async def web_token(self) -> str:
         with self._doors() as doors:
             return doors.operator()
+
+    async def web_address(self) -> str:
+        file = self.peer.desk(PART).folder / ADDRESS
+        return file.read_text() if file.exists() else ""
 
     async def web_revoke(self) -> int:
         with self._doors() as doors:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from curation.state import CurationState
 from peer.serving.doors import Doors
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
-from tests.web.test_routes import founded, operator
+from tests.web.test_routes import disputed, founded, operator
 
 ADMIN = "/api/v1/admin"
 
@@ -156,3 +158,142 @@ async def test_annotators_and_strangers_see_and_do_nothing(tmp_path: Path) -> No
             assert (await said(site.get, f"{ADMIN}/{path}")).status == 401
             assert (await said(site.get, f"{ADMIN}/{path}", "x" * 32)).status == 401
             assert (await said(site.get, f"{ADMIN}/{path}", session)).status == 403
+
+
+# Projects ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_task_is_named(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+
+        async def sends(path: str, data: bytes, who: str = token) -> Reply:
+            return await said(site.ask, "POST", f"/api/v1/projects{path}", data, who)
+
+        draft = "/check?kind=label&options=glad%0Asad&format="
+        good = b'{"text": "one", "gold": "sad"}\n{"text": "two"}\n'
+        found = (await sends(f"{draft}jsonl", good)).body
+        assert (found["count"], found["items"], found["problems"]) == (2, 0, [])
+        assert found["preview"][0] == {"text": "one", "items": [], "suggestion": None, "gold": [1]}
+        bad = b'text,gold\n"a\nb",glad\n ,sad\none,angry\ntwo,sad,more\n'
+        problems = [
+            "tasks.csv:4: the text is empty",
+            "tasks.csv:5: gold 'angry' is none of the options: glad, sad",
+            "tasks.csv:6: this line has other columns than the first one names",
+        ]
+        assert (await sends(f"{draft}csv", bad)).body == {"count": 0, "items": 0, "preview": [], "problems": problems}
+        assert (await sends("/check?kind=label&options=glad&format=csv", bad)).code == "misfit", "one option is no choice"
+        project = await empty(site, token)
+        path = f"/{project}/tasks?format="
+        assert (await sends(f"{path}csv", bad)).body["detail"].split("\n") == problems
+        assert (await sends(f"{path}jsonl&check=1", good)).body["count"] == 2
+        assert await tasks_of(site, token, project) == 0, "nothing is imported yet"
+        made = await sends(f"{path}jsonl", good)
+        assert (made.status, made.body["tasks"]) == (201, 2)
+        studio = json.dumps([{"data": {"text": "three"}, "predictions": 5}, {"data": {"text": "four"}}]).encode()
+        assert (await sends(f"{path}json", studio)).body["tasks"] == 4
+        # A body that is larger than any other call takes.
+        large = b"".join(b'{"text": "%d %s"}\n' % (number, b"x" * 400) for number in range(600))
+        assert len(large) > 64 << 10 and (await sends(f"{path}jsonl", large)).body["tasks"] == 604
+        assert (await sends(f"{path}jsonl", b"x" * ((16 << 20) + 1))).code == "too-large"
+
+
+async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        await operator(daemon)
+        project = await empty(site, await operator(daemon))
+        async with await trio.open_tcp_stream(site.host, site.port) as stream:
+            await stream.send_all(
+                f"POST /api/v1/projects/{project}/tasks?format=csv HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\n"
+                f"Content-Length: {8 << 20}\r\n\r\n".encode()
+            )
+            assert b" 401 " in await stream.receive_some()
+
+
+async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+        project = await empty(site, token)
+        path, data = f"/api/v1/projects/{project}/tasks?format=jsonl", b'{"text": "one"}\n' * 3_000
+        monkeypatch.setattr("peer.serving.importing.DECIDED_SECONDS", 0.0)
+        assert (await said(site.ask, "POST", path, data, token)).status == 202
+        assert (await said(site.ask, "POST", path, data, token)).code == "too-many"
+        while await tasks_of(site, token, project) < 3_000:
+            pass
+        while ("import", "3000 tasks into project 'moods'", "done") not in await log(site, token):
+            pass
+
+
+async def empty(site: Site, token: str) -> str:
+    body = {"name": "moods", "kind": "label", "options": ["glad", "sad"]}
+    made = (await said(site.ask, "POST", "/api/v1/projects", body, token)).body
+    assert (made["tasks"], made["is_mine"], made["options"]) == (0, True, ["glad", "sad"])
+    project: str = made["project"]
+    return project
+
+
+async def tasks_of(site: Site, token: str, project: str) -> int:
+    count: int = (await said(site.get, f"/api/v1/projects/{project}", token)).body["tasks"]
+    return count
+
+
+async def test_the_author_reviews_what_needs_it_first_decides_and_redacts(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+        project = (await founded(site, token, votes=2))["project"]
+        path = f"/api/v1/projects/{project}"
+        ann, bob = await enrolled(site, "ann", "bob")
+        first, second, third, fourth = await assigned(site, ann, 4)
+        await disputed(site, first, ann, bob)
+        assert (await said(ann.submit, site, second["assignment"], (0,))).status == 201
+        (lease,) = [task for task in await assigned(site, bob, 8) if task["task"] == second["task"]]
+        assert (await said(bob.submit, site, lease["assignment"], (0,))).status == 201
+        assert (await said(ann.skip, site, third["assignment"], "unclear")).status == 200
+        while (await said(site.stats))["settled"] < 1:
+            pass
+
+        async def review(query: str = "") -> list[dict[str, Any]]:
+            found, after = [], ""
+            while True:  # page by page
+                body = (await said(site.get, f"{path}/review?limit=1{query}{after}", token)).body
+                found += body["tasks"]
+                if body["next"] is None:
+                    return found
+                after = f"&after={body['next']}"
+
+        found = await review()
+        assert [(row["state"], row["text"]) for row in found] == [
+            ("waiting", first["text"]), ("skipped", third["text"]), ("begun", fourth["text"]), ("settled", second["text"]),
+        ]  # fmt: skip
+        assert sorted((vote["name"], vote["answer"]) for vote in found[0]["votes"]) == [("ann", [1]), ("bob", [0])]
+        assert (found[0]["suggestion"], found[1]["skips"], found[3]["label"]) == ([1], 1, [0])
+        for query, texts in (
+            ("&state=settled", [second["text"]]),
+            (f"&search={first['text'][-1]}", [first["text"]]),
+            ("&annotator=BOB&state=waiting", [first["text"]]),
+            (f"&annotator={ann.key.hex()[:8]}&state=skipped", [third["text"]]),
+            ("&annotator=nobody", []),
+            ("&label=1", [first["text"]]),
+            ("&label=0", [first["text"], second["text"]]),
+        ):
+            assert [row["text"] for row in await review(query)] == texts, query
+
+        async def post(tail: str, body: Any) -> Reply:
+            return await said(site.ask, "POST", f"{path}/{tail}", body, token)
+
+        decide = f"tasks/{first['task']}/decide"
+        assert (await post(decide, {"answer": [2]})).code == "misfit"
+        assert (await post(f"tasks/{second['task']}/decide", {"answer": [1]})).code == "refused", "it waits for nobody"
+        assert (await post(f"tasks/{'00' * 32}/decide", {"answer": [1]})).code == "not-found"
+        assert (await post(decide, {"answer": [1]})).body == {"task": first["task"], "label": [1]}
+        (row,) = await review(f"&search={first['text'][-1]}")
+        assert (row["state"], row["label"], row["is_reviewed"]) == ("disputed", [1], True)
+        table = (await said(site.get, f"{path}/confusions", token)).body
+        assert (table["values"], table["counts"]) == (["glad", "sad"], [[2, 0], [1, 1]])
+        assert {row["name"]: row["counts"] for row in table["annotators"]} == {"ann": [[1, 0], [0, 1]], "bob": [[1, 0], [1, 0]]}
+        assert (await post("redact", {"task": 4})).code == "not-found"
+        redacted = await post("redact", {"task": row["number"], "reason": "a name in it"})
+        assert redacted.body["said"] == f"task {row['number']} of 'moods' is redacted: every peer deletes its text"
+        (gone,) = await review("&state=redacted")
+        assert (gone["text"], gone["label"]) == (None, [1])
+        assert ("redact", f"task {row['number']} of 'moods': a name in it", "done") in await log(site, token)

@@ -91,6 +91,8 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
     assert "2 tasks, open" in await author.types("tasks", "import", file, "--project", "moods")
     assert "--revoke takes tokens back, and no code" in await author.types("web", "invite", "--revoke")
     await author.types("web", "token")
+    address = await author.daemon.api.web_address()  # type: ignore[attr-defined]
+    assert address == f"http://{author.site.host}:{author.site.port}"
     assert await author.types("web", "token", "--revoke") == "taken back: 1 token"
 
 

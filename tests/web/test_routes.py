@@ -30,6 +30,15 @@ async def operator(daemon: Daemon) -> str:
     return await api.web_token()
 
 
+async def disputed(site: Site, task: dict[str, Any], first: Person, second: Person) -> None:
+    """Two people say two things of a task with two votes: it waits for its author. The first one has its lease already."""
+    (lease,) = [lease["assignment"] for lease in await assigned(site, second, 8) if lease["task"] == task["task"]]
+    for person, assignment, answer in ((first, task["assignment"], (1,)), (second, lease, (0,))):
+        assert (await said(person.submit, site, assignment, answer)).status == 201
+    while (await said(site.annotation, lease)).body["state"] != "opened":
+        pass
+
+
 async def founded(site: Site, token: str, **changes: Any) -> Any:
     reply = await said(site.ask, "POST", "/api/v1/projects", {**PROJECT, **changes}, token)
     assert reply.status == 201, reply
@@ -39,11 +48,12 @@ async def founded(site: Site, token: str, **changes: Any) -> Any:
 async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
     async with Room(tmp_path).serving(role="full") as (daemon, site):
         token = await operator(daemon)
-        project = (await founded(site, token))["project"]
-        (ann,) = await enrolled(site, "ann")
-        first, second, *_ = [task["assignment"] for task in await assigned(site, ann, 4)]
+        project = (await founded(site, token, votes=2))["project"]
+        ann, bob = await enrolled(site, "ann", "bob")
+        contested, other, *_ = await assigned(site, ann, 4)
+        first, second = contested["assignment"], other["assignment"]
         tokens = {ANNOTATOR: ann.token(site), OPERATOR: token}
-        assert (await said(ann.submit, site, first, (1,))).status == 201
+        await disputed(site, contested, ann, bob)
         challenge = (await said(ann.challenge, site)).body
         bodies = {
             "enrol": {"key": ann.key.hex(), "name": "ann", "signature": enrolment(ann, site)},
@@ -56,6 +66,9 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "found": {**PROJECT, "name": "more"},
             "add": {"tasks": TASKS},
             "operator_sign_in": {"token": token},
+            "check": b'{"text": "one"}\n',
+            "redact": {"task": 3},
+            "decide": {"answer": [1]},
             "train": {"name": "proverbs", "rounds": 3, "overrides": {"liars": "0"}},
         }
         ids = {
@@ -65,11 +78,13 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "annotator": ann.key.hex(),
             "job": "00" * 32,
             "height": 2,
+            "task": contested["task"],
         }
         for route in sorted(ROUTES, key=lambda route: route.call == "sign_out"):  # the token is good until then
             if route.call == "events":
                 continue
             path = route.path.format(**ids, name={"static": "annotate.js", "vendor": "preact.mjs"}.get(route.call))
+            path += {"check": "?format=jsonl&kind=label&options=glad%0Asad"}.get(route.call, "")
             body = bodies.get(route.call)
             if route.who:
                 for wrong in ("", "x" * 32):
@@ -114,6 +129,7 @@ def call_of(route: Route) -> Any:
 @pytest.mark.parametrize("route", list(filter(call_of, ROUTES)), ids=lambda route: route.call)
 def test_the_site_takes_what_is_declared(route: Route) -> None:
     fields = {field.name for field in (*route.ids, *route.query, *route.body)} | ({"token"} if route.who else set())
+    fields |= {"file"} if route.upload else set()
     assert set(inspect.signature(call_of(route)).parameters) - {"self"} == fields
 
 

@@ -1,0 +1,60 @@
+"""Files of tasks on their way onto the log: one at a time, page after page, also when whoever sent the file has left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from curation.importing import Given
+from features.parts import Desk
+from peer.serving.founding import Founding
+from peer.serving.operators import DECIDED_SECONDS, Operators
+from protocol.errors import UserError
+from web.problems import Problem
+
+TASKS_MAX: Final = 100_000  # of one file: it is in memory until all is decided
+
+
+@dataclass
+class _Import:
+    done: trio.Event = field(default_factory=trio.Event)
+    problem: Problem | None = None
+
+
+class Imports:
+    def __init__(self, desk: Desk, operators: Operators) -> None:
+        self._desk, self._operators = desk, operators
+        self._nursery: trio.Nursery | None = None
+        self._is_busy = False
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            await trio.sleep_forever()
+
+    async def add(self, operator: str, project: bytes, tasks: list[Given], about: str) -> bool:
+        """Whether all is decided; if not, it goes on. Raises `Problem`, also while another file is on its way."""
+        if self._is_busy or self._nursery is None:
+            raise Problem("too-many", "another file is being imported: wait until its tasks are there", 10)
+        self._is_busy, of = True, _Import()
+        self._nursery.start_soon(self._add, of, operator, project, tasks, about)
+        with trio.move_on_after(DECIDED_SECONDS):
+            await of.done.wait()
+        if of.problem is not None:
+            raise of.problem
+        return of.done.is_set()
+
+    async def _add(self, of: _Import, operator: str, project: bytes, tasks: list[Given], about: str) -> None:
+        try:
+            async with self._operators.doing(operator, "import", about):
+                try:
+                    await Founding(self._desk).add(project, tasks)
+                except UserError as error:
+                    raise Problem("refused", str(error)) from None
+        except Problem as problem:
+            of.problem = problem
+            self._desk.tell(f"the import of {about} ended early: {problem.detail}")
+        finally:
+            self._is_busy = False
+            of.done.set()

@@ -1,0 +1,212 @@
+"""What the author of a project sees of its tasks: those first that need it. And how its annotators label, against its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import trio
+
+from curation.agreement import values_of
+from curation.answers import PAIR_ANSWERS, Kind, answer_problem
+from curation.state import Annotator, Assignment, CurationState, Lease, Project, Stage, TaskPage, TaskRow
+from curation.tasks import Page, Task, task_id
+from features.parts import Desk
+from peer.serving.exporting import page_of, pages, votes
+from peer.serving.founding import Founding
+from peer.serving.operators import Operators, decided
+from web.problems import Problem
+from web.routes import STATES
+from web.site import Json
+
+LOOKED_MAX: Final = 10_000  # tasks that one call looks at, about a second; the next one goes on there
+CONFUSIONS_MAX: Final = 50  # annotators whose table is shown: those with most answers
+
+
+class Need(Enum):
+    """How much a task needs its author, the most first."""
+
+    WAITING = "waiting"  # its author decides
+    SKIPPED = "skipped"
+    DISPUTED = "disputed"  # votes differ
+    BEGUN = "begun"
+    SETTLED = "settled"
+    FRESH = "fresh"  # nobody had it yet
+    REDACTED = "redacted"
+
+
+NEEDS: Final = [Need(state) for state in STATES]
+assert list(Need) == NEEDS
+Cursor = tuple[int, int]  # place in NEEDS, number of a task
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    needs: list[Need]
+    search: str  # in the text, folded
+    label: int | None
+    annotator: str  # a name, folded, or the beginning of a key
+
+
+class Reviewing:
+    def __init__(self, desk: Desk, operators: Operators) -> None:
+        self._desk, self._operators = desk, operators
+
+    @property
+    def _state(self) -> CurationState:
+        found: CurationState = self._desk.state.of(CurationState)
+        return found
+
+    def _row(self, project: bytes) -> Project:
+        found = self._state.projects.get(project)
+        if found is None:
+            raise Problem("not-found", "no such project")
+        return found
+
+    async def review(
+        self,
+        token: str,
+        project: bytes,
+        state: str,
+        search: str,
+        label: str,
+        annotator: str,
+        after: Cursor | tuple[()],
+        limit: int,
+    ) -> Json:
+        self._operators.require(token)
+        needs = [Need(state)] if state else NEEDS
+        wanted = _Wanted(needs, search.casefold(), int(label) if label else None, annotator.casefold())
+        look = _Look(self._state, project, self._row(project), self._desk)
+        found, following = await trio.to_thread.run_sync(look.found, wanted, after or (0, 0), limit)
+        return {"tasks": found, "next": following and f"{following[0]}:{following[1]}"}
+
+    async def decide(self, token: str, project: bytes, task: bytes, answer: tuple[int, ...]) -> Json:
+        operator, row = self._operators.require(token), self._state.tasks.get(task)
+        asked = self._row(project).asked
+        if row is None or row.project != project:
+            raise Problem("not-found", "nobody had such a task of this project")
+        problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
+        if problem:
+            raise Problem("misfit", f"{list(answer)} is no answer to this task: {problem}")
+        async with self._operators.doing(operator, "decide", f"task {row.number} of {asked.name!r}: {list(answer)}"):
+            await decided(Founding(self._desk).decide(task, answer))
+        return {"task": task.hex(), "label": list(answer)}
+
+    async def confusions(self, token: str, project: bytes) -> Json:
+        self._operators.require(token)
+        return await trio.to_thread.run_sync(_confusions, self._state, project, self._row(project))
+
+
+class _Look:
+    """One look at a project's tasks; it may run beside the peer."""
+
+    def __init__(self, state: CurationState, key: bytes, project: Project, desk: Desk) -> None:
+        self._state, self._key, self._project, self._desk = state, key, project, desk
+        self._page: tuple[TaskPage, Page | None] | None = None
+
+    def found(self, wanted: _Wanted, after: Cursor, limit: int) -> tuple[list[Json], Cursor | None]:
+        """At most so many tasks, and where to go on; None: there are no more."""
+        found: list[Json] = []
+        looked = 0
+        place, first = after
+        for place in range(place, len(NEEDS)):  # noqa: B020 - it goes on where the cursor is
+            if NEEDS[place] in wanted.needs and (NEEDS[place] is not Need.WAITING or self._project.review):
+                for page, number, row in self._rows(first):
+                    if len(found) == limit or looked == LOOKED_MAX:
+                        return found, (place, number)
+                    looked += 1
+                    cast = _cast(self._state, number, self._key, row)
+                    if _need(row, cast) is NEEDS[place]:
+                        shown = self._shown(page, number, row, cast)
+                        if self._fits(wanted, shown):
+                            found.append(shown)
+            first = 0
+        return found, None
+
+    def _rows(self, first: int) -> Iterator[tuple[TaskPage, int, TaskRow | None]]:
+        for page in pages(self._state, self._key, self._project):
+            for number in range(max(first, page.first), page.first + page.count):
+                yield page, number, self._state.tasks.get(task_id(self._key, number))
+
+    def _text(self, page: TaskPage, number: int) -> Task | None:
+        if self._page is None or self._page[0] != page:
+            self._page = page, page_of(self._project, page, self._desk.read)
+        shown = self._page[1]
+        return shown.entries[number - page.first].task if shown else None
+
+    def _shown(self, page: TaskPage, number: int, row: TaskRow | None, cast: list[Assignment]) -> Json:
+        text = self._text(page, number)
+        return {
+            "task": task_id(self._key, number).hex(),
+            "number": number,
+            "state": _need(row, cast).value,
+            "text": text.text if text else None,
+            "items": list(text.items) if text else [],
+            "suggestion": list(text.suggestion) if text and text.suggestion is not None else None,
+            "label": list(row.label) if row and row.label is not None else None,
+            "is_reviewed": row.is_reviewed if row else False,
+            "height": row.height if row else 0,
+            "skips": row.skipped if row else 0,
+            "votes": [self._vote(vote) for vote in cast if vote.state is not Lease.EXPIRED],
+        }
+
+    def _vote(self, vote: Assignment) -> Json:
+        person: Annotator | None = self._state.annotators.get(vote.annotator)
+        answer = None if vote.answer is None else list(vote.answer)
+        name = person.name if person else ""
+        return {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
+
+    def _fits(self, wanted: _Wanted, shown: Json) -> bool:
+        texts = (shown["text"] or "", *shown["items"])
+        if wanted.search and not any(wanted.search in text.casefold() for text in texts):
+            return False
+        said = [shown["label"]] if shown["label"] is not None else [vote["answer"] or [] for vote in shown["votes"]]
+        if wanted.label is not None and not any(wanted.label in answer for answer in said):
+            return False
+        people = ((vote["name"].casefold(), vote["annotator"]) for vote in shown["votes"])
+        who = wanted.annotator
+        return not who or any(who == name or key.startswith(who) for name, key in people)
+
+
+def _cast(state: CurationState, number: int, project: bytes, row: TaskRow | None) -> list[Assignment]:
+    return [vote for vote in votes(state, task_id(project, number), row) if vote is not None] if row else []
+
+
+def _need(row: TaskRow | None, cast: list[Assignment]) -> Need:
+    if row is None:
+        return Need.FRESH
+    if row.is_redacted:
+        return Need.REDACTED
+    if row.stage is Stage.REVIEW:
+        return Need.WAITING
+    if row.stage is not Stage.SETTLED and row.skipped:
+        return Need.SKIPPED
+    if len({tuple(vote.answer) for vote in cast if vote.answer is not None}) > 1:
+        return Need.DISPUTED
+    return Need.SETTLED if row.stage is Stage.SETTLED else Need.BEGUN
+
+
+def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
+    """Of all together, and of each annotator: counts[label][answer], over settled tasks."""
+    asked = project.asked
+    kind, many = asked.kind, asked.many
+    of = 0 if kind is Kind.RANKING else values_of(kind, len(asked.options), many)
+    names = ["left out", "chosen"] if many else list(PAIR_ANSWERS if kind is Kind.PAIR else asked.options)
+    found: list[dict[str, Any]] = []
+    for annotator, person in state.annotators.items() if of else ():
+        skill = state.skills.get(key + annotator)
+        if skill is not None and skill.counts:
+            # Where an answer is of many options, there is a table for each: they are added.
+            table = [sum(skill.counts[place :: of * of]) for place in range(of * of)]
+            found.append({"annotator": annotator.hex(), "name": person.name, "count": sum(table), "counts": table})
+    together = [sum(row["counts"][place] for row in found) for place in range(of * of)]
+    found.sort(key=lambda row: (-row["count"], row["annotator"]))
+    shown = [row | {"counts": _square(row["counts"], of)} for row in found[:CONFUSIONS_MAX]]
+    return {"values": names[:of], "counts": _square(together, of), "annotators": shown}
+
+
+def _square(table: list[int], of: int) -> list[list[int]]:
+    return [table[of * row : of * (row + 1)] for row in range(of)]
