@@ -30,7 +30,9 @@ SERVES = 0  # the peer whose pages are shown
 TASKS, PEOPLE = 24, 6
 ROUNDS = 24  # that are closed before anybody looks
 JOB = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
-GUIDELINES = "A sentence is intact if its words stand as somebody wrote them.\n\nRead it aloud. If you stumble, its words are shuffled."
+GUIDELINES = (
+    "A sentence is intact if its words stand as somebody wrote them.\n\nRead it aloud. If you stumble, its words are shuffled."
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,189 @@
+"""An operator at the pages `/admin` and `/review` of a real peer, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser import axe
+from tests.browser.browser import NEEDED, Browser, browser
+from tests.browser.test_annotate import address, exported
+from tests.web.client import Person, Site
+from tests.web.room import Room, assigned, enrolled, said
+from tests.web.test_routes import disputed, founded, operator
+
+pytestmark = NEEDED
+BUTTON = "[...document.querySelectorAll('button')].findLast((one) => one.textContent.trim() === '{}')"
+
+
+async def press_button(page: Browser, text: str) -> None:
+    await page.until(f"{BUTTON.format(text)} && ({BUTTON.format(text)}.click(), true)")
+
+
+async def told(page: Browser, text: str) -> None:
+    await page.until("document.querySelector('.told').textContent.includes(arguments[0])", text)
+
+
+async def types_into(page: Browser, name: str, text: str) -> None:
+    field = await page.do(page.driver.find_element, By.NAME, name)
+    if name not in ("file",):
+        await page.do(field.clear)
+    await page.do(field.send_keys, text)
+
+
+async def sign_in(page: Browser, site: Site, token: str, path: str = "/admin") -> None:
+    await page.open(f"{address(site)}{path}#{token}")
+    await page.until("document.querySelector('.here') && document.querySelector('h1')?.textContent.match(/^(Administer|Review)/)")
+
+
+async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_closes_and_exports(tmp_path: Path) -> None:
+    good, bad = tmp_path / "moods.jsonl", tmp_path / "bad.csv"
+    good.write_text(json.dumps({"text": "<b>only</b> rain", "suggestion": "sad"}) + "\n")
+    bad.write_text("text,gold\nfine,angry\n")
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token = await operator(daemon)
+        await page.open(f"{address(site)}/admin")
+        await page.until("document.activeElement.name === 'token'")
+        await page.press("x" * 32, Keys.ENTER)
+        await told(page, "no operator has this token")
+        await sign_in(page, site, token)
+        assert token not in await page.script("return location.href + JSON.stringify(localStorage) + document.cookie")
+        await press_button(page, "Projects")
+        await press_button(page, "New project")
+        await types_into(page, "name", "moods")
+        await types_into(page, "options", "glad\nsad")
+        await types_into(page, "file", str(bad))
+        await press_button(page, "Look at the file")
+        problems = "[...document.querySelectorAll('[data-problems] li')].map((line) => line.textContent)"
+        assert await page.until(f"document.querySelector('[data-problems]') && {problems}") == [
+            "tasks.csv:2: gold 'angry' is none of the options: glad, sad"
+        ]
+        await types_into(page, "file", str(good))
+        await press_button(page, "Look at the file")
+        await page.until("document.querySelector('[data-preview] .text')?.textContent === '<b>only</b> rain'")
+        await press_button(page, "Make the project")
+        await told(page, "Tasks of this project: 1")
+        project = await page.until("document.querySelector('[data-project]')?.dataset.project")
+        ann, bob = await enrolled(site, "ann", "bob")
+        (task,) = await assigned(site, ann)
+        await disputed(site, task, ann, bob)
+
+        await page.open(f"{address(site)}/review#{project}")
+        await page.until("document.querySelector('[data-current][data-state=waiting]')")
+        votes = "[...document.querySelectorAll('[data-vote] td:last-child')].map((cell) => cell.textContent)"
+        assert sorted(await page.script(f"return {votes}")) == ["glad", "sad", "sad"], "the suggestion and two votes"
+        assert await page.script("return document.querySelector('.task .text').textContent") == "<b>only</b> rain"
+        await page.press("/", "2")
+        assert await page.script("return document.querySelector('[name=search]').value") == "2", "no key acts in a field"
+        await page.press(Keys.BACKSPACE, Keys.ESCAPE, "2")
+        await page.until("document.querySelector('.answer[aria-pressed=true]')?.textContent.includes('sad')")
+        await page.press(Keys.ENTER)
+        await page.until("document.querySelector('[data-label]')?.textContent === 'sad'")
+        (line,) = await exported(site, project)
+        assert line["label"] == [1] and len(line["votes"]) == 2
+        links = await page.script("return [...document.querySelectorAll('a[download]')].map((link) => link.getAttribute('href'))")
+        assert links == [f"/api/v1/projects/{project}/export?format={form}" for form in ("jsonl", "label-studio")]
+
+        await page.open(f"{address(site)}/admin#projects")
+        await press_button(page, "close")
+        await page.until("document.querySelector('dialog[open]')")
+        await press_button(page, "No")
+        await page.until("!document.querySelector('dialog')")
+        await press_button(page, "close")
+        await press_button(page, "Close it")
+        await page.until("document.querySelector('[data-project] td:nth-child(3)').textContent === 'closed'")
+        assert (await said(site.stats))["projects"] == []
+        assert [error for error in await page.errors() if "401" not in error] == []
+
+
+async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving(role="full", sign_up="invited", sign_up_codes=("a",)) as (daemon, site), browser() as page:
+        assert (await said(Person("ann").enrol, site, "a")).status == 201
+        await sign_in(page, site, await operator(daemon))
+        await page.until("document.querySelector('.alerts, [aria-label=Alerts] .quiet') && document.querySelector('.facts')")
+        await press_button(page, "People")
+        await press_button(page, "New invitation")
+        link = await page.until("document.querySelector('[data-link]')?.value")
+        assert link.startswith(f"{address(site)}/join#")
+        assert (await said(Person("bob").enrol, site, link.partition("#")[2])).status == 201
+        await types_into(page, "search", "ann")
+        await page.press(Keys.ENTER)
+        await page.until("document.querySelectorAll('[data-annotator]').length === 1")
+        await press_button(page, "refuse")
+        await press_button(page, "Refuse")
+        await told(page, "ann gets no more tasks here.")
+        await press_button(page, "allow")
+        await told(page, "ann gets tasks here again.")
+        await press_button(page, "Jobs")
+        await press_button(page, "New job")
+        await types_into(page, "name", "proverbs")
+        await types_into(page, "overrides", "liars=0\nnonsense=1")
+        await press_button(page, "Start it")
+        await told(page, "'nonsense' is not a field of a job")
+        await types_into(page, "overrides", "liars=0")
+        await press_button(page, "Start it")
+        await page.until("document.querySelector('[data-job]')?.textContent.includes('proverbs')")
+        await press_button(page, "cancel")
+        await press_button(page, "Cancel the job")
+        await told(page, "job 'proverbs' is ended")
+        await press_button(page, "Log")
+        actions = "[...document.querySelectorAll('.rows td:nth-child(3)')].map((cell) => cell.textContent)"
+        await page.until(f"String({actions}) === 'cancel,train,train,allow,refuse,invite,sign in'")
+        await press_button(page, "Sign out")
+        await page.until("document.activeElement.name === 'token'")
+
+
+async def test_the_author_finds_tasks_by_keys_and_orders_a_ranking(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token, items = await operator(daemon), ["red", "green", "blue"]
+        tasks = [{"text": f"text {number}", "items": items} for number in range(3)]
+        project = (await founded(site, token, kind="ranking", options=[], votes=1, tasks=tasks))["project"]
+        for number in range(4):  # whom nobody can help: after four skips the author decides
+            (person,) = await enrolled(site, f"person {number}")
+            (lease,) = [task for task in await assigned(site, person, 8) if task["text"] == "text 1"]
+            assert (await said(person.skip, site, lease["assignment"], "unclear")).status == 200
+        await sign_in(page, site, token, "/review")
+        await page.until("document.querySelector('[data-current][data-state=waiting]')")
+        await page.press("j")
+        await page.until("document.querySelector('[data-current]:not([data-state=waiting])')")
+        await page.press("k", "3", "1")
+        await page.until("document.querySelectorAll('[aria-pressed=true]').length === 2")
+        await page.press("2", Keys.ENTER)
+        await page.until("document.querySelector('[data-current] [data-label]')?.textContent === 'blue > red > green'")
+        assert [row["label"] for row in await exported(site, project)] == [[2, 0, 1]]
+        await page.press("/", "TEXT 2", Keys.ENTER)
+        await page.until("String([...document.querySelectorAll('.list span')].map((text) => text.textContent)) === 'text 2'")
+        await page.press(Keys.ESCAPE)
+        assert await page.errors() == []
+
+
+async def test_axe_finds_nothing_on_the_pages_of_operators(tmp_path: Path) -> None:
+    async with browser() as page:
+        async with Room(tmp_path).serving() as (daemon, site):
+            token = await operator(daemon)
+            await page.open(f"{address(site)}/review")
+            await page.until("document.activeElement.name === 'token'")
+            assert await axe.found(page) == []
+            await sign_in(page, site, token, "/review")
+            await page.until("document.querySelector('main').textContent.includes('no project yet')")
+            assert await axe.found(page) == []
+            await founded(site, token, votes=2)
+            ann, bob = await enrolled(site, "ann", "bob")
+            await disputed(site, (await assigned(site, ann))[0], ann, bob)
+            await page.open(f"{address(site)}/review")
+            await page.do(page.driver.refresh)
+            await page.until("document.querySelector('[data-current]') && document.querySelector('[data-live=alpha]')")
+            assert await axe.found(page) == []
+            for tab, there in (("health", ".facts"), ("projects", ".rows"), ("people", ".rows"), ("jobs", "p"), ("log", ".rows")):
+                await page.open(f"{address(site)}/admin#{tab}")
+                await page.until(f"document.querySelector('.tabs + * {there}, .tabs ~ * {there}')")
+                assert await axe.found(page) == [], tab
+            for button in ("Projects", "New project", "close"):
+                await press_button(page, button)
+            await page.until("document.querySelector('dialog[open]')")
+            assert await axe.found(page) == []
+        await page.until("document.querySelector('.away')")
+        assert await axe.found(page) == []
