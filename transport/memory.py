@@ -19,6 +19,7 @@ from protocol.identity import short_id
 from transport.blobs import BlobStore
 from transport.framing import Channel, Inbox, Outbox, Priority
 from transport.hub import IDLE_SECONDS, Allow, Hub, Link
+from transport.network import DialInfo
 
 REDIAL_SECONDS = 1.0  # after a link ended or was refused
 FRAMES_IN_FLIGHT_MAX = 64  # 4 MiB, about what TCP holds; a sender waits when the receiver does not take what has arrived
@@ -126,6 +127,8 @@ class MemoryLink(Link):
 
 
 class MemoryNetwork(Hub):
+    address = ""  # a mesh has none
+
     def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow) -> None:
         super().__init__(me, blobs, allow, _inline)
         self._mesh = mesh
@@ -143,6 +146,10 @@ class MemoryNetwork(Hub):
                 self._mesh.leave(self)
                 self.cut(lambda peer: True)
                 self._dialing.clear()
+
+    def unreached(self) -> tuple[DialInfo, ...]:
+        """Of a mesh no address is dialled."""
+        return ()
 
     def cut(self, condition: Callable[[bytes], bool]) -> None:
         for link in tuple(self._links.values()):

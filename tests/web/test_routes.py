@@ -55,6 +55,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
         first, second = contested["assignment"], other["assignment"]
         tokens = {ANNOTATOR: ann.token(site), OPERATOR: token}
         await disputed(site, contested, ann, bob)
+        spare = min({0, 1, 2} - {int(task["text"].split()[1]) for task in (contested, other)})
         challenge = (await said(ann.challenge, site)).body
         bodies = {
             "enrol": {"key": ann.key.hex(), "name": "ann", "signature": enrolment(ann, site)},
@@ -68,7 +69,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "add": {"tasks": TASKS},
             "operator_sign_in": {"token": token},
             "check": b'{"text": "one"}\n',
-            "redact": {"task": 3},
+            "redact": {"task": spare},
             "decide": {"answer": [1]},
             "train": {"name": "proverbs", "rounds": 3, "overrides": {"liars": "0"}},
         }
