@@ -26,7 +26,7 @@ class Page:
         return f"page_{self.name}"
 
 
-PAGES: Final = (Page("annotate", "Annotate"), Page("join", "Join"), Page("leaderboard", "Leaderboard"))
+PAGES: Final = (Page("annotate", "Annotate"), Page("join", "Join"), Page("leaderboard", "Leaderboard"), Page("live", "Watch"))
 START: Final = PAGES[0]  # where `/` leads
 
 
