@@ -12,6 +12,7 @@ from protocol import codec
 from protocol.codec import Key
 from protocol.messages import Certificate
 from scenarios import network
+from tests.browser import axe
 from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_annotate import address
 from tests.web.room import Room, said
@@ -74,6 +75,7 @@ async def test_the_expelled_liar_is_named_within_a_second_of_its_block(tmp_path:
         assert (await page.until("document.querySelector('[data-check]')?.textContent")).startswith("✓ verified: ")
         await page.until("document.querySelector('svg.chart') && document.querySelectorAll('#points tr').length > 1")
 
+        assert await axe.found(page) == []
         for peer in peers.peers:
             if peer is not watched:
                 peers.kill(peer)
@@ -139,7 +141,9 @@ async def test_what_happens_is_on_the_page_at_once_and_a_peer_that_is_away_is_to
             without = ["chart", "round", "rounds", "samples"]
             hidden = "return arguments[0].filter((id) => document.getElementById(id).closest('section').hidden)"
             assert await page.script(hidden, without) == without, "there is nothing to show in them"
+            assert await axe.found(page) == []
         await page.until("!document.getElementById('offline').hidden && document.querySelector('.away')")
+        assert await axe.found(page) == []
         assert int(await shown(page, "height")) >= height, "what it said last stays"
         async with room.serving(web_listen=f"{site.host}:{site.port}") as (daemon, site):
             await page.until("document.getElementById('offline').hidden && document.querySelector('.here')")

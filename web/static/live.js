@@ -78,7 +78,7 @@ function samples(job) {
 
 const blocks = () => now.blocks.slice(-SHOWN).reverse().map(({ height, proposer, signers, voters_count, time_ms }) => html`<tr key=${height} data-block=${height}>
   ${Number(height)}<td>${nameOf(proposer)}</td><td title=${signers.map(nameOf).join(", ")}>${signers.length} of ${voters_count}</td><td>${time(time_ms)}</td>
-  <td role="status">${checks[height] ?? html`<button class="quiet" disabled=${!hasKeys} aria-label="Verify block ${height} in my browser" onClick=${() => check(height)}>Verify in my browser</button>`}</td></tr>`);
+  <td role="status">${checks[height] ?? html`<button class="quiet" disabled=${!hasKeys} aria-label="Verify in my browser: block ${height}" onClick=${() => check(height)}>Verify in my browser</button>`}</td></tr>`);
 
 async function check(height) {
   try {
@@ -135,6 +135,7 @@ function follow() {
   const stream = new EventSource("/api/v1/events?live=1");
   const told = (here) => { isHere = here; paint(); };
   stream.addEventListener("live", ({ data }) => take(JSON.parse(data)));
+  stream.addEventListener("block", ({ data }) => now && take({ status: { ...now.status, height: JSON.parse(data).height } }));
   stream.onopen = () => told(true);
   stream.onerror = () => {
     if (stream.readyState === EventSource.CLOSED) setTimeout(follow, AGAIN_MS); // refused, such as where too many watch
