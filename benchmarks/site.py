@@ -131,7 +131,7 @@ async def dashboards(host: str, port: int, count: int) -> AsyncIterator[None]:
     async def listen(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         stream = await trio.open_tcp_stream(host, port)
         async with stream:
-            await stream.send_all(f"GET /api/v1/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+            await stream.send_all(f"GET /api/v1/events?live=1 HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
             head = await stream.receive_some()
             if b" 200 " not in head.split(b"\r\n")[0]:
                 raise UserError(f"a dashboard was refused: {head[:200]!r}")

@@ -49,14 +49,14 @@ class Bridge:
 
     async def run(self, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
         """Starts with the address that it listens on. Raises `OSError` if it cannot listen there."""
-        send, receive = trio.open_memory_channel[tuple[str, int] | OSError](1)
+        send, receive = trio.open_memory_channel[tuple[str, int] | Exception](1)
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as self._nursery:
             thread = threading.Thread(target=self._serve, args=(send,), name="site", daemon=True)
             thread.start()
             try:
                 listening = await receive.receive()
-                if not isinstance(listening, OSError):
+                if not isinstance(listening, Exception):
                     task_status.started(listening)
                     await trio.sleep_forever()
             finally:
@@ -67,13 +67,16 @@ class Bridge:
 
     # In the thread of asyncio ----------------------------------------------------------------------------------------
 
-    def _serve(self, send: trio.MemorySendChannel[tuple[str, int] | OSError]) -> None:
+    def _serve(self, send: trio.MemorySendChannel[tuple[str, int] | Exception]) -> None:
         try:
             asyncio.run(self._listen(send))
+        except Exception as error:  # a slip of ours before anybody was served
+            self._token.run_sync_soon(send.send_nowait, error)
+            raise
         finally:
             self._ended.set()
 
-    async def _listen(self, send: trio.MemorySendChannel[tuple[str, int] | OSError]) -> None:
+    async def _listen(self, send: trio.MemorySendChannel[tuple[str, int] | Exception]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         app = application(cast(Site, _Bridged(self)), self._names)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)

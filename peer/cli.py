@@ -28,8 +28,8 @@ ATTACKS = (
 AUDITS = ("full", "sampled")  # of `training.spec`, which is imported only where it is used
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
 DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # people, each in a thread
-DEMO_WITH_PEOPLE = ("crowd", "web_port")  # flags that need --annotate
-DEMO_WITH_EITHER = ("command", "action", "annotate", "peers", "seed", "json", "report", "keep", "web")
+DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
+DEMO_WITH_EITHER = ("command", "action", "annotate", "peers", "seed", "json", "report", "keep", "web", "web_port")
 EXIT_USER_ERROR = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
 
@@ -237,9 +237,9 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--crowd", type=crowd, metavar="N", help="with --annotate: how many simulated people answer (default 12); 0: tasks alone"
     )
-    about = "with --annotate: where the first peer serves people, the next ones behind it (default 0: free ports, shown)"
+    about = "of the page; with --annotate of the first peer's, the next ones behind it (default 0: free ports, shown)"
     demo.add_argument("--web-port", type=whole_number(0, 65_535), metavar="P", help=about)
-    demo.add_argument("--no-web", dest="web", action="store_false", help="no web page (this version has none yet)")
+    demo.add_argument("--no-web", dest="web", action="store_false", help="no page that shows how it goes")
 
 
 def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -307,7 +307,6 @@ def _demo_with_people(options: argparse.Namespace) -> Any:
         if name not in (*DEMO_WITH_EITHER, *DEMO_WITH_PEOPLE) and getattr(options, name) != default:
             raise UserError(f"--{name.replace('_', '-')} is about training: with --annotate nobody trains")
     options.crowd = DEMO_CROWD if options.crowd is None else options.crowd
-    options.web_port = options.web_port or 0
     if options.crowd == 1:
         raise UserError("--crowd 1: a task needs two votes at least; take 2 people or more, or 0")
     from peer.demo import annotate

@@ -262,6 +262,7 @@ async def running(
     seed: int = 0,
     attack: str = "sign-flip",
     mixed: bool = False,
+    web: bool = False,
     folder: Path | None = None,
     dress: Callable[[DemoPeer], None] = lambda peer: None,
 ) -> AsyncIterator[Network]:
@@ -270,7 +271,7 @@ async def running(
     `dress` may change how a peer is started, before it is.
     """
     place = folder or Path(tempfile.mkdtemp(prefix="folkmoot-scenario-"))
-    options = argparse.Namespace(peers=peers, malicious=malicious, seed=seed, attack=attack, mixed=mixed)
+    options = argparse.Namespace(peers=peers, malicious=malicious, seed=seed, attack=attack, mixed=mixed, web=web, web_port=0)
     network = Network(demo.Demo(options, place, demo.cast_roles(options, place)))
     for peer in network.peers:
         dress(peer)

@@ -8,6 +8,8 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from protocol.reasons import MEANINGS
+
 TEMPLATES: Final = Path(__file__).with_name("templates")
 
 
@@ -29,14 +31,15 @@ class Page:
 
 PAGES: Final = (
     Page("annotate", "Annotate"),
-    Page("join", "Join"),
+    Page("live", "Watch"),
     Page("leaderboard", "Leaderboard"),
     Page("review", "Review", True),
     Page("admin", "Admin", True),
+    Page("join", "Join"),
 )
 START: Final = PAGES[0]  # where `/` leads
 
 
 def rendered(page: Page) -> str:
     templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return templates.get_template(f"{page.name}.html").render(page=page, pages=PAGES)
+    return templates.get_template(f"{page.name}.html").render(page=page, pages=PAGES, reasons=MEANINGS)

@@ -20,16 +20,14 @@ from features.tables import Column, Fitted, counted
 from peer.commands.drawing import printer
 from peer.demo.cast import Demo, DemoPeer, key_of
 from peer.demo.crowd import OPTIONS, Person, Site, gather, make_tasks
-from peer.demo.demo import keep, make_directories, measure_all, sees_it_end, start, stop
+from peer.demo.demo import keep, make_directories, measure_all, sees_it_end, served_at, start, stop
 from peer.demo.report import Disk, make_places, same
-from peer.serving.part import SERVED_AT
 from protocol.errors import UserError
 from protocol.identity import peer_id
 
 TASKS = 40
 PROJECT = "sentences"
 RIGHT_MIN = 0.9  # of the settled tasks
-SERVED_SECONDS_MAX = 60.0
 SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends with what there is
 ALIKE_SECONDS_MAX = 20.0  # until all peers stand at one height
 POLL_SECONDS = 0.25
@@ -110,18 +108,8 @@ def _say(demo: Demo, text: str) -> None:
 
 
 async def _served(peer: DemoPeer) -> Site:
-    """Where the peer serves annotators, as its own log says. Raises `UserError` if it does not."""
-    seen = 0
-    with trio.move_on_after(SERVED_SECONDS_MAX):
-        while True:
-            for event in await peer.client.events(seen, POLL_SECONDS):
-                seen = event.number
-                if event.text.startswith(SERVED_AT):
-                    host, _, port = event.text.removeprefix(f"{SERVED_AT}http://").rstrip("/").rpartition(":")
-                    return Site(host, int(port))
-                if event.text.startswith("annotators are not served"):
-                    raise UserError(f"{peer.name}: {event.text}")
-    raise UserError(f"{peer.name} serves no annotators; its log is {peer.directory / 'peer.log'}")
+    host, _, port = (await served_at(peer)).removeprefix("http://").rstrip("/").rpartition(":")
+    return Site(host, int(port))
 
 
 def _calls(peer: DemoPeer) -> CurationCalls:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from peer.api import control
 from peer.commands.job_fields import preset_overrides, said_of_job
+from peer.features import FULL
 from protocol.api import PARTS, PeerApi, StatsView
 from protocol.identity import Identity
 from training.spec import JobSpec
@@ -35,15 +36,18 @@ class DemoPeer:
     stats: StatsView | None = None
     looked: float = 0.0  # when `stats` were taken, seconds since the epoch
     traffic_before: int = 0  # bytes sent before the job started
-    serves: tuple[str, ...] = ()  # the settings with which it serves annotators; empty: it serves none
+    serves: tuple[str, ...] = ()  # the settings with which it serves people; empty: it serves none
 
     @property
     def name(self) -> str:
-        return f"{'liar' if self.lies else 'server' if self.serves else self.role}-{self.number}"
+        work = "trainer" if self.trains else "server" if self.serves else "voter"
+        return f"{'liar' if self.lies else work}-{self.number}"
 
     @property
     def role(self) -> str:
-        return "annotator" if self.serves else "trainer" if self.trains else "voter"
+        if self.serves:
+            return FULL if self.trains else "annotator"
+        return "trainer" if self.trains else "voter"
 
     @property
     def client(self) -> PeerApi:
@@ -56,6 +60,7 @@ class Demo:
     folder: Path
     peers: list[DemoPeer]
     started: float = field(default_factory=time.time)
+    page: str = ""  # where a browser shows it; empty: nowhere
 
     @property
     def honest(self) -> list[DemoPeer]:

@@ -30,6 +30,7 @@ from peer.demo.cast import Demo, DemoPeer, key_of, sent
 from peer.demo.display import Display
 from peer.demo.report import Disk, Report, make_places, make_report, usable, write_files
 from peer.features import founding_modules, roles
+from peer.serving.part import SERVED_AT
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
@@ -42,6 +43,7 @@ from training.spec import JobSpec, completed
 
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
 POLL_SECONDS = 0.5
+SERVED_SECONDS_MAX = 60.0
 STALL_SECONDS_MAX = 180.0  # without any decided round the demo gives up and says so
 CERTIFY_SECONDS_MAX = 20.0  # after the last round: the closing block, and the slowest peer's apply
 QUIET_SECONDS = 5.0  # without a decision: those who have something to say have said it
@@ -166,6 +168,9 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 restricted,
             )
         )
+    if getattr(options, "web", False):  # the demo's own flag, too
+        first = next(peer for peer in peers if peer.trains and not peer.lies)
+        first.serves = ("--web-listen", f"127.0.0.1:{options.web_port or 0}")
     return peers
 
 
@@ -175,6 +180,8 @@ async def _run(demo: Demo) -> int:
         make_directories(demo)
         await start(demo)
         display.say(f"{len(demo.peers)} peers are running, data in", demo.folder)
+        if demo.watched.serves:
+            await _show_page(demo, display)
         job = await begin_job(demo)
         rounds, finished = await watch(demo, job, display)
         report = await conclude(demo, job, rounds, finished, display)
@@ -185,6 +192,29 @@ async def _run(demo: Demo) -> int:
 
 
 # Starting and stopping -----------------------------------------------------------------------------------------------
+
+
+async def _show_page(demo: Demo, display: Display) -> None:
+    try:
+        demo.page = f"{await served_at(demo.watched)}live"
+    except UserError as error:  # the network does without
+        display.say(str(error))
+    else:
+        display.say(f"watch it at {demo.page}")
+
+
+async def served_at(peer: DemoPeer) -> str:
+    """The address at which the peer serves people, as its own log says. Raises `UserError` if it does not."""
+    seen = 0
+    with trio.move_on_after(SERVED_SECONDS_MAX):
+        while True:
+            for event in await peer.client.events(seen, POLL_SECONDS):
+                seen = event.number
+                if event.text.startswith(SERVED_AT):
+                    return event.text.removeprefix(SERVED_AT)
+                if event.text.startswith("annotators are not served"):
+                    raise UserError(f"{peer.name}: {event.text}")
+    raise UserError(f"{peer.name} serves no annotators; its log is {peer.directory / 'peer.log'}")
 
 
 def make_directories(demo: Demo) -> None:
@@ -364,6 +394,8 @@ async def keep(demo: Demo) -> None:
     for peer in demo.peers:
         command = shlex.join([sys.argv[0], "console", "--data-dir", str(peer.directory)])
         print(f"  {command}    # {peer.name}, {short_id(peer.identity.public)}")
+    if demo.page:
+        print(f"  {demo.page}")
     print("Ctrl-C stops it.", flush=True)
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -230,13 +232,17 @@ def test_a_report_may_lie_inside_its_own_folder_and_what_was_there_is_kept(tmp_p
     assert (tmp_path / "r.json").read_text() == "old"
 
 
-def test_control_c_stops_every_process_and_says_so(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "peer.cli", "demo", "--report", str(tmp_path / "run"), "--no-web", "--rounds", "50"]
+def test_its_page_answers_as_soon_as_it_is_named_and_control_c_stops_every_process_and_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peer.cli", "demo", "--report", str(tmp_path / "run"), "--rounds", "50"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), stdin=subprocess.DEVNULL
     )
     try:
         pids = _peers_of(process.pid)
+        assert process.stdout is not None
+        (named,) = itertools.islice((line for line in process.stdout if b"watch it at" in line), 1)
+        with urllib.request.urlopen(named.split()[-1].decode()) as page:
+            assert page.status == 200 and b"<h1>Watch</h1>" in page.read()
         process.send_signal(signal.SIGINT)
         out = process.communicate(timeout=DEMO_SECONDS_MAX)[0]
     finally:

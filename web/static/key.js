@@ -10,3 +10,8 @@ export async function made() {
 
 export const signed = async (secret, bytes) => new Uint8Array(await crypto.subtle.sign("Ed25519", secret, bytes));
 export const digest = async (bytes) => new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+
+export async function isSignedBy(publicKey, bytes, signature) {
+  const key = await crypto.subtle.importKey("raw", publicKey, "Ed25519", false, ["verify"]);
+  return crypto.subtle.verify("Ed25519", key, signature, bytes);
+}

@@ -1,0 +1,152 @@
+"""The page `/live` of real peers, in a real browser: what they decide is seen at once, and can be verified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import trio
+
+from peer.demo.demo import served_at
+from protocol import codec
+from protocol.codec import Key
+from protocol.messages import Certificate
+from scenarios import network
+from tests.browser import axe
+from tests.browser.browser import NEEDED, Browser, browser
+from tests.browser.test_annotate import address
+from tests.web.room import Room, said
+
+pytestmark = NEEDED
+CAUGHT_SECONDS_MAX = 60.0  # until the liar has lied: processes start, a worker loads torch
+SEEN_SECONDS_MAX = 1.0
+# When the page shows a text first, by the clock of this machine.
+SEEN = """
+  window.seen = {};
+  const look = () => document.querySelectorAll('[data-live]').forEach(({ dataset, textContent }) => {
+    window.seen[`${dataset.live} ${textContent}`] ??= Date.now();
+  });
+  new MutationObserver(look).observe(document.body, { subtree: true, childList: true, characterData: true });
+"""
+# The page gets this in the place of what the peer says of a block.
+INSTEAD = """
+  const [block] = arguments;
+  window.fetch = async () => new Response(block, { headers: { "Content-Type": "application/json" } });
+"""
+
+
+async def shown(page: Browser, name: str) -> str:
+    """A live figure or list, once it says anything."""
+    found: str = await page.until(f"document.querySelector('[data-live={name}]')?.textContent")
+    return found
+
+
+async def test_the_expelled_liar_is_named_within_a_second_of_its_block(tmp_path: Path) -> None:
+    async with network.running(4, 1, attack="equivocate", web=True, folder=tmp_path) as peers, browser() as page:
+        watched, (liar,) = peers.demo.watched, [peer for peer in peers.peers if peer.lies]
+        await page.open(f"{await served_at(watched)}live")
+        assert await shown(page, "state") == "working"
+        assert "Nobody so far" in (await page.texts("#outcasts"))[0]
+        await page.script(SEEN)
+        await peers.train({**network.SMALL_JOB, "local_steps": "20"})
+        with trio.fail_after(CAUGHT_SECONDS_MAX):
+            while not (expelled := (await watched.client.stats()).expelled):  # noqa: ASYNC110 - in another process
+                await trio.sleep(0.02)
+        assert [peers.name(peer) for peer in expelled] == [liar.name]
+        told = await shown(page, "expelled")
+        assert told.startswith(f"{liar.name} expelled at height ")
+        height = told.split("expelled at height ")[1].split()[0].rstrip("E")
+        seen = await page.script("return window.seen[Object.keys(window.seen).find((key) => key.startsWith('expelled liar'))]")
+        (applied,) = [
+            event.at_ms
+            for event in await watched.client.events(0, 0.0)
+            if event.kind == "applied" and event.fields["height"] == height
+        ]
+        assert seen - applied < 1_000 * SEEN_SECONDS_MAX
+        assert f"{liar.name} expelled" in await shown(page, "alerts")
+
+        # Who votes what, and why; what all of them decided; and that it can be verified.
+        await page.until("document.querySelector('#rounds')?.textContent.includes('✗ equivocation')")
+        assert "two different proposals for one round" in (await page.texts("#rounds"))[0]
+        await page.until("document.querySelectorAll('#round tbody tr').length >= 2")
+        assert await page.until("document.querySelector('[data-live=roots]').textContent !== '–'")
+        assert await shown(page, "roots") == "equal"
+        await page.script("document.querySelector('[data-block] button').click()")
+        assert (await page.until("document.querySelector('[data-check]')?.textContent")).startswith("✓ verified: ")
+        await page.until("document.querySelector('svg.chart') && document.querySelectorAll('#points tr').length > 1")
+
+        assert await axe.found(page) == []
+        for peer in peers.peers:
+            if peer is not watched:
+                peers.kill(peer)
+        critical = await page.until("document.querySelector('[data-severity=critical]')?.textContent")
+        assert critical.startswith("no quorum: ") and await shown(page, "state") == "waiting"
+        assert await page.errors() == []
+
+
+async def test_a_block_with_anything_changed_fails_to_verify(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site), browser() as page:
+        await room.project(daemon)
+        height = (await said(site.stats))["height"]
+        block = (await said(site.get, f"/api/v1/blocks/{height}")).body
+        before = (await said(site.get, f"/api/v1/blocks/{height - 1}")).body
+        certificate = codec.decode(Certificate, bytes.fromhex(block["certificate"]), 1 << 16)
+        (me,) = codec.decode(tuple[Key, ...], bytes.fromhex(block["voters"]), 1 << 16)
+        stranger = bytes(32)
+
+        def signed_by(signatures: dict[bytes, bytes]) -> str:
+            return codec.encode([certificate.vote, [[key, signature] for key, signature in signatures.items()]]).hex()
+
+        def flipped(data: bytes, place: int) -> bytes:
+            return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+        signature = certificate.signatures[me]
+        changed = {
+            "✓ verified: 1 of 1 signatures": {},
+            "✗ a signature is false": {"certificate": signed_by({me: flipped(signature, 5)})},
+            "✗ somebody signed who does not vote": {"certificate": signed_by({me: signature, stranger: signature})},
+            "✗ 0 signatures, 1 are needed": {"certificate": signed_by({})},
+            "✗ the signatures are of another header": {"header": flipped(bytes.fromhex(block["header"]), 40).hex()},
+            "✗ the block names other voters": {"voters": codec.encode((stranger, me)).hex()},
+            "✗ the certificate is of something else": before,
+        }
+        for expected, changes in changed.items():
+            await page.open(f"{address(site)}/live")
+            await page.until(f"document.querySelector('[data-block=\"{height}\"]')")
+            await page.script(INSTEAD, json.dumps(block | changes))
+            await page.script(f"document.querySelector('[data-block=\"{height}\"] button').click()")
+            assert await page.until("document.querySelector('[data-check]')?.textContent") == expected
+
+
+async def test_what_happens_is_on_the_page_at_once_and_a_peer_that_is_away_is_told(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with browser() as page:
+        async with room.serving() as (daemon, site):
+            await page.open(f"{address(site)}/live")
+            await shown(page, "height")
+            await page.script(SEEN)
+            await room.project(daemon)
+            height = (await said(site.stats))["height"]
+            await page.until(f"document.querySelector('[data-live=height]').textContent >= {height}")
+            seen = await page.script("return window.seen")
+            applied = {
+                f"height {event.fields['height']}": event.at_ms
+                for event in await daemon.api.events(0, 0.0)
+                if event.kind == "applied"
+            }
+            delays = [seen[text] - at for text, at in applied.items() if text in seen]
+            assert delays and max(delays) < 1_000 * SEEN_SECONDS_MAX, delays
+            assert await page.until("document.querySelector('[data-live=labels]')?.textContent") == "0"
+            without = ["chart", "round", "rounds", "samples"]
+            hidden = "return arguments[0].filter((id) => document.getElementById(id).closest('section').hidden)"
+            assert await page.script(hidden, without) == without, "there is nothing to show in them"
+            assert await axe.found(page) == []
+        await page.until("!document.getElementById('offline').hidden && document.querySelector('.away')")
+        assert await axe.found(page) == []
+        assert int(await shown(page, "height")) >= height, "what it said last stays"
+        async with room.serving(web_listen=f"{site.host}:{site.port}") as (daemon, site):
+            await page.until("document.getElementById('offline').hidden && document.querySelector('.here')")
+            await room.project(daemon, name="more")
+            higher = (await said(site.stats))["height"]
+            await page.until(f"document.querySelector('[data-live=height]').textContent >= {higher}")

@@ -1,0 +1,147 @@
+// The page that shows how the network trains, votes, and throws out who lies. All that is live comes by one stream.
+import { html, paintStatus, render } from "/static/page.js";
+import { call } from "/static/session.js";
+import { hasKeys } from "/static/key.js";
+import { Chart } from "/static/chart.js";
+import { verified } from "/static/verify.js";
+
+const AGAIN_MS = 2_000;
+const KEEPS = { rounds: 200, blocks: 10 }, SHOWN = 6;
+const PHASES = { training: "Training", voting: "Voting", closing: "Closing", closed: "Decided" };
+const TONES = { critical: "bad", warning: "warn", info: "" };
+const place = (id) => document.getElementById(id);
+const reasons = Object.fromEntries(Array.from(document.querySelectorAll("#reasons dt"), (term) => [term.textContent, term.nextElementSibling.textContent]));
+
+let now = null, isHere = true;
+const checks = {}; // by height: the verdict of this browser
+const nameOf = (peer) => now.peers.find((one) => one.peer === peer)?.name || peer.slice(0, 8);
+const time = (ms) => new Date(ms).toLocaleTimeString();
+const Number = (count) => html`<td class="number">${count}</td>`;
+
+const figure = (name, title, value, about, tone = "") => html`<div class="figure ${tone}"><span class="what">${title}</span><b data-live=${name}>${value}</b>
+  <span class="quiet small">${about}</span></div>`;
+const Verdict = ({ is }) => is === undefined ? "–" : html`<span class=${is === "accept" ? "yes" : "no"}>${is === "accept" ? "✓" : "✗"} ${is}</span>`;
+
+function figures(job, rounds) {
+  const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
+  const block = blocks.findLast(({ own_root }) => own_root), isEqual = block?.own_root === block?.certified_root;
+  return html`
+    ${measured && figure("bits", "Held-out bits/byte", measured.held_out_bits_per_byte.toFixed(3), `after round ${measured.round}`)}
+    ${job && figure("round", `Round of ${job.name}`, job.round, job.state === "running" ? `of ${job.rounds}` : job.state)}
+    ${figure("height", "Height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet")}
+    ${!block ? figure("roots", "State roots", "–", "the next block certifies one")
+      : isEqual ? figure("roots", "State roots", "equal", `${block.signers.length} of ${block.voters_count} voters signed what this peer computed: ${block.own_root.slice(0, 8)} …`, "good")
+      : figure("roots", "State roots", "not equal", `the voters signed ${block.certified_root.slice(0, 8)} …, this peer computed ${block.own_root.slice(0, 8)} …`, "bad")}
+    ${labels !== null && figure("labels", "Labels a minute", labels, "by people, in all projects")}`;
+}
+
+const alerts = () => now.alerts.map(({ cause, about, severity, text, since_ms }) => html`<p key=${cause + about} class="notice ${TONES[severity]}" data-severity=${severity}>
+  <b>${cause.replaceAll("-", " ")}:</b> ${about && nameOf(about)} ${text}, since ${time(since_ms)}</p>`);
+
+// The open round; and who says what of whom, in the last closed round until the first ballot comes.
+function round(job) {
+  const ours = now.votes.filter((one) => one.job === job?.job), open = ours.find(({ height }) => height === null);
+  const told = open && Object.keys(open.votes).length ? open : ours.findLast(({ height }) => height !== null), at = Object.keys(PHASES).indexOf(open?.phase ?? "closed");
+  return ours.length > 0 && html`
+    <ol class="phases" data-live="phase">${Object.values(PHASES).map((name, index) => html`<li class=${index < at && "over"} aria-current=${index === at ? "step" : null}>${name}</li>`)}</ol>
+    ${open && html`<p class="quiet small">Round ${open.round}: ${open.proposed.length} of ${open.trainers.length} trainers have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} voters
+      have voted, ${open.quorum} are needed.</p>`}
+    ${told && html`<div class="scroll"><table><caption>What each voter says of each proposal, in round ${told.round}</caption>
+      <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}>${nameOf(who)}</th>`)}</tr></thead>
+      <tbody>${Object.entries(told.votes).map(([voter, said]) => html`<tr key=${voter}><th scope="row">${nameOf(voter)}</th>
+        ${told.proposed.map((who) => html`<td key=${who}><${Verdict} is=${said[who]} /></td>`)}</tr>`)}</tbody></table></div>`}`;
+}
+
+const last = (rounds) => rounds.length > 0 && html`<ul class="plain">${rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${round}</b>
+  ${Object.entries(verdicts).map(([who, verdict]) => html` <span class="chip" key=${who}>${nameOf(who)} <${Verdict} is=${verdict} /></span> <span class="quiet small">${reasons[verdict]}</span>`)}</li>`)}</ul>`;
+
+function outcasts(job) {
+  const gone = now.peers.filter((one) => one.gone.startsWith("expelled")), suspended = Object.entries(job?.suspended ?? {});
+  const item = (peer, what, why) => html`<li key=${peer}><b class="name">${nameOf(peer)}</b> <span class="no">${what}</span> <span class="quiet small">${why}</span></li>`;
+  return html`
+    <ul class="plain" data-live="expelled">${gone.map(({ peer, gone }) => item(peer, gone, "Every peer holds two statements of it that exclude each other."))}</ul>
+    <ul class="plain" data-live="suspended">${suspended.map(([peer, until]) => item(peer, `suspended until round ${until}`, "An audit found its steps false or withheld."))}</ul>
+    ${!gone.length && !suspended.length && html`<p class="quiet">Nobody so far.</p>`}`;
+}
+
+const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, voter, roles, is_linked, round_trip_ms }) => html`<tr key=${peer}>
+  <th scope="row">${nameOf(peer)}${me && html` <span class="chip">this peer</span>`}</th>
+  <td>${[voter && "votes", roles.includes("trainer") && "trains", roles.includes("annotator") && "serves"].filter(Boolean).join(", ") || "follows"}</td>
+  ${Number(`${job?.accepted[peer] ?? 0} / ${Object.values(job?.rejected[peer] ?? {}).reduce((sum, count) => sum + count, 0)}`)}
+  ${Number(me ? "–" : !is_linked ? html`<span class="no">no link</span>` : round_trip_ms === null ? "…" : `${round_trip_ms} ms`)}</tr>`);
+
+function samples(job) {
+  const [newest, before] = now.samples.filter((one) => one.job === job?.job).toReversed();
+  return newest && html`<div class="pair">${[before, newest].map((one) => one && html`<figure key=${one.round}><figcaption class="what">${one === newest ? "Now" : "Before"}, at round ${one.round}</figcaption>
+    <blockquote>${one.text.replace(/[^\P{C}\n]|\ufffd/gu, "·")}</blockquote></figure>`)}</div>`;
+}
+
+const blocks = () => now.blocks.slice(-SHOWN).reverse().map(({ height, proposer, signers, voters_count, time_ms }) => html`<tr key=${height} data-block=${height}>
+  ${Number(height)}<td>${nameOf(proposer)}</td><td title=${signers.map(nameOf).join(", ")}>${signers.length} of ${voters_count}</td><td>${time(time_ms)}</td>
+  <td role="status">${checks[height] ?? html`<button class="quiet" disabled=${!hasKeys} aria-label="Verify in my browser: block ${height}" onClick=${() => check(height)}>Verify in my browser</button>`}</td></tr>`);
+
+async function check(height) {
+  try {
+    const told = await verified(height, await call("GET", `/api/v1/blocks/${height}`), now.status.chain_id);
+    checks[height] = html`<span class="yes" data-check="good">✓ verified: ${told}</span>`;
+  } catch (problem) {
+    checks[height] = html`<span class="no" data-check="bad">✗ ${problem.message}</span>`;
+  }
+  paint();
+}
+
+// A panel without anything in it is hidden.
+function put(id, content) {
+  const panel = place(id).closest("section"), isEmpty = !content || content.length === 0;
+  render(content || null, place(id));
+  if (panel) panel.hidden = isEmpty;
+}
+
+function paint() {
+  place("offline").hidden = isHere;
+  paintStatus({ network: now && { name: now.status.network }, isHere });
+  if (!now) return;
+  const job = now.jobs.findLast((one) => one.state === "running") ?? now.jobs.findLast((one) => one.state !== "waiting");
+  const rounds = now.rounds.filter((one) => one.job === job?.job), { network, name, state, voters, quorum, tolerated } = now.status;
+  const points = rounds.filter((one) => one.held_out_bits_per_byte !== null).map((one) => [one.round, one.held_out_bits_per_byte]);
+  put("whole", html`<p class="quiet"><b>${network}</b>: ${voters} voters, of which ${quorum} decide and ${tolerated} may lie; as ${name} sees it, which is <b
+    class=${state === "working" ? "yes" : "no"} data-live="state">${state}</b></p>`);
+  put("alerts", alerts());
+  put("figures", figures(job, rounds));
+  put("chart", points.length > 1 && html`<${Chart} points=${points} title="Held-out bits per byte of ${job.name}, after each round" />`);
+  if (points.length > 1) put("points", points.map(([round, bits]) => html`<tr key=${round}><td>${round}</td>${Number(bits.toFixed(3))}</tr>`));
+  put("round", round(job));
+  put("rounds", last(rounds));
+  put("outcasts", outcasts(job));
+  put("peers", peers(job));
+  put("samples", samples(job));
+  put("blocks", blocks());
+  place("watch").hidden = false;
+  place("watch").classList.toggle("old", !isHere);
+}
+
+// Rounds and blocks come one by one, and stay.
+function take(changed) {
+  for (const name of ["rounds", "blocks"]) {
+    if (!changed[name] || !now) continue;
+    const merged = new Map([...now[name], ...changed[name]].map((item) => [`${item.job} ${item.round ?? item.height}`, item]));
+    changed[name] = [...merged.values()].slice(-KEEPS[name]);
+  }
+  now = { ...now, ...changed };
+  paint();
+}
+
+function follow() {
+  const stream = new EventSource("/api/v1/events?live=1");
+  const told = (here) => { isHere = here; paint(); };
+  stream.addEventListener("live", ({ data }) => take(JSON.parse(data)));
+  stream.addEventListener("block", ({ data }) => now && take({ status: { ...now.status, height: JSON.parse(data).height } }));
+  stream.onopen = () => told(true);
+  stream.onerror = () => {
+    if (stream.readyState === EventSource.CLOSED) setTimeout(follow, AGAIN_MS); // refused, such as where too many watch
+    told(false);
+  };
+}
+
+place("cannot").hidden = hasKeys;
+follow();

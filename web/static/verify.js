@@ -1,0 +1,44 @@
+// Whether a block was decided, by its bytes alone: docs/protocol/curation.md, "Blocks".
+import { digest, isSignedBy } from "/static/key.js";
+import { hex, join, unhex } from "/static/wire.js";
+
+const utf8 = (text) => new TextEncoder().encode(text);
+const hashed = async (domain, bytes) => hex(await digest(join(utf8(`folkmoot/${domain}\0`), bytes)));
+
+// Canonical msgpack of headers and certificates: numbers, text, bytes, arrays, nil. Maps are arrays of pairs.
+function decoded(bytes) {
+  let at = 0;
+  const take = (size) => bytes.subarray(at, (at += size));
+  const number = (size) => take(size).reduce((sum, byte) => 256 * sum + byte, 0);
+  const many = (count) => Array.from({ length: Math.min(count, bytes.length) }, value);
+  function value() {
+    const first = number(1);
+    if (first < 0x80) return first;
+    if (first < 0xa0) return many(first - 0x90);
+    if (first < 0xc0) return new TextDecoder().decode(take(first - 0xa0));
+    if (first < 0xc6) return first === 0xc0 ? null : take(number(first - 0xc3));
+    return first < 0xd0 ? number(2 ** (first - 0xcc)) : many(number(2));
+  }
+  return value();
+}
+
+// How many signatures are good, of how many voters. Throws an error that says what is wrong.
+export async function verified(height, block, chainId) {
+  const [header, certificate, set] = [block.header, block.certificate, block.voters].map(unhex);
+  const [vote, signatures] = decoded(certificate);
+  const [tag, voters, heightOfVote, , digestOfVote] = decoded(vote);
+  const fields = decoded(header), keys = decoded(set).map(hex);
+  if (tag !== "commit" || heightOfVote !== height || fields[0] !== height) throw new Error("the certificate is of something else");
+  if (hex(digestOfVote) !== (await hashed("block", header))) throw new Error("the signatures are of another header");
+  const named = await hashed("voters", set);
+  if (hex(voters) !== named || hex(fields[4]) !== named) throw new Error("the block names other voters");
+  const signed = join(utf8("folkmoot/2/commit\0"), unhex(chainId), vote), good = new Set();
+  for (const [key, signature] of signatures) {
+    if (!keys.includes(hex(key))) throw new Error("somebody signed who does not vote");
+    if (!(await isSignedBy(key, signed, signature))) throw new Error("a signature is false");
+    good.add(hex(key));
+  }
+  const quorum = Math.ceil((keys.length + Math.floor((keys.length - 1) / 3) + 1) / 2);
+  if (good.size < quorum) throw new Error(`${good.size} signatures, ${quorum} are needed`);
+  return `${good.size} of ${keys.length} signatures`;
+}
