@@ -151,7 +151,8 @@ async def web(asked: Asked[CurationCalls]) -> None:
     if asked.options.do == "invite":
         if asked.options.revoke:
             raise UserError("--revoke takes tokens back, and no code: say `web token --revoke`")
-        asked.show(await asked.api.web_invite())
+        code = await asked.api.web_invite()
+        asked.show(f"{code}\nlink: /join#{code} at the address where this peer serves annotators")
     elif asked.options.revoke:
         asked.show(f"taken back: {counted(await asked.api.web_revoke(), 'token')}")
     else:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 from selenium.webdriver.common.keys import Keys
 
+from ledger.jobs import Start
+from peer.driver.author import Author
 from tests.browser import axe
 from tests.browser.browser import ELSEWHERE, NEEDED, Browser, browser
 from tests.browser.test_annotate import address
+from tests.peer.chain import SCRATCH
 from tests.web.client import Site
 from tests.web.room import Room, said
 from tests.web.test_routes import founded, operator
@@ -77,6 +82,10 @@ async def test_a_key_goes_on_in_a_fresh_browser_with_its_backup_and_passphrase_a
 async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happens_without(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site), browser() as page:
         await founded(site, await operator(daemon), tasks=[{"text": "one"}])
+        await Author(daemon.driver).submit("job/start", Start(replace(SCRATCH, name="proverbs", rounds=999).encode()))
+        await page.open(f"{address(site)}/join")
+        training = await page.until("document.querySelector('[data-live=training]')?.textContent")
+        assert re.fullmatch(r"At the moment it trains proverbs, round \d+ of 999\.", training)
         await page.join(address(site), "ann / bob")
         assert "nobody can make it anew" in (await page.texts(".notice"))[0]
         await page.open(f"{address(site)}/join")
@@ -93,35 +102,46 @@ async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happ
         assert await axe.found(page) == []
 
 
-async def test_over_plain_http_the_peer_signs_for_somebody_who_signs_out_and_in_again_elsewhere(tmp_path: Path) -> None:
-    async with Room(tmp_path).serving(web_names=(ELSEWHERE,)) as (daemon, site):
-        await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}, {"text": "three"}])
-        there = f"http://{ELSEWHERE}:{site.port}"
-        async with browser(in_a_hurry=True) as page:
+async def test_over_plain_http_the_peer_signs_for_somebody_who_comes_back_after_its_restart_and_elsewhere(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with browser(in_a_hurry=True) as page:
+        async with room.serving(web_names=(ELSEWHERE,)) as (daemon, site):
+            await founded(site, await operator(daemon), tasks=[{"text": f"text {number}"} for number in range(4)])
+            there = f"http://{ELSEWHERE}:{site.port}"
             await page.open(f"{there}/annotate")
             await page.until("document.activeElement.name === 'name'")
             assert not await page.script("return isSecureContext")
             assert "This peer will keep your key and sign for you." in await page.texts(".notice b")
             assert await axe.found(page) == []
             await page.press("ann", Keys.TAB, PASSPHRASE, Keys.ENTER)
-            await page.task()
+            shown = await page.task()
             await page.press("1")
             await page.count("settled", 1)
+            shown = await page.task(shown)
             await page.press("s", "1")
+            await page.task(shown)
             await page.count("decided", 1)
             assert await page.errors() == []
+            await page.press("1")
+        await page.until("document.querySelector('.away')")
+        async with room.serving(web_names=(ELSEWHERE,), web_listen=f"{site.host}:{site.port}") as (_, site):
+            await page.until("location.pathname === '/join' && document.activeElement.value === 'ann'")
+            await page.press(Keys.TAB, PASSPHRASE, Keys.ENTER)
+            await page.count("settled", 2)  # what waited was sent
             await page.open(f"{there}/join")
             await page.until("document.querySelector('[data-state=known]')")
             await page.script("document.querySelector('details').open = true; document.querySelector('details button').click()")
             await page.until("document.activeElement.name === 'name'")
             await page.open(f"{there}/annotate")
             await page.until("location.pathname === '/join' && document.querySelector('[data-state=come]')")
-        async with browser(in_a_hurry=True) as page:
-            await page.open(f"{there}/join")
-            await page.until("document.activeElement.name === 'name'")
-            await page.script("document.querySelector('details').open = true; document.querySelector('details input').focus()")
-            await page.press("ann", Keys.TAB, PASSPHRASE, Keys.ENTER)
-            await page.task()
-            await page.press("1")
-            await page.count("settled", 1)
-        assert await points(site) == [("ann", 2)]
+            async with browser(in_a_hurry=True) as other:
+                await other.open(f"{there}/join")
+                await other.until("document.activeElement.name === 'name'")
+                await other.script(
+                    "document.querySelector('details').open = true; document.querySelector('details input').focus()"
+                )
+                await other.press("ann", Keys.TAB, PASSPHRASE, Keys.ENTER)
+                await other.task()
+                await other.press("1")
+                await other.count("settled", 1)
+            assert await points(site) == [("ann", 3)]

@@ -10,7 +10,7 @@ import { hex, unhex } from "/static/wire.js";
 const PASSPHRASE_MIN = 10; // of a backup: whoever has the file guesses as fast as a machine can
 
 const state = {
-  network: null, stats: null, store: null, me: null, isHere: true, invitation: "",
+  network: null, stats: null, live: null, store: null, me: null, isHere: true, invitation: "",
   phase: "loading", // then `come`, `backup`, `known`
   file: null, // { name, text } of the backup that was just saved
   told: null, isBusy: false,
@@ -99,11 +99,14 @@ const many = (count, thing) => `${count.toLocaleString("en")} ${thing}${count ==
 
 function About() {
   const { annotators, annotations, projects } = state.stats;
+  const { status: { voters }, jobs } = state.live, running = jobs.filter((job) => job.state === "running");
   const open = projects.reduce((sum, { tasks, settled, review }) => sum + tasks - settled - review, 0);
   return html`<section class="about">
     <h1>Join ${state.network.name}</h1>
-    <p>Many peers train one model here. No company owns it, and no peer has to be trusted: they vote on what counts. Only people can say
-      what a text means, or which of two answers is better. So you get short tasks, and the network decides by a vote which label follows.</p>
+    <p>Peers of many people train one model here, and no company owns it. ${voters > 3 && `${voters} of them vote on what counts, so that no single one has to be trusted. `}
+      Only people can say what a text means, or which of two answers is better. So you get short tasks, and the network decides which label follows.</p>
+    <p data-live="training">${running.length ? `At the moment it trains ${running.map(({ name, round, rounds }) => `${name}, round ${round} of ${rounds}`).join("; ")}.`
+      : "At the moment nothing is trained: labels are made for what comes next."}</p>
     <dl class="figures">
       <div><dt>Open tasks</dt><dd data-live="open">${open.toLocaleString("en")}</dd></div>
       <div><dt>People</dt><dd data-live="people">${annotators.toLocaleString("en")}</dd></div>
@@ -210,7 +213,7 @@ function takeInvitation() {
 
 async function start() {
   state.network = await patiently("/api/v1/network", away);
-  state.stats = await patiently("/api/stats", away);
+  [state.stats, state.live] = await Promise.all([patiently("/api/stats", away), patiently("/api/v1/live", away)]);
   Object.assign(state, { isHere: true, phase: "come", store: await Store.open(state.network.chain_id) });
   takeInvitation();
   state.me = await state.store.me() ?? null;
