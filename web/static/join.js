@@ -222,8 +222,9 @@ async function start() {
       await sessionOf(state.network, state.me).begun();
       state.phase = state.me.secret?.extractable ? "backup" : "known";
     } catch (problem) {
-      const isOver = "You are signed out here. Answers that are not sent yet wait in this browser.";
-      state.told = { text: state.me.isCustodial ? isOver : problem.message, kind: "warn" };
+      const text = state.me.isCustodial ? "You are signed out here. Answers that are not sent yet wait in this browser."
+        : problem.status === 403 ? "This browser has a key for you that the network does not know yet. Go on to enrol it." : problem.message;
+      state.told = { text, kind: "warn" };
     }
   }
   paint();
