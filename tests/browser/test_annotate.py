@@ -165,7 +165,7 @@ async def test_several_options_and_reasons_to_skip_have_keys_that_do_nothing_in_
         await page.chord(Keys.CONTROL, Keys.ENTER)
         await page.task(first)
         await page.press("s", "3")
-        await page.until("document.querySelector('[data-answer] b').textContent === 'skipped: private'")
+        await page.until("document.querySelector('[data-answer] b')?.textContent === 'skipped: private'")
         await page.count("settled", 1)
         assert [row["votes"][0]["answer"] for row in await exported(site, project["project"])] == [[0, 2]]
         await page.count("decided", 1)
