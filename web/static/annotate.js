@@ -297,4 +297,4 @@ async function start() {
 }
 
 paint();
-start();
+start().catch((problem) => tell(problem.message, "bad"));

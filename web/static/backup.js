@@ -3,14 +3,15 @@
 import { hex, unhex, utf8 } from "/static/wire.js";
 
 const VERSION = 1;
+const HASH = "SHA-256";
 const ITERATIONS = 600_000;
 const ITERATIONS_MAX = 10_000_000; // a file of somebody else must not stop the browser
 
 const random = (size) => crypto.getRandomValues(new Uint8Array(size));
 
-async function wrapping(passphrase, { hash, iterations, salt }) {
+async function wrapping(passphrase, { iterations, salt }) {
   const typed = await crypto.subtle.importKey("raw", utf8(passphrase.normalize("NFKC")), "PBKDF2", false, ["deriveKey"]);
-  const kdf = { name: "PBKDF2", hash, iterations, salt: unhex(salt) };
+  const kdf = { name: "PBKDF2", hash: HASH, iterations, salt: unhex(salt) };
   return crypto.subtle.deriveKey(kdf, typed, { name: "AES-GCM", length: 256 }, false, ["wrapKey", "unwrapKey"]);
 }
 
@@ -20,7 +21,7 @@ const cipher = ({ version, name, public_key, iv }) => (
 
 // `me.secret` is one that can be exported.
 export async function backup(me, passphrase) {
-  const kdf = { name: "PBKDF2", hash: "SHA-256", iterations: ITERATIONS, salt: hex(random(16)) };
+  const kdf = { name: "PBKDF2", hash: HASH, iterations: ITERATIONS, salt: hex(random(16)) };
   const file = { version: VERSION, name: me.name, public_key: hex(me.publicKey), kdf, cipher: "AES-256-GCM", iv: hex(random(12)) };
   const ciphertext = await crypto.subtle.wrapKey("pkcs8", me.secret, await wrapping(passphrase, kdf), cipher(file));
   return { ...file, ciphertext: hex(new Uint8Array(ciphertext)) };
@@ -28,8 +29,9 @@ export async function backup(me, passphrase) {
 
 // The person of a file, with a secret that cannot be exported. Throws an error that says what is wrong.
 export async function opened(file, passphrase) {
-  const iterations = file?.kdf?.iterations;
-  if (file?.version !== VERSION || !(iterations >= ITERATIONS && iterations <= ITERATIONS_MAX)) throw new Error("This file is no backup of a key.");
+  const texts = [file?.name, file?.public_key, file?.iv, file?.ciphertext, file?.kdf?.salt], iterations = file?.kdf?.iterations;
+  const isBackup = file?.version === VERSION && texts.every((text) => typeof text === "string") && iterations >= ITERATIONS;
+  if (!isBackup || iterations > ITERATIONS_MAX) throw new Error("This file is no backup of a key.");
   const key = await wrapping(passphrase, file.kdf);
   const secret = await crypto.subtle.unwrapKey("pkcs8", unhex(file.ciphertext), key, cipher(file), "Ed25519", false, ["sign"])
     .catch(() => { throw new Error("This passphrase does not open this backup, or the file was changed."); });

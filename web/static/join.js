@@ -99,13 +99,13 @@ const many = (count, thing) => `${count.toLocaleString("en")} ${thing}${count ==
 
 function About() {
   const { annotators, annotations, projects } = state.stats;
-  const { status: { voters }, jobs } = state.live, running = jobs.filter((job) => job.state === "running");
+  const { status, jobs } = state.live ?? { status: {}, jobs: [] }, running = jobs.filter((job) => job.state === "running");
   const open = projects.reduce((sum, { tasks, settled, review }) => sum + tasks - settled - review, 0);
   return html`<section class="about">
     <h1>Join ${state.network.name}</h1>
-    <p>Peers of many people train one model here, and no company owns it. ${voters > 3 && `${voters} of them vote on what counts, so that no single one has to be trusted. `}
+    <p>Peers of many people train one model here, and no company owns it. ${status.voters > 3 && `${status.voters} of them vote on what counts, so that no single one has to be trusted. `}
       Only people can say what a text means, or which of two answers is better. So you get short tasks, and the network decides which label follows.</p>
-    <p data-live="training">${running.length ? `At the moment it trains ${running.map(({ name, round, rounds }) => `${name}, round ${round} of ${rounds}`).join("; ")}.`
+    <p data-live="training">${!state.live ? "" : running.length ? `At the moment it trains ${running.map(({ name, round, rounds }) => `${name}, round ${round} of ${rounds}`).join("; ")}.`
       : "At the moment nothing is trained: labels are made for what comes next."}</p>
     <dl class="figures">
       <div><dt>Open tasks</dt><dd data-live="open">${open.toLocaleString("en")}</dd></div>
@@ -213,7 +213,8 @@ function takeInvitation() {
 
 async function start() {
   state.network = await patiently("/api/v1/network", away);
-  [state.stats, state.live] = await Promise.all([patiently("/api/stats", away), patiently("/api/v1/live", away)]);
+  state.live = await call("GET", "/api/v1/live").catch(() => null); // a look at the whole peer: people come in without it
+  state.stats = await patiently("/api/stats", away);
   Object.assign(state, { isHere: true, phase: "come", store: await Store.open(state.network.chain_id) });
   takeInvitation();
   state.me = await state.store.me() ?? null;
@@ -222,12 +223,16 @@ async function start() {
       await sessionOf(state.network, state.me).begun();
       state.phase = state.me.secret?.extractable ? "backup" : "known";
     } catch (problem) {
-      const isOver = "You are signed out here. Answers that are not sent yet wait in this browser.";
-      state.told = { text: state.me.isCustodial ? isOver : problem.message, kind: "warn" };
+      const text = state.me.isCustodial ? "You are signed out here. Answers that are not sent yet wait in this browser."
+        : problem.status === 403 ? "This browser has a key for you that the network does not know yet. Go on to enrol it." : problem.message;
+      state.told = { text, kind: "warn" };
     }
   }
   paint();
 }
 
 paint();
-start();
+start().catch((problem) => {
+  state.told = { text: problem.message, kind: "bad" };
+  paint();
+});
