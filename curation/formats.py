@@ -17,32 +17,33 @@ from curation.state import Asked
 from protocol.errors import UserError
 
 Line = dict[str, Any]
+Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: there may be too many for memory
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     content_type: str
-    write: Callable[[Asked, Sequence[Line]], Iterator[str]]  # raises `UserError` where the project is of another kind
+    write: Callable[[Asked, Lines], Iterator[str]]  # raises `UserError` where the project is of another kind
 
 
-def _jsonl(asked: Asked, lines: Iterable[Line]) -> Iterator[str]:
-    return map(as_text, lines)
+def _jsonl(asked: Asked, lines: Lines) -> Iterator[str]:
+    return map(as_text, lines())
 
 
 # Label Studio ------------------------------------------------------------------------------------------------------------
 
 
-def _label_studio(asked: Asked, lines: Sequence[Line]) -> Iterator[str]:
+def _label_studio(asked: Asked, lines: Lines) -> Iterator[str]:
     """One annotation a task: its label. A task whose text is not here is left out."""
-    shown = [line for line in lines if "text" in line]
-    for number, line in enumerate(shown):
+    number = -1
+    for number, line in enumerate(line for line in lines() if "text" in line):
         names = ("task", "number", "height", "text", "items")
         data = {name: line[name] for name in names} | {f"item{place}": item for place, item in enumerate(line["items"], 1)}
         if asked.kind is Kind.RANKING:
             data["list"] = [{"id": str(place), "title": item, "body": ""} for place, item in enumerate(line["items"])]
         task = {"data": data, "annotations": [{"result": _result(asked, line["label"])}]}
         yield ("," if number else "[") + "\n" + json.dumps(task, ensure_ascii=False)
-    yield "\n]\n" if shown else "[]\n"
+    yield "[]\n" if number < 0 else "\n]\n"
 
 
 def _result(asked: Asked, label: list[int]) -> list[Line]:
@@ -66,13 +67,16 @@ def _tag(name: str, to: str, kind: str, value: Any, field: str = "") -> Line:
 # Preferences -------------------------------------------------------------------------------------------------------------
 
 
-def _preferences(asked: Asked, lines: Sequence[Line]) -> Iterator[str]:
+def _preferences(asked: Asked, lines: Lines) -> Iterator[str]:
     """A line a pair. Left out: where both are bad, and where the text is not here."""
     if asked.kind is not Kind.PAIR:
         raise UserError(f"preferences come of pairs; this project asks for a {asked.kind}: export it as jsonl")
-    shown = [line for line in lines if "text" in line and line["label"][0] in (FIRST, SECOND, TIE)]
+
+    def shown() -> Iterator[Line]:
+        return (line for line in lines() if "text" in line and line["label"][0] in (FIRST, SECOND, TIE))
+
     scores = _scores(shown)
-    for line in shown:
+    for line in shown():
         said, items = line["label"][0], line["items"]
         chosen = SECOND if said == SECOND else FIRST
         p = Fraction(1, 2) if said == TIE else _preferred(chosen, [vote["answer"][0] for vote in line["votes"]])
@@ -93,12 +97,12 @@ def _preferred(chosen: int, votes: Sequence[int]) -> Fraction:
     return max(Fraction(1, 2), Fraction(2 * compared.count(chosen) + compared.count(TIE), 2 * len(compared)))
 
 
-def _scores(lines: Sequence[Line]) -> dict[tuple[str, str], float]:
+def _scores(lines: Lines) -> dict[tuple[str, str], float]:
     """Bradley–Terry strengths of items that several pairs of one prompt compare; 1 is that of an unknown one."""
-    met = Counter((line["text"], item) for line in lines for item in line["items"])
+    met = Counter((line["text"], item) for line in lines() for item in line["items"])
     games = [
         ((line["text"], line["items"][0]), (line["text"], line["items"][1]), line["label"][0])
-        for line in lines
+        for line in lines()
         if any(met[line["text"], item] > 1 for item in line["items"])
     ]
     if len(games) > SCORED_MAX:

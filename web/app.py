@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
@@ -21,7 +22,7 @@ from web.listening import Listening
 from web.pages import PAGES, START, rendered
 from web.problems import Problem
 from web.routes import ENDS, FILE_BYTES_MAX, ROUTES, SETS, Route, openapi
-from web.site import Json, Site, Text
+from web.site import File, Json, Site, Text
 
 BODY_BYTES_MAX = 64 << 10
 UPLOADS_MAX = 2  # files that are in memory at once
@@ -96,7 +97,9 @@ async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request:
     if route.cookie == SETS:
         defence.require_own_origin(request)
         given["before"] = request.cookies.get(defence.COOKIES[route.of], "")
-    said: Json | Text | tuple[int, Json] = await call(**given)
+    said: Json | Text | File | tuple[int, Json] = await call(**given)
+    if isinstance(said, File):
+        return _sent(request, said)
     if isinstance(said, Text):
         return web.Response(text=said.text, content_type=said.content_type, status=route.status)
     status, body = said if isinstance(said, tuple) else (route.status, said)
@@ -107,6 +110,15 @@ async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request:
     elif route.cookie == ENDS:
         defence.drop(request, response, route.of)
     return response
+
+
+def _sent(request: web.Request, file: File) -> web.StreamResponse:
+    """The library sends a file piece by piece, and closes it; but not where the reply has no body."""
+    if request.method != "HEAD":
+        return web.Response(body=file.body, content_type=file.content_type, charset="utf-8")
+    with file.body as body:
+        length = {"Content-Length": str(body.seek(0, os.SEEK_END))}
+    return web.Response(content_type=file.content_type, charset="utf-8", headers=length)
 
 
 def _guarded(names: Collection[str]) -> Any:

@@ -1,11 +1,12 @@
 """A site asks its peer by these calls: `web.routes` declares each of them, and its arguments by name.
 
-What a call gives is the JSON object of its reply, the HTTP status and that object, or a text. It raises `web.problems.Problem`.
+What a call gives is the JSON object of its reply, the HTTP status and that object, a text or a file. It raises
+`web.problems.Problem`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from protocol.metrics import Metric
 
@@ -15,6 +16,13 @@ Json = dict[str, Any]
 class Text(NamedTuple):
     content_type: str
     text: str
+
+
+class File(NamedTuple):
+    """Text in UTF-8, to be sent and closed."""
+
+    content_type: str
+    body: IO[bytes]
 
 
 class Site(Protocol):

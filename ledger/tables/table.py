@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 from ledger.tables import proofs, tree
 from ledger.tables.proofs import Proof, Range, RangeProof, TableRoot
-from ledger.tables.tree import Change, Node, Read
+from ledger.tables.tree import Bucket, Change, Node, Read
 from ledger.tables.versions import Version
 from protocol import codec
 from protocol.codec import Length
@@ -124,6 +124,15 @@ class Table(Generic[R]):
     def items(self) -> Iterator[tuple[bytes, R]]:
         """By the hashes of the keys."""
         return ((key, self._decoded(data)) for key, data in tree.walk(*self.tree()))
+
+    def groups(self) -> Iterator[tuple[bytes, Callable[[], list[tuple[bytes, R]]]]]:
+        """All rows, some at a time. Whatever table a group is in, its name says which rows these are: they need not be read."""
+        node, read = self.tree()
+
+        def rows(bucket: Bucket) -> list[tuple[bytes, R]]:
+            return [(key, self._decoded(data)) for key, data in tree.walk(bucket, read)]
+
+        return ((bucket[0], functools.partial(rows, bucket)) for bucket in tree.buckets(node))
 
     def encoded(self, key: bytes) -> bytes | None:
         """The encoding of the record of a key, under the root of the table; nothing of it is kept decoded."""

@@ -18,9 +18,8 @@ import trio
 
 from curation.answers import answer_problem, commitment
 from curation.contents import Enrolment, LeaseWish, Opening, Skip
-from curation.formats import FORMATS
 from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX, SALT_BYTES
-from curation.module import project_alpha, serving
+from curation.module import serving
 from curation.state import Annotator, Assignment, CurationState, Lease, Project, TaskPage
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import Page, Task, task_id
@@ -28,14 +27,14 @@ from curation.work import Work
 from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.doors import Doors
-from peer.serving.exporting import agreement, exported, page_of, pages
+from peer.serving.exporting import page_of, pages
 from peer.serving.fetching import Fetching
 from peer.serving.gathering import Gatherer
 from peer.serving.opening import Openings, has_place, task_of
 from peer.serving.vault import Kept
 from protocol import codec
 from protocol.codec import Count, Digest
-from protocol.errors import FolkmootError, UserError
+from protocol.errors import FolkmootError
 from protocol.identity import WIRE_VERSION, Ed25519Verifier, Identity, preimage, secret
 from protocol.names import name_problem
 from web.problems import Problem
@@ -76,7 +75,7 @@ class _Open:
 
 
 class Annotating:
-    """The calls of annotators, and what everybody may read."""
+    """The calls of annotators."""
 
     def __init__(self, desk: Desk, doors: Doors, fetching: Fetching) -> None:
         self._desk, self._doors, self._fetching = desk, doors, fetching
@@ -344,51 +343,6 @@ class Annotating:
         task = task_of(state, row)
         body: Json = {"annotation": annotation.hex(), "state": row.state.value, "height": row.height}
         return body | {"label": None if task.label is None else list(task.label)}
-
-    async def stats(self) -> Json:
-        state = self._state
-        counted = {"annotators": state.annotators_count, "annotations": state.annotations, "settled": state.settled}
-        head = {"height": self._desk.height, "state_root": self._desk.state_root.hex()}
-        return head | counted | {"projects": [self._project_view(state, key) for key in state.open]}
-
-    def _project_view(self, state: CurationState, key: bytes) -> Json:
-        row = self._project(state, key)
-        alpha = project_alpha(state, key)
-        counts: Json = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
-        # The nearest float of a fraction is the same at every peer.
-        agreed = {"alpha": None if alpha is None else round(float(alpha), 4)}
-        return {"project": key.hex(), "name": row.asked.name, "kind": row.asked.kind.value, **counts, **agreed}
-
-    async def leaderboard(self, limit: int) -> Json:
-        state = self._state
-        people = sorted(state.annotators.items(), key=lambda item: (-item[1].points, -item[1].accepted, item[0]))
-        rows = [
-            {"rank": rank, "annotator": key.hex(), "name": row.name, "accepted": row.accepted, "points": row.points}
-            for rank, (key, row) in enumerate(people[:limit], 1)
-        ]
-        return {"height": self._desk.height, "rows": rows}
-
-    async def export(self, project: bytes, format: str) -> Text:
-        state = self._state
-        found = state.projects.get(project)
-        if found is None:
-            raise Problem("not-found", "no such project")
-        try:
-            text, _ = await exported(state, project, found, self._desk.read, format)
-        except UserError as error:
-            raise Problem("misfit", str(error)) from None
-        return Text(FORMATS[format].content_type, text)
-
-    async def agreement(self, project: bytes) -> Json:
-        state, height = self._state, self._desk.height
-        found = state.projects.get(project)
-        if found is None:
-            raise Problem("not-found", "no such project")
-        view = await trio.to_thread.run_sync(agreement, state, project, found)
-        pairs = [
-            {"first": row.first, "second": row.second, "common": row.common, "kappa": row.kappa or None} for row in view.pairs
-        ]
-        return {"project": view.project, "height": height, "alpha": view.alpha or None, "pairs": pairs}
 
     async def guidelines(self, project: bytes) -> Text:
         found = self._state.projects.get(project)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import trio
 
@@ -18,7 +18,7 @@ from curation.state import Assignment, CurationState, Project, TaskPage, TaskRow
 from curation.tasks import Page, assignment_id, read_page, task_id
 from protocol.errors import FolkmootError
 
-AT_ONCE: Final = 64  # lines, then the rest of the peer has its turn
+AT_ONCE: Final = 64  # lines that are written before the peer is asked whether it ends
 Read = Callable[[bytes, int], bytes]  # a blob by its digest; raises `FolkmootError` if it is not here, or larger than that
 
 
@@ -84,15 +84,17 @@ def agreement(state: CurationState, key: bytes, project: Project) -> AgreementVi
     return AgreementView(key.hex(), asked.name, "" if alpha is None else str(alpha), pairs)
 
 
-async def exported(state: CurationState, key: bytes, project: Project, read: Read, format: str) -> tuple[str, int]:
-    """The file, and how many settled tasks there are. Blocks that are applied meanwhile change nothing of it."""
-    lines = []
-    for line in settled(state, key, project, read):
-        lines.append(line)
-        if len(lines) % AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()
+def export(file: IO[bytes], state: CurationState, key: bytes, project: Project, read: Read, format: str) -> None:
+    """Writes the file, in a thread of Trio's, which ends with the call. Blocks that are applied meanwhile change nothing of it.
 
-    def write() -> str:
-        return "".join(FORMATS[format].write(project.asked, lines))
+    Raises `UserError` for a format that is none of such a project.
+    """
 
-    return await trio.to_thread.run_sync(write), len(lines)
+    def lines() -> Iterator[dict[str, Any]]:
+        for count, line in enumerate(settled(state, key, project, read)):
+            if count % AT_ONCE == 0:
+                trio.from_thread.check_cancelled()
+            yield line
+
+    for text in FORMATS[format].write(project.asked, lines):
+        file.write(text.encode())

@@ -41,6 +41,7 @@ class Serve:
             from peer.serving.live import Live
             from peer.serving.operating import Operating
             from peer.serving.operators import Operators
+            from peer.serving.reading import Reading
             from peer.serving.reviewing import Reviewing
             from peer.serving.watching import Watching
         except ModuleNotFoundError as error:
@@ -61,6 +62,7 @@ class Serve:
         site = under_one_roof(
             (
                 annotating,
+                Reading(self.desk),
                 Custody(self.desk, Accounts(self.desk.folder), annotating),
                 Operating(self.desk, operators, imports),
                 Reviewing(self.desk, operators),

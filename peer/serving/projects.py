@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from curation.tasks import assignment_id, task_id
 from peer import features
 from peer.serving import proving
 from peer.serving.doors import Doors
-from peer.serving.exporting import agreement, exported, page_of, pages
+from peer.serving.exporting import agreement, export, page_of, pages
 from peer.serving.founding import Founding
 from peer.serving.part import ADDRESS
 from protocol.errors import UserError
@@ -183,15 +184,23 @@ class CurationAnswers(CurationCalls):
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> ExportView:
         key, row = self._find(project)
-        text, tasks = await exported(self._state, key, row, self.peer.driver.blobs.read_whole, format)
+        state, read = self._state, self.peer.driver.blobs.read_whole
+
+        def write() -> None:
+            with open(path, "xb") as file:
+                try:
+                    export(file, state, key, row, read, format)
+                except BaseException:
+                    os.unlink(path)
+                    raise
+
         try:
-            async with await trio.open_file(path, "x", encoding="utf-8") as file:
-                await file.write(text)
+            await trio.to_thread.run_sync(write)
         except FileExistsError:
             raise UserError(f"{path} exists: name another file with -o") from None
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
-        return ExportView(path, tasks)
+        return ExportView(path, row.settled)
 
     async def prove_tasks(self, project: str, directory: str) -> ExportView:
         key, _ = self._find(project)

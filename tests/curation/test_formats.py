@@ -26,7 +26,7 @@ def line(number: int, label: list[int], text: str | None = "?", items: tuple[str
 
 
 def written(name: str, of: Asked, *lines: Any) -> str:
-    return "".join(FORMATS[name].write(of, lines))
+    return "".join(FORMATS[name].write(of, lambda: lines))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from curation.state import CurationState, Redaction, page_key
 from peer.driver.author import Author
 from peer.serving import annotating
 from peer.serving.gathering import Gatherer
+from peer.serving.reading import Reading
 from tests.web.client import Person, Reply, Site, committed, receipt_holds
 from tests.web.room import Room, assigned, enrolled, said, settled
 
@@ -336,10 +337,10 @@ async def test_two_that_wait_for_one_answer_are_told_alike_that_it_was_passed_ov
 
 
 async def test_a_slip_in_a_call_costs_that_call_and_not_the_peer(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def slips(site: annotating.Annotating) -> Any:
+    async def slips(site: Reading) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(annotating.Annotating, "stats", slips)
+    monkeypatch.setattr(Reading, "stats", slips)
     async with room.serving() as (_, site):
         assert problem(await said(site.get, "/api/stats")) == (500, "internal")
         assert (await said(site.get, "/api/leaderboard")).status == 200

@@ -1,0 +1,192 @@
+"""What everybody may read, and ask often: it follows from the height, and is computed once, however many ask."""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from io import BufferedRandom
+from itertools import chain
+from typing import Any, Final, Generic, TypeVar, cast
+
+import trio
+
+from curation.calls import AgreementView
+from curation.formats import FORMATS
+from curation.limits import PROJECTS_MAX
+from curation.module import project_alpha
+from curation.state import Annotator, CurationState, Project
+from features.parts import Desk
+from ledger.tables import Table
+from peer.serving.exporting import agreement, export
+from protocol.errors import UserError
+from web.problems import Problem
+from web.site import File, Json
+
+T = TypeVar("T")
+
+LEADERS_MAX: Final = 1_000  # that a call shows
+TURN_SECONDS: Final = 20.0  # that a caller waits for others' exports and agreements
+LATER_SECONDS: Final = 10  # then it is told to come again
+FILES_MAX: Final = 8  # of exports, that are being sent: whoever reads slowly keeps the disk's room of one
+
+
+class Latest(Generic[T]):
+    """The newest answer to one question. Whoever asks the same meanwhile waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+        self._known: tuple[object, T] | None = None
+
+    async def of(self, asked: Callable[[], tuple[object, Callable[[], T]]]) -> T:
+        """`asked` says, when it is this caller's turn, what the answer follows from, and how it is made, in a thread."""
+        async with self._lock:
+            follows_from, make = asked()
+            if self._known is None or self._known[0] != follows_from:
+                self._known = follows_from, await trio.to_thread.run_sync(make)
+            return self._known[1]
+
+
+class Turns:
+    """Long work for strangers: one at a time."""
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    @asynccontextmanager
+    async def mine(self) -> AsyncIterator[None]:
+        with trio.move_on_after(TURN_SECONDS) as waiting:
+            await self._lock.acquire()
+        if waiting.cancelled_caught:
+            raise Problem("too-many", "this peer writes files for others at the moment: try again later", LATER_SECONDS)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+class Leaders:
+    """Annotators by points. Of rows that it has seen, it reads none again."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, list[tuple[int, int, bytes, str]]] = {}
+
+    def of(self, annotators: Table[Annotator]) -> list[Json]:
+        seen, self._known = self._known, {}
+        for name, rows in annotators.groups():
+            known = seen.get(name)
+            self._known[name] = known or [(-row.points, -row.accepted, key, row.name) for key, row in rows()]
+        first = heapq.nsmallest(LEADERS_MAX, chain.from_iterable(self._known.values()))
+        return [
+            {"rank": rank, "annotator": key.hex(), "name": name, "accepted": -accepted, "points": -points}
+            for rank, (points, accepted, key, name) in enumerate(first, 1)
+        ]
+
+
+class Reading:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._leaders, self._turns = Leaders(), Turns()
+        self._stats, self._board = Latest[Json](), Latest[Json]()
+        self._agreements: dict[bytes, tuple[object, AgreementView]] = {}
+        self._files = threading.BoundedSemaphore(FILES_MAX)
+
+    @property
+    def _state(self) -> CurationState:
+        found: CurationState = self._desk.state.of(CurationState)
+        return found
+
+    def _find(self, project: bytes) -> Project:
+        found = self._state.projects.get(project)
+        if found is None:
+            raise Problem("not-found", "no such project")
+        return found
+
+    async def stats(self) -> Json:
+        return await self._stats.of(self._stats_now)
+
+    def _stats_now(self) -> tuple[object, Callable[[], Json]]:
+        state, height, root = self._state, self._desk.height, self._desk.state_root
+
+        def make() -> Json:
+            counted = {"annotators": state.annotators_count, "annotations": state.annotations, "settled": state.settled}
+            projects = [_project_view(state, key) for key in state.open]
+            return {"height": height, "state_root": root.hex(), **counted, "projects": projects}
+
+        return (height, root), make
+
+    async def leaderboard(self, limit: int) -> Json:
+        board = await self._board.of(self._board_now)
+        return board | {"rows": board["rows"][:limit]}
+
+    def _board_now(self) -> tuple[object, Callable[[], Json]]:
+        state, height, root = self._state, self._desk.height, self._desk.state_root
+        return (height, root), lambda: {"height": height, "rows": self._leaders.of(state.annotators)}
+
+    async def agreement(self, project: bytes) -> Json:
+        """What it follows from changes only where a task is settled."""
+        self._find(project)
+        async with self._turns.mine():
+            state, height, found = self._state, self._desk.height, self._find(project)
+            follows_from = found.settled, state.agreements.get(project)
+            known = self._agreements.pop(project, None)
+            if known is None or known[0] != follows_from:
+                known = follows_from, await trio.to_thread.run_sync(agreement, state, project, found)
+            self._agreements[project] = known
+            if len(self._agreements) > PROJECTS_MAX:
+                del self._agreements[next(iter(self._agreements))]
+        view = known[1]
+        pairs = [
+            {"first": row.first, "second": row.second, "common": row.common, "kappa": row.kappa or None} for row in view.pairs
+        ]
+        return {"project": view.project, "height": height, "alpha": view.alpha or None, "pairs": pairs}
+
+    async def export(self, project: bytes, format: str) -> File:
+        """A file that has no name any more: it goes when it is sent."""
+        self._find(project)
+        async with self._turns.mine():
+            state, found = self._state, self._find(project)
+
+            def write() -> BufferedRandom:
+                file = self._file()
+                try:
+                    export(file, state, project, found, self._desk.read, format)
+                except BaseException:
+                    file.close()
+                    raise
+                file.seek(0)
+                return file
+
+            try:
+                return File(FORMATS[format].content_type, await trio.to_thread.run_sync(write))
+            except UserError as error:
+                raise Problem("misfit", str(error)) from None
+
+    def _file(self) -> BufferedRandom:
+        if not self._files.acquire(blocking=False):
+            raise Problem("too-many", f"{FILES_MAX} files are being sent already: try again later", LATER_SECONDS)
+        return _Counted(tempfile.TemporaryFile(dir=self._desk.folder, buffering=0), self._files)
+
+
+class _Counted(BufferedRandom):
+    def __init__(self, raw: Any, places: threading.BoundedSemaphore) -> None:
+        super().__init__(raw)
+        self._places = places
+
+    def close(self) -> None:
+        """Also when nobody holds it any more."""
+        was_open = not self.closed
+        super().close()
+        if was_open:
+            self._places.release()
+
+
+def _project_view(state: CurationState, key: bytes) -> Json:
+    row = cast(Project, state.projects.get(key))
+    alpha = project_alpha(state, key)
+    counts: Json = {"tasks": row.tasks, "settled": row.settled, "review": row.review}
+    # The nearest float of a fraction is the same at every peer.
+    agreed = {"alpha": None if alpha is None else round(float(alpha), 4)}
+    return {"project": key.hex(), "name": row.asked.name, "kind": row.asked.kind.value, **counts, **agreed}

@@ -1,0 +1,159 @@
+"""What everybody may read: made once a height; one file at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from curation.state import Annotator
+from ledger.tables import MemoryRows, Table
+from ledger.tables.tree import BUCKET_ROWS_MAX
+from peer.serving import reading
+from peer.serving.reading import FILES_MAX, Leaders
+from tests.web.client import Reply, Site
+from tests.web.room import Room, assigned, enrolled, said, settled
+
+COUNT = 500
+
+
+def annotators() -> Table[Annotator]:
+    rows = {
+        hashlib.sha256(bytes([number % 256, number // 256])).digest(): Annotator(
+            f"ann {number}", bytes(32), False, 1, accepted=number, points=number % 7
+        )
+        for number in range(COUNT)
+    }
+    table, store = Table(Annotator).with_rows(rows), MemoryRows()
+    store.save(table)
+    return table
+
+
+def test_the_leaders_are_those_with_most_points_and_of_a_block_only_what_it_changed_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[bytes] = []
+    decoded = Table._decoded
+
+    def counted(table: Table[Any], data: bytes) -> Any:
+        read.append(data)
+        return decoded(table, data)
+
+    monkeypatch.setattr(Table, "_decoded", counted)
+    leaders, table = Leaders(), annotators()
+
+    def check(table: Table[Annotator]) -> None:
+        rows = sorted(table.items(), key=lambda item: (-item[1].points, -item[1].accepted, item[0]))
+        read.clear()
+        assert [(row["annotator"], row["points"]) for row in leaders.of(table)] == [(key.hex(), row.points) for key, row in rows]
+
+    check(table)
+    assert len(read) == COUNT
+    check(table)
+    assert not read
+    key, last = min(table.items(), key=lambda item: item[1].points)
+    table = table.with_row(key, replace(last, points=1_000))
+    check(table)
+    assert 0 < len(read) <= BUCKET_ROWS_MAX and leaders.of(table)[0]["name"] == last.name
+
+
+async def together(site: Site, path: str, count: int) -> list[Reply]:
+    replies: list[Reply] = []
+
+    async def ask() -> None:
+        replies.append(await said(site.get, path))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(ask)
+    return replies
+
+
+async def test_whatever_follows_from_the_height_is_made_once_a_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(name: str, make: Any) -> Any:
+        def count(*arguments: Any) -> Any:
+            made.append(name)
+            return make(*arguments)
+
+        return count
+
+    monkeypatch.setattr(reading, "project_alpha", counted("stats", reading.project_alpha))
+    monkeypatch.setattr(Leaders, "of", counted("leaderboard", Leaders.of))
+    monkeypatch.setattr(reading, "agreement", counted("agreement", reading.agreement))
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        project = (await room.project(daemon, tasks=2)).project
+        paths = {"stats": "/api/stats", "leaderboard": "/api/leaderboard", "agreement": f"/api/v1/projects/{project}/agreement"}
+        for name, path in paths.items():
+            made.clear()
+            first, *others = await together(site, path, 5)
+            assert first.status == 200 and all(reply.body == first.body for reply in others)
+            assert made == [name]
+        height = daemon.driver.state.height
+        (ann,) = await enrolled(site, "ann")
+        made.clear()
+        for path in paths.values():
+            (reply,) = await together(site, path, 1)
+            assert reply.body["height"] > height
+        assert made == ["stats", "leaderboard"], "nothing was settled, so annotators agree as they did"
+        (task,) = await assigned(site, ann)
+        assert (await said(ann.submit, site, task["assignment"], (1,))).status == 201
+        await settled(site, task["assignment"])
+        made.clear()
+        assert (await said(site.stats))["settled"] == 1
+        (row,) = (await said(site.leaderboard))["rows"]
+        assert (row["name"], row["accepted"]) == ("ann", 1)
+        assert (await said(site.get, paths["agreement"])).status == 200
+        assert made == list(paths)
+
+
+async def test_files_are_written_one_at_a_time_and_others_are_told_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    export = reading.export
+
+    def slow(*arguments: Any) -> None:
+        entered.set()
+        assert go_on.wait(60)
+        export(*arguments)
+
+    monkeypatch.setattr(reading, "export", slow)
+    monkeypatch.setattr(reading, "TURN_SECONDS", 0.1)
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        project = (await room.project(daemon)).project
+        replies: list[Reply] = []
+
+        async def ask() -> None:
+            replies.append(await said(site.export, project))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.to_thread.run_sync(entered.wait)
+            second = await said(site.export, project)
+            assert (second.status, second.code, second.headers["retry-after"]) == (429, "too-many", "10")
+            assert (await said(site.get, "/api/stats")).status == 200, "the peer answers meanwhile"
+            go_on.set()
+        assert [reply.status for reply in replies] == [200]
+        assert (await said(site.export, project)).status == 200
+
+
+async def test_a_file_is_gone_when_it_is_sent_or_nobody_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        project = (await room.project(daemon)).project
+        path = f"/api/v1/projects/{project}/export"
+        for method in ("GET", "HEAD") * FILES_MAX:
+            reply = await said(site.ask, method, path)
+            assert reply.status == 200 and reply.headers["content-type"] == "application/jsonl; charset=utf-8"
+        monkeypatch.setattr(threading.BoundedSemaphore, "acquire", lambda self, blocking: False)
+        reply = await said(site.get, path)
+        assert (reply.status, reply.code) == (429, "too-many")
