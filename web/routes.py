@@ -216,7 +216,7 @@ ROUTES: Final = (
         call="export", method="GET", path="/api/v1/projects/{project}/export", about="settled tasks of a project",
         ids=_id("project"), query=(Field("format", one_of(*FORMATS), default="jsonl"),),
         replies={200: Reply("", "the file, see [below](#exports)", "application/octet-stream")},
-        codes={"not-found": "", "misfit": "for preferences of a project that is not of pairs", "too-many": "while others are served"},
+        codes={"not-found": "", "misfit": "for preferences of a project that is not of pairs", "too-many": "beside others"},
     ),
     Route(
         call="agreement", method="GET", path="/api/v1/projects/{project}/agreement", about="how far annotators agree",
@@ -225,7 +225,7 @@ ROUTES: Final = (
             "; fractions are texts such as `2/3`, or null. `pairs`: of each two annotators with at least "
             f"{KAPPA_COMMON_MIN} common answers `first`, `second`, `common`, `kappa`; the {KAPPA_PAIRS_MAX} with most of them"
         ))},
-        codes={"not-found": "", "too-many": "while others are served"},
+        codes={"not-found": "", "too-many": "beside others"},
     ),
     Route(
         call="guidelines", method="GET", path="/api/v1/projects/{project}/guidelines", about="what annotators read first",
