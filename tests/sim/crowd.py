@@ -1,7 +1,8 @@
 """Simulated annotators, and what serving peers put forward for them: mostly what a site would, and some of what it must not.
 
-Answer and salt follow from the assignment, so that any peer can open a vote, also one whose peer has stopped. Each assignment has
-two answers: an annotator that signs both has only the first one counted that is decided.
+Answer and salt follow from the assignment, so a peer that was down knows what it carried. This peer alone opens a vote, or, where
+it does not in time, one that has a seal. Each assignment has two answers: of an annotator that signs both only that one counts
+which is decided first.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from curation.contents import (
     Skip,
     StopProject,
 )
+from curation.module import serving
+from curation.seals import Secret, keepers
 from curation.state import Asked, Assignment, CurationState, Lease, Phase, Project, Redaction, Stage, page_key
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import assignment_id, task_id
+from ledger.members import MembersState
 from ledger.state import State
 from protocol import codec, merkle
 from protocol.identity import Signer, preimage
@@ -128,12 +132,13 @@ class Desk:
     asks: tuple[Asked, ...] = ASKED
     open_at_once: int = 2
     closes_after: int = 18  # settled tasks
-    is_careful: bool = False  # each annotator gives its first answer
+    is_careful: bool = False  # each annotator gives its first answer, and opens it at any peer
     founded: int = 0
+    members: MembersState | None = None  # of the state that it was asked about last
     _said: dict[str, list[Any]] = field(default_factory=dict)  # some of what was carried before
 
     def wanted(self, state: State) -> tuple[str, Any]:
-        curated = state.of(CurationState)
+        curated, self.members = state.of(CurationState), state.members
         return self._of_member(curated, state.members.voters) or ("curation/batch", self._batch(curated, state.time_ms))
 
     def _of_member(self, state: CurationState, voters: tuple[bytes, ...]) -> tuple[str, Any] | None:
@@ -202,7 +207,10 @@ class Desk:
         rows = dict(state.assignments.items())
         for assignment, row in rows.items():
             if row.state is Lease.COMMITTED and self.random.random() < 0.8:
-                self._open(state, assignment, row, found)
+                if self.is_careful or self._is_me(row.peer):
+                    self._open(state, assignment, row, found)
+                else:
+                    self._unseal(assignment, row, now_ms, found)
             elif row.state is Lease.EXPIRED and self.random.random() < 0.2:
                 self._answer(state, assignment, row, found)
         for name, statements in found.items():
@@ -237,9 +245,11 @@ class Desk:
         project = state.projects.get(row.project)
         assert project is not None
         for which in (0, 1) if chance < 0.1 else (1,) if chance < 0.2 else (0,):
-            digest = commitment(assignment, salt_of(assignment, which), answer_of(project.asked, row, assignment, which))
+            salt, answer = salt_of(assignment, which), answer_of(project.asked, row, assignment, which)
+            digest = commitment(assignment, salt, answer)
             key = row.annotator if chance < 0.95 else next(who.public for who in self.people if who.public != row.annotator)
-            found["commits"].append(Commit(assignment, digest, self._signed(key, Annotation(assignment, digest))))
+            signature, seals = self._signed(key, Annotation(assignment, digest)), self._seals(assignment, Secret(salt, answer))
+            found["commits"].append(Commit(assignment, digest, signature, seals))
 
     def _open(self, state: CurationState, assignment: bytes, row: Assignment, found: dict[str, list[Any]]) -> None:
         """One in ten is never opened. Some are opened with another answer than the one that was committed."""
@@ -251,6 +261,29 @@ class Desk:
             salt, answer = salt_of(assignment, which), answer_of(project.asked, row, assignment, which)
             if (commitment(assignment, salt, answer) == row.commitment) == (self.random.random() < 0.9):
                 found["openings"].append(Opening(assignment, salt, answer))
+
+    # Seals -----------------------------------------------------------------------------------------------------------
+
+    def _is_me(self, key: bytes) -> bool:
+        """Whether it is this peer's key, or one that it had before."""
+        assert self.members is not None
+        return self.members.current(key) == self.signer.public
+
+    def _seals(self, assignment: bytes, secret: Secret) -> tuple[bytes, ...]:
+        """A seal says whose it is, and nobody else looks into it. Some are of peers that lie, and open nothing."""
+        assert self.members is not None
+        if _number(b"false", assignment) % 16 == 0:
+            secret = Secret(bytes(16), secret.answer)
+        keys = keepers(serving(self.members), assignment, self.signer.public)
+        return tuple(key + codec.encode(secret) for key in keys)
+
+    def _unseal(self, assignment: bytes, row: Assignment, now_ms: int, found: dict[str, list[Any]]) -> None:
+        """The first peer with a seal waits for a quarter of the minute, the second one for half of it."""
+        minute_ms = curation.module.OPENING_MS
+        for place, seal in enumerate(row.seals, 1):
+            if self._is_me(seal[:32]) and now_ms >= row.until_ms - minute_ms + place * minute_ms // 4:
+                secret = codec.decode(Secret, seal[32:])
+                found["openings"].append(Opening(assignment, secret.salt, secret.answer))
 
     # Signed ----------------------------------------------------------------------------------------------------------
 

@@ -65,9 +65,11 @@ class Curated:
     chain_id: bytes
     verifier: Verifier
     _before: Tables | None = None
-    _commits: dict[bytes, list[tuple[bytes, bytes]]] = field(default_factory=lambda: defaultdict(list))  # with signatures
+    _commits: dict[bytes, list[tuple[bytes, bytes, tuple[bytes, ...]]]] = field(default_factory=lambda: defaultdict(list))
     _wishes: dict[tuple[str, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))  # who said this, so far
     _openings: dict[bytes, set[tuple[bytes, tuple[int, ...]]]] = field(default_factory=lambda: defaultdict(set))
+    _openers: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    _unsealed: int = 0  # votes that other peers opened than those that carried them
 
     def on_block(self, height: int, body: bytes, before: Any, after: Any) -> None:
         """`before` and `after` are whole states."""
@@ -90,7 +92,7 @@ class Curated:
         if after.modules["curation"] is not old.state:
             new = Tables(after.modules["curation"], before.time_ms)
             self._check_consent(old, new, after.members)
-            self._check_votes(old, new, height)
+            self._check_votes(old, new, height, after.members.current)
             self._check_tasks(old, new, before.time_ms)
             self._check_lists(new)
             self._check_people(old, new, enrolled, wished)
@@ -106,6 +108,7 @@ class Curated:
         rows, projects = self._before.rows, self._before.rows["projects"].values()
         found = {
             "tasks settled": self._before.state.settled,
+            "votes opened by their seals": self._unsealed,
             "votes forfeited": sum(row.state == "forfeited" for row in rows["assignments"].values()),
             "leases expired": sum(row.state == "expired" for row in rows["assignments"].values()),
             "projects closed": len([row for row in projects if row.phase == "closed"]) - len(rows["closings"]),
@@ -126,10 +129,11 @@ class Curated:
         for annotator, nonce, expires_ms, signature, count, *_ in leases:
             if expires_ms >= now_ms and self._is_signed("session", [peer, nonce, expires_ms], annotator, signature):
                 wished[annotator, peer] += count
-        for assignment, commitment, signature, *_ in commits:
-            self._commits[assignment].append((commitment, signature))
+        for assignment, commitment, signature, *seals in commits:
+            self._commits[assignment].append((commitment, signature, tuple(*seals)))
         for assignment, salt, answer in openings:
             self._openings[assignment].add((salt, tuple(answer)))
+            self._openers[assignment].add(peer)
 
     def _is_signed(self, tag: str, fields: list[Any], signer: bytes, signature: bytes) -> bool:
         return self.verifier.verify(signer, preimage(tag, self.chain_id, codec.encode([tag, *fields])), signature)
@@ -180,7 +184,7 @@ class Curated:
 
     # Votes -----------------------------------------------------------------------------------------------------------
 
-    def _check_votes(self, old: Tables, new: Tables, height: int) -> None:
+    def _check_votes(self, old: Tables, new: Tables, height: int, current: Callable[[bytes], bytes]) -> None:
         before, tasks = old.rows["assignments"], new.rows["tasks"]
         if before.keys() - new.rows["assignments"].keys():
             raise Violation("curation votes", "an assignment is gone")
@@ -203,11 +207,13 @@ class Curated:
                 raise Violation("curation votes", f"assignment {key.hex()[:8]} is {row.state}, answer: {row.answer!r}")
             if row.commitment is not None and (was is None or was.commitment is None):
                 self._check_commitment(old, key, row, height)
+            self._check_seals(key, row, was)
             if row.answer is not None and (was is None or was.answer is None):
                 self._check_opening(old, new, key, row, task)
+                self._unsealed += current(row.peer) not in map(current, self._openers[key])
 
     def _check_commitment(self, old: Tables, key: bytes, row: Any, height: int) -> None:
-        said = [signature for commitment, signature in self._commits[key] if commitment == row.commitment]
+        said = [signature for commitment, signature, _ in self._commits[key] if commitment == row.commitment]
         if not any(self._is_signed("annotation", [key, row.commitment], row.annotator, signature) for signature in said):
             raise Violation("curation consent", f"{short_id(row.annotator)} did not sign the commitment of {key.hex()[:8]}")
         if row.height != height:
@@ -219,6 +225,17 @@ class Curated:
         project = old.rows["projects"].get(row.project)
         if project is not None and project.phase == "closed":
             raise Violation("curation closed", f"a closed project took the commitment of {key.hex()[:8]}")
+
+    def _check_seals(self, key: bytes, row: Any, was: Any) -> None:
+        """A vote that waits for its opening has the seals that came with it, whatever happens to the peer that carried it."""
+        if row.state != "committed":
+            if row.seals:
+                raise Violation("curation seals", f"{key.hex()[:8]} is {row.state}, and keeps its seals")
+        elif was is not None and was.state == "committed":
+            if row.seals != was.seals:
+                raise Violation("curation seals", f"{key.hex()[:8]} has other seals than before")
+        elif not any(said == row.commitment and seals == row.seals for said, _, seals in self._commits[key]):
+            raise Violation("curation seals", f"{key.hex()[:8]} has other seals than those that came with its commitment")
 
     def _check_opening(self, old: Tables, new: Tables, key: bytes, row: Any, task: bytes) -> None:
         answer = tuple(row.answer)

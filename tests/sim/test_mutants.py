@@ -15,6 +15,7 @@ from consensus.voters import VoterSet
 from tests.sim import curated, invariants, partitions, progress, simulation
 from tests.sim.campaign import run_one
 from tests.sim.mutants import MUTANTS, Mutant, hunt, scenarios
+from tests.sim.mutants.curation import CURATES
 from tests.sim.mutants.hunts import work
 from tests.sim.mutants.planting import planted
 from tests.sim.mutants.scenarios import CALM
@@ -52,6 +53,12 @@ def test_a_planted_bug_is_noticed_by_the_invariant_that_should(mutant: Mutant) -
 @pytest.mark.parametrize("scenario", sorted({mutant.scenario for mutant in MUTANTS if is_quick(mutant)}, key=repr), ids=str)
 def test_the_unharmed_code_passes_where_bugs_are_noticed(scenario: scenarios.Scenario) -> None:
     assert run_one(scenario.simulation(0)).problem == ""
+
+
+def test_votes_of_peers_that_crash_are_opened_by_those_that_have_seals() -> None:
+    simulation = dataclasses.replace(CURATES, crashes=3, seconds=3.0).simulation(1)
+    assert run_one(simulation).problem == ""
+    assert simulation.curated.came_about()["votes opened by their seals"] >= 5
 
 
 def test_a_job_that_ended_with_its_trainer_s_retirement_is_not_missed_when_that_one_is_back() -> None:

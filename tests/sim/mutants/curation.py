@@ -102,6 +102,28 @@ def _all_are_blind(planter: Planter) -> None:
     planter.replace(CurationModule, "_commit", commit)
 
 
+def _seals_dropped(planter: Planter) -> None:
+    """Only the peer that carried a vote can open it."""
+    real = CurationModule._commit
+
+    def commit(self: CurationModule, work: Work, said: Commit, peer: bytes, context: Context) -> None:
+        real(self, work, replace(said, seals=()), peer, context)
+
+    planter.replace(CurationModule, "_commit", commit)
+
+
+def _seals_kept(planter: Planter) -> None:
+    """A vote that is forfeited can still be read by the peers that its answer is sealed for."""
+    real = Work.give_back
+
+    def give_back(self: Work, assignment: bytes, state: Lease) -> None:
+        seals = self.assignments[assignment].seals
+        real(self, assignment, state)
+        self.assignments[assignment] = replace(self.assignments[assignment], seals=seals)
+
+    planter.replace(Work, "give_back", give_back)
+
+
 def _opened_early(planter: Planter) -> None:
     real = curation.module._open
 
@@ -333,6 +355,8 @@ CURATION = (
     Mutant("replay-counts", "a commitment that comes again is counted again", ("curation counts",), _replay_counts, CURATES),
     Mutant("closed-takes-votes", "a closed project takes commitments", ("curation closed",), _closed_takes_votes, CLOSES),
     Mutant("all-are-blind", "who could see an answer counts as one who could not", ("curation votes",), _all_are_blind, CURATES),
+    Mutant("seals-dropped", "a vote loses its seals: its peer alone can open it", ("curation seals",), _seals_dropped, CURATES),
+    Mutant("seals-kept", "a vote that is forfeited keeps its seals", ("curation seals",), _seals_kept, CURATES),
     Mutant("opened-early", "an opening counts before all votes are committed", ("curation early",), _opened_early, CURATES),
     Mutant("opened-otherwise", "an answer counts that was not committed", ("curation votes",), _opened_otherwise, CURATES),
     Mutant("one-stops", "one voter stops a project", ("curation consent",), _one_stops, CLOSES),
