@@ -15,6 +15,7 @@ TEMPLATES: Final = Path(__file__).with_name("templates")
 class Page:
     name: str  # of its path, its template and its script
     title: str  # in the navigation, too
+    is_for_operators: bool = False  # other pages do not lead there
 
     @property
     def path(self) -> str:
@@ -26,7 +27,13 @@ class Page:
         return f"page_{self.name}"
 
 
-PAGES: Final = (Page("annotate", "Annotate"), Page("join", "Join"), Page("leaderboard", "Leaderboard"))
+PAGES: Final = (
+    Page("annotate", "Annotate"),
+    Page("join", "Join"),
+    Page("leaderboard", "Leaderboard"),
+    Page("review", "Review", True),
+    Page("admin", "Admin", True),
+)
 START: Final = PAGES[0]  # where `/` leads
 
 

@@ -10,7 +10,7 @@ export async function call(method, path, body, token) {
   let reply;
   try {
     const signal = AbortSignal.timeout(PATIENCE_MS);
-    reply = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
+    reply = await fetch(path, { method, headers, body: body instanceof Blob ? body : body && JSON.stringify(body), signal });
   } catch {
     throw Object.assign(new Error("this peer does not answer"), { status: 0, retryMs: 1000 });
   }

@@ -1,0 +1,98 @@
+"""An operator at the pages `/admin` and `/review` of a real peer, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.browser import NEEDED, Browser, browser
+from tests.browser.test_annotate import address, exported
+from tests.web.client import Site
+from tests.web.room import Room, assigned, enrolled, said
+from tests.web.test_routes import disputed, operator
+
+pytestmark = NEEDED
+BUTTON = "[...document.querySelectorAll('button')].findLast((one) => one.textContent.trim() === '{}')"
+
+
+async def press_button(page: Browser, text: str) -> None:
+    await page.until(f"{BUTTON.format(text)} && ({BUTTON.format(text)}.click(), true)")
+
+
+async def told(page: Browser, text: str) -> None:
+    await page.until(f"document.querySelector('.told').textContent.includes('{text}')")
+
+
+async def types_into(page: Browser, name: str, text: str) -> None:
+    field = await page.do(page.driver.find_element, By.NAME, name)
+    if name not in ("file",):
+        await page.do(field.clear)
+    await page.do(field.send_keys, text)
+
+
+async def sign_in(page: Browser, site: Site, token: str, path: str = "/admin") -> None:
+    await page.open(f"{address(site)}{path}#{token}")
+    await page.until("document.querySelector('.here') && document.querySelector('h1')?.textContent.match(/^(Administer|Review)/)")
+
+
+async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_closes_and_exports(tmp_path: Path) -> None:
+    good, bad = tmp_path / "moods.jsonl", tmp_path / "bad.csv"
+    good.write_text(json.dumps({"text": "<b>only</b> rain", "suggestion": "sad"}) + "\n")
+    bad.write_text("text,gold\nfine,angry\n")
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token = await operator(daemon)
+        await page.open(f"{address(site)}/admin")
+        await page.until("document.activeElement.name === 'token'")
+        await page.press("x" * 32, Keys.ENTER)
+        await told(page, "no operator has this token")
+        await sign_in(page, site, token)
+        assert token not in await page.script("return location.href + JSON.stringify(localStorage) + document.cookie")
+        await press_button(page, "Projects")
+        await press_button(page, "New project")
+        await types_into(page, "name", "moods")
+        await types_into(page, "options", "glad\nsad")
+        await types_into(page, "file", str(bad))
+        await press_button(page, "Look at the file")
+        problems = "[...document.querySelectorAll('[data-problems] li')].map((line) => line.textContent)"
+        assert await page.until(f"document.querySelector('[data-problems]') && {problems}") == [
+            "tasks.csv:2: gold 'angry' is none of the options: glad, sad"
+        ]
+        await types_into(page, "file", str(good))
+        await press_button(page, "Look at the file")
+        await page.until("document.querySelector('[data-preview] .text')?.textContent === '<b>only</b> rain'")
+        await press_button(page, "Make the project")
+        await told(page, "Tasks of this project: 1")
+        project = await page.until("document.querySelector('[data-project]')?.dataset.project")
+        ann, bob = await enrolled(site, "ann", "bob")
+        (task,) = await assigned(site, ann)
+        await disputed(site, task, ann, bob)
+
+        await page.open(f"{address(site)}/review#{project}")
+        await page.until("document.querySelector('[data-current][data-state=waiting]')")
+        votes = "[...document.querySelectorAll('[data-vote] td:last-child')].map((cell) => cell.textContent)"
+        assert sorted(await page.script(f"return {votes}")) == ["glad", "sad", "sad"], "the suggestion and two votes"
+        assert await page.script("return document.querySelector('.task .text').textContent") == "<b>only</b> rain"
+        await page.press("/", "2")
+        assert await page.script("return document.querySelector('[name=search]').value") == "2", "no key acts in a field"
+        await page.press(Keys.BACKSPACE, Keys.ESCAPE, "2")
+        await page.until("document.querySelector('.answer[aria-pressed=true]')?.textContent.includes('sad')")
+        await page.press(Keys.ENTER)
+        await page.until("document.querySelector('[data-label]')?.textContent === 'sad'")
+        (line,) = await exported(site, project)
+        assert line["label"] == [1] and len(line["votes"]) == 2
+        links = await page.script("return [...document.querySelectorAll('a[download]')].map((link) => link.getAttribute('href'))")
+        assert links == [f"/api/v1/projects/{project}/export?format={form}" for form in ("jsonl", "label-studio")]
+
+        await page.open(f"{address(site)}/admin#projects")
+        await press_button(page, "close")
+        await page.until("document.querySelector('dialog[open]')")
+        await press_button(page, "No")
+        await page.until("!document.querySelector('dialog')")
+        await press_button(page, "close")
+        await press_button(page, "Close it")
+        await page.until("document.querySelector('[data-project] td:nth-child(3)').textContent === 'closed'")
+        assert (await said(site.stats))["projects"] == []
+        assert [error for error in await page.errors() if "401" not in error] == []
