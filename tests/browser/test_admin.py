@@ -8,11 +8,12 @@ from pathlib import Path
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from tests.browser import axe
 from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_annotate import address, exported
-from tests.web.client import Site
+from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said
-from tests.web.test_routes import disputed, operator
+from tests.web.test_routes import disputed, founded, operator
 
 pytestmark = NEEDED
 BUTTON = "[...document.querySelectorAll('button')].findLast((one) => one.textContent.trim() === '{}')"
@@ -23,7 +24,7 @@ async def press_button(page: Browser, text: str) -> None:
 
 
 async def told(page: Browser, text: str) -> None:
-    await page.until(f"document.querySelector('.told').textContent.includes('{text}')")
+    await page.until("document.querySelector('.told').textContent.includes(arguments[0])", text)
 
 
 async def types_into(page: Browser, name: str, text: str) -> None:
@@ -96,3 +97,93 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await page.until("document.querySelector('[data-project] td:nth-child(3)').textContent === 'closed'")
         assert (await said(site.stats))["projects"] == []
         assert [error for error in await page.errors() if "401" not in error] == []
+
+
+async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving(role="full", sign_up="invited", sign_up_codes=("a",)) as (daemon, site), browser() as page:
+        assert (await said(Person("ann").enrol, site, "a")).status == 201
+        await sign_in(page, site, await operator(daemon))
+        await page.until("document.querySelector('.alerts, [aria-label=Alerts] .quiet') && document.querySelector('.facts')")
+        await press_button(page, "People")
+        await press_button(page, "New invitation")
+        link = await page.until("document.querySelector('[data-link]')?.value")
+        assert link.startswith(f"{address(site)}/join#")
+        assert (await said(Person("bob").enrol, site, link.partition("#")[2])).status == 201
+        await types_into(page, "search", "ann")
+        await page.press(Keys.ENTER)
+        await page.until("document.querySelectorAll('[data-annotator]').length === 1")
+        await press_button(page, "refuse")
+        await press_button(page, "Refuse")
+        await told(page, "ann gets no more tasks here.")
+        await press_button(page, "allow")
+        await told(page, "ann gets tasks here again.")
+        await press_button(page, "Jobs")
+        await press_button(page, "New job")
+        await types_into(page, "name", "proverbs")
+        await types_into(page, "overrides", "liars=0\nnonsense=1")
+        await press_button(page, "Start it")
+        await told(page, "'nonsense' is not a field of a job")
+        await types_into(page, "overrides", "liars=0")
+        await press_button(page, "Start it")
+        await page.until("document.querySelector('[data-job]')?.textContent.includes('proverbs')")
+        await press_button(page, "cancel")
+        await press_button(page, "Cancel the job")
+        await told(page, "job 'proverbs' is ended")
+        await press_button(page, "Log")
+        actions = "[...document.querySelectorAll('.rows td:nth-child(3)')].map((cell) => cell.textContent)"
+        await page.until(f"String({actions}) === 'cancel,train,train,allow,refuse,invite,sign in'")
+        await press_button(page, "Sign out")
+        await page.until("document.activeElement.name === 'token'")
+
+
+async def test_the_author_finds_tasks_by_keys_and_orders_a_ranking(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token, items = await operator(daemon), ["red", "green", "blue"]
+        tasks = [{"text": f"text {number}", "items": items} for number in range(3)]
+        project = (await founded(site, token, kind="ranking", options=[], votes=1, tasks=tasks))["project"]
+        for number in range(4):  # whom nobody can help: after four skips the author decides
+            (person,) = await enrolled(site, f"person {number}")
+            (lease,) = [task for task in await assigned(site, person, 8) if task["text"] == "text 1"]
+            assert (await said(person.skip, site, lease["assignment"], "unclear")).status == 200
+        await sign_in(page, site, token, "/review")
+        await page.until("document.querySelector('[data-current][data-state=waiting]')")
+        await page.press("j")
+        await page.until("document.querySelector('[data-current]:not([data-state=waiting])')")
+        await page.press("k", "3", "1")
+        await page.until("document.querySelectorAll('[aria-pressed=true]').length === 2")
+        await page.press("2", Keys.ENTER)
+        await page.until("document.querySelector('[data-current] [data-label]')?.textContent === 'blue > red > green'")
+        assert [row["label"] for row in await exported(site, project)] == [[2, 0, 1]]
+        await page.press("/", "TEXT 2", Keys.ENTER)
+        await page.until("String([...document.querySelectorAll('.list span')].map((text) => text.textContent)) === 'text 2'")
+        await page.press(Keys.ESCAPE)
+        assert await page.errors() == []
+
+
+async def test_axe_finds_nothing_on_the_pages_of_operators(tmp_path: Path) -> None:
+    async with browser() as page:
+        async with Room(tmp_path).serving() as (daemon, site):
+            token = await operator(daemon)
+            await page.open(f"{address(site)}/review")
+            await page.until("document.activeElement.name === 'token'")
+            assert await axe.found(page) == []
+            await sign_in(page, site, token, "/review")
+            await page.until("document.querySelector('main').textContent.includes('no project yet')")
+            assert await axe.found(page) == []
+            await founded(site, token, votes=2)
+            ann, bob = await enrolled(site, "ann", "bob")
+            await disputed(site, (await assigned(site, ann))[0], ann, bob)
+            await page.open(f"{address(site)}/review")
+            await page.do(page.driver.refresh)
+            await page.until("document.querySelector('[data-current]') && document.querySelector('[data-live=alpha]')")
+            assert await axe.found(page) == []
+            for tab, there in (("health", ".facts"), ("projects", ".rows"), ("people", ".rows"), ("jobs", "p"), ("log", ".rows")):
+                await page.open(f"{address(site)}/admin#{tab}")
+                await page.until(f"document.querySelector('.tabs + * {there}, .tabs ~ * {there}')")
+                assert await axe.found(page) == [], tab
+            for button in ("Projects", "New project", "close"):
+                await press_button(page, button)
+            await page.until("document.querySelector('dialog[open]')")
+            assert await axe.found(page) == []
+        await page.until("document.querySelector('.away')")
+        assert await axe.found(page) == []

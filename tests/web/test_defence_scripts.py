@@ -44,7 +44,8 @@ async def test_defence_nothing_that_people_write_runs(kind: str, tmp_path: Path)
         asked |= {"kind": kind, "options": [], "tasks": [{"text": text, "items": [text, f"{text} "]} for text in texts]}
     async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
         await page.do(page.driver.execute_cdp_cmd, "Page.addScriptToEvaluateOnNewDocument", {"source": ALARM})
-        await founded(site, await operator(daemon), **asked)
+        token = await operator(daemon)
+        await founded(site, token, **asked)
         await enrolled(site, *NAMES[1:4])
         shown = await page.join(address(site), NAMES[0])
         count = len(texts)
@@ -62,8 +63,9 @@ async def test_defence_nothing_that_people_write_runs(kind: str, tmp_path: Path)
                 shown = await page.task(shown)
         await page.count("settled", count)
         await harmless(page)
-        for other in PAGES:
-            await page.open(f"{address(site)}{other.path}")
+        await page.open(f"{address(site)}/admin#{token}")
+        for path in (*(other.path for other in PAGES), "/admin#projects", "/admin#people", "/admin#log"):
+            await page.open(f"{address(site)}{path}")
             await page.until("document.querySelector('.here') && !document.querySelector('main').textContent.includes('Asking')")
             await harmless(page)
 
