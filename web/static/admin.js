@@ -41,10 +41,15 @@ async function read() {
 }
 
 const show = (changes) => { Object.assign(state, changes); paint(); };
+const shut = () => show({ open: "", checked: null });
+const NotNow = () => html`<button type="button" class="quiet" onClick=${shut}>Not now</button>`;
+const Card = ({ title, children }) => html`<section class="card" aria-label=${title}><h2>${title}</h2>${children}</section>`;
+const Opens = ({ form, children }) => html`<p><button class="primary" onClick=${() => show({ open: form })}>${children}</button></p>`;
 
 function turn(tab) {
   history.replaceState(null, "", `#${tab}`);
-  show({ tab, open: "", checked: null });
+  state.tab = tab;
+  shut();
   act(read); // at once
 }
 
@@ -57,10 +62,10 @@ const bytes = (count) => (count < 2 ** 30 ? `${Math.ceil(count / 2 ** 20)} MiB` 
 
 // Health and alerts --------------------------------------------------------------------------------------------------
 
-const Alerts = () => html`<section class="card" aria-label="Alerts"><h2>Alerts</h2>
+const Alerts = () => html`<${Card} title="Alerts">
   ${state.alerts.length ? html`<ul class="alerts">${state.alerts.map(({ severity, cause, about, text, since_ms }) => html`
     <li key=${cause + about} data-alert=${cause} class=${severity}><b>${severity}</b> ${text} <span class="quiet small">since ${when(since_ms)}</span></li>`)}</ul>`
-    : html`<p class="quiet">Nothing needs you.</p>`}</section>`;
+    : html`<p class="quiet">Nothing needs you.</p>`}<//>`;
 
 function Health() {
   const it = state.health;
@@ -73,8 +78,8 @@ function Health() {
     "Transactions that wait": it.queues.transactions_pending, Program: `${it.versions.program}, wire ${it.versions.wire}`,
     Modules: it.versions.modules.map(({ module, runs }) => `${module} ${runs}`).join(", "),
   };
-  return html`<${Alerts} /><section class="card" aria-label="Health"><h2>Health</h2>
-    <dl class="facts">${Object.entries(figures).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></section>`;
+  return html`<${Alerts} /><${Card} title="Health">
+    <dl class="facts">${Object.entries(figures).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl><//>`;
 }
 
 // Projects -----------------------------------------------------------------------------------------------------------
@@ -108,15 +113,12 @@ function preview(event) {
 
 const send = async (project, file) => {
   const { tasks } = await ask("POST", `${PROJECTS}/${project}/tasks?format=${formatOf(file)}`, file);
-  return `Tasks of this project: ${tasks}${state.checked.count > tasks ? ", and the others follow" : ""}.`;
+  const text = `Tasks of this project: ${tasks}${state.checked.count > tasks ? ", and the others follow" : ""}.`;
+  shut();
+  return text;
 };
 
-const make = ({ asked, items, file }) => act(async () => {
-  const { project } = await ask("POST", PROJECTS, { ...asked, items });
-  const text = await send(project, file);
-  show({ open: "", checked: null });
-  return text;
-});
+const make = ({ asked, items, file }) => act(async () => send((await ask("POST", PROJECTS, { ...asked, items })).project, file));
 
 const Problems = ({ problems }) => html`<div class="notice bad" role="alert"><p>Nothing is imported yet: these lines are no tasks.</p>
   <ul data-problems>${problems.map((problem) => html`<li>${problem}</li>`)}</ul></div>`;
@@ -133,8 +135,10 @@ function Checked({ yes, run }) {
     <button class="primary" type="button" onClick=${() => run(checked)}>${yes}</button></section>`;
 }
 
-const File = () => html`<label>File of tasks: JSONL, CSV or Label Studio's JSON, at most 16 MiB
-  <input type="file" name="file" accept=".jsonl,.csv,.json" required /></label>`;
+const Looks = ({ yes, run }) => html`<label>File of tasks: JSONL, CSV or Label Studio's JSON, at most 16 MiB
+    <input type="file" name="file" accept=".jsonl,.csv,.json" required /></label>
+  <div class="tools"><button class=${state.checked ? "" : "primary"}>Look at the file</button><${NotNow} /></div>
+  ${state.checked && html`<${Checked} yes=${yes} run=${run} />`}`;
 
 const changed = () => { if (state.checked) show({ checked: null }); }; // what was seen is another form's
 
@@ -150,22 +154,13 @@ const Make = () => html`<form class="card" onSubmit=${preview} onInput=${changed
   <label class="check"><input type="checkbox" name="many" /> Several options may fit</label>
   <label class="check"><input type="checkbox" name="suggests_first" /> Show suggestions with the task, not after the answer</label>
   <label>Guidelines, which annotators read first<textarea name="guidelines" rows="3"></textarea></label>
-  <${File} />
-  <div class="tools"><button class=${state.checked ? "" : "primary"}>Look at the file</button>
-    <button type="button" class="quiet" onClick=${() => show({ open: "", checked: null })}>Not now</button></div>
-  ${state.checked && html`<${Checked} yes="Make the project" run=${make} />`}
+  <${Looks} yes="Make the project" run=${make} />
 </form>`;
 
 const Import = ({ project }) => html`<form class="card" onInput=${changed} aria-label="Import tasks"
     onSubmit=${(event) => seen(`${PROJECTS}/${project.project}/tasks?check=1&`, fields(event).file)}>
-  <h2>More tasks for ${project.name}</h2><${File} />
-  <div class="tools"><button class=${state.checked ? "" : "primary"}>Look at the file</button>
-    <button type="button" class="quiet" onClick=${() => show({ open: "", checked: null })}>Not now</button></div>
-  ${state.checked && html`<${Checked} yes=${`Import ${state.checked.count} tasks`} run=${({ file }) => act(async () => {
-    const text = await send(project.project, file);
-    show({ open: "", checked: null });
-    return text;
-  })} />`}
+  <h2>More tasks for ${project.name}</h2>
+  <${Looks} yes=${`Import ${state.checked?.count} tasks`} run=${({ file }) => act(() => send(project.project, file))} />
 </form>`;
 
 const Redact = ({ project: { project, name, tasks } }) => html`<form class="card" aria-label="Redact a task" onSubmit=${(event) => {
@@ -176,7 +171,7 @@ const Redact = ({ project: { project, name, tasks } }) => html`<form class="card
   <h2>Take a text out of ${name}</h2><div class="columns">
     <label>Number of the task<input name="task" type="number" min="0" max=${tasks - 1} required /></label>
     <label>Reason, for the log of this peer<input name="reason" maxlength="100" autocomplete="off" /></label></div>
-  <div class="tools"><button class="primary">Redact …</button><button type="button" class="quiet" onClick=${() => show({ open: "" })}>Not now</button></div>
+  <div class="tools"><button class="primary">Redact …</button><${NotNow} /></div>
 </form>`;
 
 const moved = (project, call, text) => post(`${PROJECTS}/${project.project}/${call}`, {}, `${project.name} is ${text}.`);
@@ -197,11 +192,11 @@ function Actions({ project }) {
 function Projects() {
   const [name, id] = state.open.split(" "), project = state.projects.find((one) => one.project === id);
   const Form = { make: Make, import: project && Import, redact: project && Redact }[name];
-  return html`${Form ? html`<${Form} key=${state.open} project=${project} />` : html`<p><button class="primary" onClick=${() => show({ open: "make" })}>New project</button></p>`}
-    <section class="card" aria-label="Projects"><h2>Projects</h2><${Table} caption="Those of all members, open ones first" empty="No project yet."
+  return html`${Form ? html`<${Form} key=${state.open} project=${project} />` : html`<${Opens} form="make">New project<//>`}
+    <${Card} title="Projects"><${Table} caption="Those of all members, open ones first" empty="No project yet."
       heads=${["Project", "Kind", "State", "Votes", "Tasks", "Settled", "Wait for you", "Actions"]}
       rows=${state.projects.map((one) => ({ key: one.project, "data-project": one.project,
-        cells: [html`<b>${one.name}</b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`] }))} /></section>`;
+        cells: [html`<b>${one.name}</b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`] }))} /><//>`;
 }
 
 // People -------------------------------------------------------------------------------------------------------------
@@ -216,9 +211,9 @@ function Person({ person: { annotator, name, is_refused } }) {
 }
 
 const People = () => html`
-  <section class="card" aria-label="Invite"><h2>Invite</h2><div class="tools"><button class="primary" onClick=${invite}>New invitation</button></div>
-    ${state.link && html`<label>It enrols one annotator. Send this address to nobody else:<input readonly value=${state.link} data-link onFocus=${(event) => event.target.select()} /></label>`}</section>
-  <section class="card" aria-label="People"><h2>Annotators</h2>
+  <${Card} title="Invite"><div class="tools"><button class="primary" onClick=${invite}>New invitation</button></div>
+    ${state.link && html`<label>It enrols one annotator. Send this address to nobody else:<input readonly value=${state.link} data-link onFocus=${(event) => event.target.select()} /></label>`}<//>
+  <${Card} title="Annotators">
     <form onSubmit=${(event) => { state.search = fields(event).search; state.peopleShown = PAGE; act(read); }} role="search" class="tools">
       <label>Name, or the beginning of a key<input name="search" type="search" defaultValue=${state.search} /></label><button>Search</button></form>
     <${Table} caption=${`${state.people?.count ?? 0} of the network; those with most answers first`} empty="Nobody yet."
@@ -226,7 +221,7 @@ const People = () => html`
       rows=${(state.people?.people ?? []).map((one) => ({ key: one.annotator, "data-annotator": one.annotator, cells: [
         html`<b>${one.name}</b> <code>${one.annotator.slice(0, 8)}</code>`, one.custodial ? "kept by its peer" : "its own", one.answers, one.accepted,
         percent(one.agreement), percent(one.weight), one.points, html`${one.is_refused ? "refused " : one.is_here ? "serves it " : ""}<${Person} person=${one} />`] }))} />
-    ${state.people?.count > state.peopleShown && html`<button onClick=${() => { state.peopleShown += PAGE; act(read); }}>More</button>`}</section>`;
+    ${state.people?.count > state.peopleShown && html`<button onClick=${() => { state.peopleShown += PAGE; act(read); }}>More</button>`}<//>`;
 
 // Jobs ---------------------------------------------------------------------------------------------------------------
 
@@ -245,22 +240,22 @@ const Train = () => html`<form class="card" onSubmit=${train} aria-label="A new 
     <label>Text<select name="data"><option value="built-in">the built-in text</option><option value="local">each trainer's own text</option></select></label>
     <label>Rounds<input name="rounds" type="number" min="1" max="1000000" defaultValue="80" required /></label></div>
   <label>Other fields, one a line, such as <code>model.width=64</code><textarea name="overrides" rows="3"></textarea></label>
-  <div class="tools"><button class="primary">Start it</button><button type="button" class="quiet" onClick=${() => show({ open: "" })}>Not now</button></div>
+  <div class="tools"><button class="primary">Start it</button><${NotNow} /></div>
 </form>`;
 
 const Jobs = () => html`
-  ${state.open === "train" ? html`<${Train} />` : html`<p><button class="primary" onClick=${() => show({ open: "train" })}>New job</button></p>`}
-  <section class="card" aria-label="Jobs"><h2>Jobs</h2><${Table} caption="In the order in which they began; then the line" empty="No job yet."
+  ${state.open === "train" ? html`<${Train} />` : html`<${Opens} form="train">New job<//>`}
+  <${Card} title="Jobs"><${Table} caption="In the order in which they began; then the line" empty="No job yet."
     heads=${["Job", "State", "Round", "Accepted", "Audit", "Actions"]}
     rows=${state.jobs.map((job) => ({ key: job.job, "data-job": job.job, cells: [html`<b>${job.name}</b> <code>${job.job.slice(0, 8)}</code>`,
       job.place ? `waits, place ${job.place}` : job.state, `${job.round} of ${job.rounds}`, Object.values(job.accepted).reduce((sum, count) => sum + count, 0), job.audit,
       job.state === "finished" ? "" : html`<button class="quiet" onClick=${() => sure(`Cancel ${job.name}?`, "Its author alone ends it; else a quorum of voters has to say so.",
-        "Cancel the job", () => said(`${ADMIN}/jobs/${job.job}/cancel`, {}))}>cancel</button>`] }))} /></section>`;
+        "Cancel the job", () => said(`${ADMIN}/jobs/${job.job}/cancel`, {}))}>cancel</button>`] }))} /><//>`;
 
-const Log = () => html`<section class="card" aria-label="Log"><h2>What operators did here</h2>
+const Log = () => html`<${Card} title="What operators did here">
   <${Table} caption="The newest first. An operator is the beginning of its token's hash" empty="Nothing yet." heads=${["When", "Operator", "Action", "About", "Result"]}
     rows=${state.log.map((one) => ({ key: one.number, cells: [when(one.at_ms), html`<code>${one.operator}</code>`, one.action, one.about, one.result] }))} />
-  ${state.log.length === state.logShown && state.logShown < 200 && html`<button onClick=${() => { state.logShown += PAGE; act(read); }}>More</button>`}</section>`;
+  ${state.log.length === state.logShown && state.logShown < 200 && html`<button onClick=${() => { state.logShown += PAGE; act(read); }}>More</button>`}<//>`;
 
 const SHOWN = { health: Health, projects: Projects, people: People, jobs: Jobs, log: Log };
 

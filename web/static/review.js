@@ -23,7 +23,7 @@ const path = (tail) => `${PROJECTS}/${state.project.project}/${tail}`;
 // Answers of this project, with their keys.
 function choices() {
   const { kind, options } = state.project;
-  const texts = { label: options, rating: options, pair: ["A is better", "B is better", "a tie", "both bad"], ranking: current().items }[kind];
+  const texts = { label: options, rating: options, pair: ["A is better", "B is better", "a tie", "both bad"], ranking: current()?.items }[kind];
   return texts.map((text, index) => ({ text, value: index + (kind === "rating"), key: index < 9 ? String(index + 1) : "" }));
 }
 
@@ -139,12 +139,10 @@ const Filters = () => html`<form class="card filters" onSubmit=${filter} role="s
     ${state.projects.map((one) => html`<option value=${one.project} selected=${one === state.project}>${one.name} (${one.state})</option>`)}</select></label>
   <label>State<select name="state" onChange=${filter}>${Object.entries(STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
   ${state.project.kind !== "ranking" && html`<label>Label<select name="label" onChange=${filter}><option value="">any</option>
-    ${choices0().map(({ text, value }) => html`<option value=${value}>${text}</option>`)}</select></label>`}
+    ${choices().map(({ text, value }) => html`<option value=${value}>${text}</option>`)}</select></label>`}
   <label>Annotator<input name="annotator" autocomplete="off" placeholder="name or key" /></label>
   <label>Text <kbd>/</kbd><input name="search" type="search" autocomplete="off" /></label>
   <button>Search</button></form>`;
-
-const choices0 = () => (state.project.kind === "ranking" ? [] : choices());
 
 const snippet = ({ text, items }) => (text || items.join(" / ") || "(no text here)").slice(0, 80);
 
