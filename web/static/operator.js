@@ -126,9 +126,9 @@ export async function begin(id, work, reads) {
 
 export const when = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
 
-// On a phone each row is a card, and each cell says what it is.
-export const Table = ({ caption, heads, rows, empty }) => (rows.length ? html`
-  <table class="rows"><caption>${caption}</caption>
+// On a phone each row of a wide table is a card, and each cell says what it is.
+export const Table = ({ caption, heads, rows, empty, isNarrow }) => (rows.length ? html`
+  <table class=${isNarrow ? "" : "rows"}><caption>${caption}</caption>
     <thead><tr>${heads.map((head) => html`<th scope="col">${head}</th>`)}</tr></thead>
     <tbody>${rows.map(({ key, cells, ...more }) => html`<tr key=${key} ...${more}>${cells.map((cell, place) => html`<td data-head=${heads[place]}>${cell}</td>`)}</tr>`)}</tbody>
   </table>` : html`<p class="quiet">${empty}</p>`);

@@ -162,7 +162,7 @@ function Task({ task }) {
     ${task.text && html`<p class="text">${task.text}</p>`}
     ${task.text === null && html`<p class="quiet">${task.state === "redacted" ? "Its text is taken out." : "Its text is not here yet."}</p>`}
     ${task.items.length > 0 && html`<ol class="items" type=${state.project.kind === "pair" ? "A" : "1"}>${task.items.map((item) => html`<li class="text small">${item}</li>`)}</ol>`}
-    <${Table} caption="Votes" heads=${["Annotator", "Answer"]} rows=${rows} empty="No votes yet." />
+    <${Table} isNarrow caption="Votes" heads=${["Annotator", "Answer"]} rows=${rows} empty="No votes yet." />
     ${task.label && html`<p>The label is <b data-label>${words(task.label)}</b>${task.is_reviewed ? ", as the author said" : ""}, since height ${task.height}.</p>`}
     ${task.state === "waiting" && html`<div class="answers" role="group" aria-label="Your decision">
       ${choices().map(({ text, key, value }) => html`<button class="answer" aria-keyshortcuts=${key || null} aria-pressed=${String(state.chosen.includes(value))} onClick=${() => choose(value)}>
