@@ -79,6 +79,7 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
 
         await page.open(f"{address(site)}/review#{project}")
         await page.until("document.querySelector('[data-current][data-state=waiting]')")
+        assert await page.script("return document.querySelector('#work h1').textContent") == "Review moods"
         votes = "[...document.querySelectorAll('[data-current] td:last-child')].map((cell) => cell.textContent)"
         assert sorted(await page.script(f"return {votes}")) == ["glad", "sad", "sad"], "the suggestion and two votes"
         assert await page.script("return document.querySelector('.task .text').textContent") == "<b>only</b> rain"

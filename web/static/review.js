@@ -175,7 +175,7 @@ function Agreement({ agreement: { alpha, pairs }, confusions }) {
     <${Table} isNarrow caption="Cohen's kappa of two annotators" heads=${["Annotator", "And", "Common answers", "Kappa"]} empty="No two annotators have ten common answers yet."
       rows=${pairs.map(({ first, second, common, kappa }) => [first + second, named(first), named(second), common, decimal(kappa)])} />
     ${annotators.length > 0 && html`<h3>Answers against labels</h3><p class="quiet small">Rows are labels, columns what was answered.</p>
-      <label class="filters">Of<select onChange=${(event) => { state.whose = event.target.value; paint(); }}><option value="">all annotators</option>
+      <label>Of <select onChange=${(event) => { state.whose = event.target.value; paint(); }}><option value="">all annotators</option>
         ${annotators.map(({ annotator, name, count }) => html`<option value=${annotator}>${name} (${count})</option>`)}</select></label>
       <${Confusion} counts=${one.counts} values=${values} />`}<//>`;
 }
@@ -195,7 +195,7 @@ function draw() {
   const { project, projects, wanted } = state, { label, project: all } = at("#filters").elements;
   at("#filters").hidden = !project;
   if (!project) return render(html`<p>This peer has made no project yet. <a href="/admin#projects">Make one.</a></p>`, at("#shown"));
-  at("h1").textContent = `Review ${project.name}`;
+  at("#work h1").textContent = `Review ${project.name}`;
   render(html`<${Options} of=${projects.map((one) => [one.project, `${one.name} (${one.state})`])} chosen=${project.project} />`, all);
   label.closest("label").hidden = project.kind === "ranking";
   render(html`<${Options} of=${[["", "any"], ...choices().map(({ value, text }) => [value, text])]} chosen=${wanted.label ?? ""} />`, label);
