@@ -55,6 +55,19 @@ PROJECTS: tuple[dict[str, Any], ...] = (
     {"name": "pairs", "kind": "pair", "votes": 3, "price": 0, "tasks": [{"text": "q", "items": ["a", "b"], "suggestion": [1]}]},
     {"name": "ranks", "kind": "ranking", "many": False, "suggests_first": True, "tasks": [{"items": ["a", "b", "c"]}]},
 )
+FILES = (
+    b'{"text": "one"}\n{"text": "two", "gold": "sad"}\n',
+    b'text,gold\none,glad\n"a\nb",sad\n',
+    b'text\n"',
+    b"text,text\na,b\n",
+    b"",
+    b'[{"data": {"text": "one"}, "predictions": [{"result": [{"value": {"choices": ["sad"]}}]}]}]',
+    b'[{"data": [], "predictions": 5}, {"predictions": {"result": 1}}, 1, null, {}]',
+    b"[" * 30_000,
+    b'{"text": 1}\n[]\nnull\n{"text": "a", "suggestion": {}, "gold": [[]]}\n{"text": "\\ud800"}\n{"text": "a", "items": "b"}',
+    b"\xff\xfe\x00" + b"\x00" * 999,
+    b"text\n" + b"a\r" * 999,
+)
 HEADERS = (
     "Content-Length: -1", "Content-Length: 99999999999999999999", "Content-Length: 5\r\nContent-Length: 7", "Content-Length: x",
     "Transfer-Encoding: chunked", "Transfer-Encoding: gzip, chunked", "Transfer-Encoding: nonsense", "Content-Encoding: gzip",
@@ -121,6 +134,37 @@ def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: ("POST", "/api/v1/projects", random.choice(PROJECTS)),
             lambda: ("POST", f"/api/v1/projects/{known.project}/tasks", {"tasks": [{"text": "more"}]}),
             lambda: ("GET", random.choice(PATHS), None),
+            lambda: _of_operators(known, random),
+        )
+    )()
+
+
+def _of_operators(known: Known, random: Random) -> tuple[str, str, Any]:
+    def one(*values: Any) -> Any:
+        return random.choice(values)
+
+    admin, projects, project = "/api/v1/admin", "/api/v1/projects", f"/api/v1/projects/{known.project}"
+    key, task, number = known.person.key.hex(), random.choice(known.assignments), random.randint(0, 2)
+    form = f"format={one('', 'jsonl', 'csv', 'json', 'xml')}&check={number}&many={number}"
+    asked = f"kind={one('label', 'pair', 'no')}&options={one('', 'glad%0Asad', 'a%0Aa', '%ED%A0%80')}"
+    job = {"name": "a", "data": "built-in", "rounds": 2, "overrides": {"model.width": "9"}}
+    return random.choice(
+        (
+            lambda: ("GET", f"{admin}/{one('health', 'alerts', 'jobs')}", None),
+            lambda: ("GET", f"{admin}/log?before={number}&limit={random.randint(0, 201)}", None),
+            lambda: ("GET", f"{admin}/people?search={one('', 'a', '%F0%9D', key)}&offset={one(0, 9, 10**6)}", None),
+            lambda: ("POST", f"{admin}/sign-in", {"token": one(known.operator, known.token, "x")}),
+            lambda: ("POST", f"{admin}/{one('sign-out', 'invite')}", None),
+            lambda: ("POST", f"{admin}/people/{one(key, task)}/{one('refuse', 'allow', 'allow')}", None),
+            lambda: ("POST", f"{admin}/jobs", job),
+            lambda: ("POST", f"{admin}/jobs/{task}/cancel", None),
+            lambda: ("GET", f"{project}/review?state={one('', 'begun', 'no')}&after={number}:{number}&label={number}", None),
+            lambda: ("GET", f"{project}/review?search={one('1', '%00', '%E2%82')}&annotator=ann&limit={number}", None),
+            lambda: ("GET", f"{project}/confusions", None),
+            lambda: ("POST", f"{project}/tasks/{task}/decide", {"answer": [number]}),
+            lambda: ("POST", f"{project}/redact", {"task": one(5, 2**20), "reason": "r"}),
+            lambda: ("POST", f"{project}/tasks?{form}", one(*FILES)),
+            lambda: ("POST", f"{projects}/check?{form}&{asked}", one(*FILES)),
         )
     )()
 
@@ -166,7 +210,10 @@ def _path(path: str, random: Random) -> str:
     return path[:at] + added + path[at + random.randint(0, 2) :]
 
 
-def _body(body: dict[str, Any], random: Random) -> bytes:
+def _body(body: dict[str, Any] | bytes, random: Random) -> bytes:
+    if isinstance(body, bytes):
+        at = random.randint(0, len(body))
+        return body if random.random() < 0.5 else body[:at] + random.randbytes(random.randint(0, 3)) + body[at:]
     changed = dict(body)
     chance = random.random()
     if chance < 0.4:

@@ -1,13 +1,14 @@
 // What /admin and /review share: an operator signs in, what the peer says is read again and again, and steps that cannot be undone.
-import { html, paintStatus, pause, render } from "/static/page.js";
+import { html, paintStatus, pause } from "/static/page.js";
 import { call } from "/static/session.js";
 
 const AGAIN_MS = 4_000;
 const TOKEN = /^[\w-]{32}$/; // of `peer web token`, behind the # of an address
 const SIGN_IN = "/api/v1/admin/sign-in";
 
-export const desk = { phase: "loading", network: null, isHere: true, told: null, sure: null };
-let place, Work, read;
+export const at = (selector) => document.querySelector(selector);
+const desk = { network: null, isHere: true, isIn: null }; // null: not known yet
+let draw, read;
 
 // Where nobody is signed in any more, the page asks for a token.
 export async function ask(method, path, body) {
@@ -17,87 +18,81 @@ export async function ask(method, path, body) {
     return said;
   } catch (problem) {
     if (!problem.status) desk.isHere = false;
-    if (problem.status === 401 || (problem.status === 403 && path !== SIGN_IN)) desk.phase = "sign-in";
+    if (problem.status === 401 || (problem.status === 403 && path !== SIGN_IN)) desk.isIn = false;
     throw problem;
   }
 }
 
 export function tell(text, kind = "") {
-  desk.told = text && { text, kind };
-  paint();
+  at(".told").textContent = text;
+  at(".told").className = `told ${kind}`;
 }
 
-// What somebody does: the page says what came of it, and what it shows is read again. Returns whether it was done.
+// What somebody does: the page says what came of it, and what it shows is read again.
 export async function act(work) {
+  const wasIn = desk.isIn;
   tell("The peer works on it …");
-  const before = desk.phase;
-  let isDone = true;
   try {
     tell((await work()) ?? "");
   } catch (problem) {
-    isDone = false;
-    tell(desk.phase !== before ? "Sign in again: the token is over, or was taken back." : problem.message, "bad");
+    tell(wasIn && !desk.isIn ? "Sign in again: the token is over, or was taken back." : problem.message, "bad");
   }
   await look();
-  return isDone;
 }
 
 export function sure(title, text, yes, run) {
-  desk.sure = { title, text, yes, run };
-  paint();
+  const dialog = at("dialog");
+  at("dialog h2").textContent = title;
+  at("dialog p").textContent = text;
+  at("dialog .primary").textContent = yes;
+  dialog.returnValue = "";
+  dialog.onclose = () => dialog.returnValue && run();
+  dialog.showModal();
 }
 
-const shown = (element) => element && !element.open && element.showModal();
-const closed = (event) => event.target.closest("dialog").close();
+// Of each form what it does, with its fields.
+export const forms = {
+  "sign-in": ({ token }) => signIn(token.trim()),
+};
 
-const Sure = ({ sure: { title, text, yes, run } }) => html`
-  <dialog ref=${shown} aria-labelledby="sure" onClose=${() => { desk.sure = null; paint(); }}>
-    <h2 id="sure">${title}</h2><p>${text}</p>
-    <div class="tools"><button onClick=${closed} autofocus>No</button>
-      <button class="primary" onClick=${(event) => { closed(event); run(); }}>${yes}</button></div>
-  </dialog>`;
+document.addEventListener("submit", (event) => {
+  if (!(event.target.id in forms)) return;
+  event.preventDefault();
+  forms[event.target.id](Object.fromEntries(new FormData(event.target)), event.target);
+});
 
-async function signIn(token) {
-  desk.phase = "sign-in";
-  if (!await act(() => ask("POST", SIGN_IN, { token }).then(() => ""))) return;
-  desk.phase = "work";
-  await look();
-}
+const signIn = (token) => act(async () => {
+  await ask("POST", SIGN_IN, { token });
+  desk.isIn = true;
+  at("#sign-in").reset();
+});
 
 export async function signOut() {
   await ask("POST", "/api/v1/admin/sign-out").catch(() => {});
-  desk.phase = "sign-in";
+  desk.isIn = false;
   paint();
 }
 
-const SignIn = () => html`
-  <section class="card narrow">
-    <h1>For operators of this peer</h1>
-    <p>Type <code>peer web token</code> where the peer runs. It prints a token, which is good for a day.</p>
-    <form onSubmit=${(event) => { event.preventDefault(); signIn(new FormData(event.target).get("token").trim()); }}>
-      <label>Token<input name="token" type="password" required autocomplete="off" ref=${(element) => element?.focus()} /></label>
-      <button class="primary">Sign in</button>
-    </form>
-  </section>`;
-
-const Page = () => html`
-  ${!desk.isHere && html`<p class="notice warn" role="status">This peer does not answer at the moment. The page goes on when it is back.</p>`}
-  ${desk.phase === "loading" ? html`<p class="quiet">Asking the peer …</p>` : desk.phase === "sign-in" ? html`<${SignIn} />` : html`<${Work} />`}
-  <p class=${`told ${desk.told?.kind ?? ""}`} role="status">${desk.told?.text}</p>
-  ${desk.sure && html`<${Sure} sure=${desk.sure} />`}`;
-
 export function paint() {
-  render(html`<${Page} />`, document.getElementById(place));
+  const isAsked = desk.isIn === false, form = at("#sign-in");
+  at("#away").hidden = desk.isHere;
+  if (desk.isIn !== null) at("#asking")?.remove();
+  at("#work").hidden = !desk.isIn;
+  if (form.hidden === isAsked) {
+    form.hidden = !isAsked;
+    if (isAsked) form.elements.token.focus();
+  }
+  if (desk.isIn) draw();
   paintStatus({ ...desk, who: null });
 }
 
-export async function look() {
-  if (desk.phase !== "sign-in") {
+async function look() {
+  if (desk.isIn !== false) {
     try {
       await read();
-      desk.phase = "work";
+      desk.isIn = true;
     } catch (problem) {
-      if (problem.status && desk.phase !== "sign-in") desk.told = { text: problem.message, kind: "bad" };
+      if (problem.status && desk.isIn !== false) tell(problem.message, "bad");
     }
   }
   paint();
@@ -111,24 +106,24 @@ async function followAddress() {
   await signIn(token);
 }
 
-// `work`: the component of those who are signed in; `reads` what it shows.
-export async function begin(id, work, reads) {
-  [place, Work, read] = [id, work, reads];
-  paint();
-  addEventListener("hashchange", () => followAddress());
+// `reads` asks for what `draws` shows.
+export async function begin(reads, draws) {
+  [read, draw] = [reads, draws];
+  addEventListener("hashchange", followAddress);
   await followAddress();
   for (;; await pause(AGAIN_MS)) {
-    if (document.hidden && desk.network) continue;
     desk.network ??= await call("GET", "/api/v1/network").catch(() => null);
-    await look();
+    if (!document.hidden) await look();
   }
 }
 
 export const when = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
 
-// On a phone each row is a card, and each cell says what it is.
-export const Table = ({ caption, heads, rows, empty }) => (rows.length ? html`
-  <table class="rows"><caption>${caption}</caption>
+export const Card = ({ title, children }) => html`<section class="card" aria-label=${title}><h2>${title}</h2>${children}</section>`;
+
+// On a phone each row of a wide table is a card, and each cell says what it is.
+export const Table = ({ caption, heads, rows, empty, isNarrow }) => (rows.length ? html`
+  <table class=${isNarrow ? "" : "rows"}><caption>${caption}</caption>
     <thead><tr>${heads.map((head) => html`<th scope="col">${head}</th>`)}</tr></thead>
-    <tbody>${rows.map(({ key, cells, ...more }) => html`<tr key=${key} ...${more}>${cells.map((cell, place) => html`<td data-head=${heads[place]}>${cell}</td>`)}</tr>`)}</tbody>
+    <tbody>${rows.map(([key, ...cells]) => html`<tr key=${key} data-row=${key}>${cells.map((cell, place) => html`<td data-head=${heads[place]}>${cell}</td>`)}</tr>`)}</tbody>
   </table>` : html`<p class="quiet">${empty}</p>`);
