@@ -22,10 +22,10 @@ TOO_SMALL = """
 LONG = "An unhurried heron, which nobody had disturbed since it came at dawn, waited in the shallow water. " * 3
 
 
-async def require_fit(page: Browser) -> None:
+async def require_fit(page: Browser, *reached: str) -> None:
     assert not await page.script("return document.documentElement.scrollWidth > innerWidth")
     assert await page.script(TOO_SMALL, TOUCHED_MIN) == []
-    for below in (".guidelines", ".history"):
+    for below in reached:
         await page.script("document.querySelector(arguments[0]).scrollIntoView()", below)
         await page.until("(({ top, right }) => top >= 0 && top < innerHeight && right <= innerWidth)"
                          f"(document.querySelector('{below} :is(summary, h2)').getBoundingClientRect())")  # fmt: skip
@@ -36,10 +36,14 @@ async def test_a_pair_is_answered_by_a_finger_and_by_a_key(tmp_path: Path) -> No
     async with Room(tmp_path).serving() as (daemon, site), browser(in_a_hurry=True) as page:
         project = await founded(site, await operator(daemon), kind="pair", options=[], tasks=tasks)
         await page.phone()
+        await page.open(f"{address(site)}/join")
+        await page.until("document.activeElement.name === 'name'")
+        await page.script("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+        await require_fit(page)
         shown = await page.join(address(site), "ann")
         left = {shown: int(shown[-1], 16) & 1}
         await page.until("document.querySelector('.guidelines')")
-        await require_fit(page)
+        await require_fit(page, ".guidelines", ".history")
         await page.touch("[aria-keyshortcuts=ArrowLeft]")
         shown = await page.task(shown)
         left[shown] = int(shown[-1], 16) & 1
@@ -57,7 +61,7 @@ async def test_a_ranking_is_made_by_drawing_by_buttons_and_by_keys(tmp_path: Pat
         await page.phone()
         shown = await page.join(address(site), "ann")
         await page.until("document.querySelector('.guidelines')")
-        await require_fit(page)
+        await require_fit(page, ".guidelines", ".history")
         await page.touch("[data-item='0'] .handle", onto=".tools")
         await order(page, "120")
         await page.touch(".tools .primary")

@@ -38,6 +38,7 @@ const submits = (work, meanwhile) => async (event) => {
 };
 
 async function keep(me) {
+  navigator.storage?.persist?.(); // browsers that may forget what is old do not forget this
   await state.store.setMe(me);
   state.me = me;
 }

@@ -23,7 +23,7 @@ export async function patiently(path, away) {
 }
 
 export const Told = ({ told }) => html`<p class=${`told ${told?.kind ?? ""}`} role="status">${told?.text}</p>`;
-export const focused = (element) => element?.focus(); // where people type first
+export const focused = (element) => element?.focus({ preventScroll: true }); // where people type, once they have read what stands above
 
 const Status = ({ network, isHere, who }) => html`
   ${network && html`<span>${network.name}</span>`}
