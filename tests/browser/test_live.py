@@ -75,6 +75,7 @@ async def test_the_expelled_liar_is_named_within_a_second_of_its_block(tmp_path:
         assert (await page.until("document.querySelector('[data-check]')?.textContent")).startswith("✓ verified: ")
         await page.until("document.querySelector('svg.chart') && document.querySelectorAll('#points tr').length > 1")
 
+        assert await page.until("document.querySelector('#samples blockquote')?.textContent"), "a text of the untrained model"
         assert await axe.found(page) == []
         for peer in peers.peers:
             if peer is not watched:

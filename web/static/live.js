@@ -52,8 +52,10 @@ function round(job) {
         ${told.proposed.map((who) => html`<td key=${who}><${Verdict} is=${said[who]} /></td>`)}</tr>`)}</tbody></table></div>`}`;
 }
 
+const isGood = ([, verdict]) => verdict === "accept";
 const last = (rounds) => rounds.length > 0 && html`<ul class="plain">${rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${round}</b>
-  ${Object.entries(verdicts).map(([who, verdict]) => html` <span class="chip" key=${who}>${nameOf(who)} <${Verdict} is=${verdict} /></span> <span class="quiet small">${reasons[verdict]}</span>`)}</li>`)}</ul>`;
+  ${Object.entries(verdicts).sort((one, other) => isGood(other) - isGood(one)).map(([who, verdict]) => html` <span class="chip" key=${who}>${nameOf(who)} <${Verdict} is=${verdict} /></span>
+    <span class="quiet small"> ${reasons[verdict]}</span>`)}</li>`)}</ul>`;
 
 function outcasts(job) {
   const gone = now.peers.filter((one) => one.gone.startsWith("expelled")), suspended = Object.entries(job?.suspended ?? {});
@@ -73,7 +75,7 @@ const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, vo
 function samples(job) {
   const [newest, before] = now.samples.filter((one) => one.job === job?.job).toReversed();
   return newest && html`<div class="pair">${[before, newest].map((one) => one && html`<figure key=${one.round}><figcaption class="what">${one === newest ? "Now" : "Before"}, at round ${one.round}</figcaption>
-    <blockquote>${one.text.replace(/[^\P{C}\n]|\ufffd/gu, "·")}</blockquote></figure>`)}</div>`;
+    <blockquote tabindex="0">${one.text.replace(/[^\P{C}\n]|\ufffd/gu, "·")}</blockquote></figure>`)}</div>`;
 }
 
 const blocks = () => now.blocks.slice(-SHOWN).reverse().map(({ height, proposer, signers, voters_count, time_ms }) => html`<tr key=${height} data-block=${height}>
