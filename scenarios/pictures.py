@@ -17,6 +17,7 @@ import trio
 from curation.calls import CurationCalls, ImportRequest
 from peer.demo.cast import DemoPeer
 from peer.demo.crowd import OPTIONS, Site, gather, make_tasks
+from protocol.api import TrainRequest
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import Watch
@@ -27,7 +28,7 @@ from tests.fuzz.http import free_port
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 SERVES = 0  # the peer whose pages are shown
-TASKS, PEOPLE = 24, 6
+TASKS, PEOPLE = 120, 6
 ROUNDS = 24  # that are closed before anybody looks
 JOB = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
 GUIDELINES = (
@@ -54,6 +55,11 @@ async def _answer(page: Browser) -> None:
     await page.until("document.querySelectorAll('[data-answer]').length >= 3")
 
 
+async def _see_people(page: Browser) -> None:
+    await page.script("[...document.querySelectorAll('button')].find((one) => one.textContent.trim() === 'People').click()")
+    await page.until("document.querySelector('#shown td')")
+
+
 PICTURES = (
     Picture("live", "/live", "[data-live=height]"),
     Picture("live-dark", "/live", "[data-live=height]", scheme="dark"),
@@ -61,8 +67,8 @@ PICTURES = (
     Picture("annotate", "/annotate", "[data-task]", before=_answer),
     Picture("annotate-phone", "/annotate", "[data-task]", size="phone", scheme="dark"),
     Picture("leaderboard", "/leaderboard", "tbody tr"),
-    Picture("review", "/review", "main h1"),
-    Picture("admin", "/admin", "main h1"),
+    Picture("review", "/review", "[data-current]"),
+    Picture("admin", "/admin", "#shown dl", before=_see_people),
 )
 
 
@@ -83,22 +89,22 @@ async def pictures(folder: Path, seed: int) -> int:
 
     def dress(peer: DemoPeer) -> None:
         if peer.number == SERVES:
-            peer.environment |= {"PEER_WEB_LISTEN": f"127.0.0.1:{port}", "PEER_SIGN_UP": "open"}
+            peer.serves = ("--web-listen", f"127.0.0.1:{port}", "--sign-up", "open")
 
     async with network.running(4, 1, seed=seed, attack="sign-flip", dress=dress) as peers:
         shown = peers.peers[SERVES]
-        await peers.train({**JOB, "seed": str(seed)}, rounds=200)
+        await shown.client.train(TrainRequest("sentences", "", 200, 0, {**JOB, "seed": str(seed), "liars": "1"}))
         await _import(shown, truth)
         crowd = gather(PEOPLE, [Site("127.0.0.1", port)], truth, seed)
         limiter = trio.CapacityLimiter(PEOPLE)
-        async with trio.open_nursery() as nursery, browser() as page:
+        async with browser() as page, trio.open_nursery() as nursery:
             for person in crowd:
                 nursery.start_soon(person.take_part, limiter)
             await Watch(shown).until_round(ROUNDS)
             calls: CurationCalls = shown.client  # type: ignore[assignment]
             await _join(page, address)
             await page.open(f"{address}/admin#{await calls.web_token()}")
-            await page.until("document.querySelector('main h1')")
+            await page.until("document.querySelector('#shown dl')")
             for picture in PICTURES:
                 await _take(page, address, picture, folder)
             nursery.cancel_scope.cancel()
@@ -115,7 +121,7 @@ async def _import(peer: DemoPeer, truth: dict[str, int]) -> None:
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in truth))
         guidelines.write_text(GUIDELINES)
         calls: CurationCalls = peer.client  # type: ignore[assignment]
-        request = ImportRequest(str(file), "sentences", str(guidelines), "label", OPTIONS, False, 7, 1, "", False)
+        request = ImportRequest(str(file), "sentences", "", "label", OPTIONS, False, 7, 1, str(guidelines), False)
         await calls.import_tasks(request)
 
 
