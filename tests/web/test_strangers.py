@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gzip
 import logging
+import re
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from curation.calls import CurationCalls
 from tests.fuzz import http
-from tests.web.client import Site
+from tests.web.client import Person, Site
 from tests.web.room import Room, said
+from web.pages import PAGES
+from web.routes import ROUTES, Route
 
 SECONDS = 2.0
 
@@ -47,3 +51,19 @@ async def test_an_expectation_that_is_no_text_is_refused(tmp_path: Path) -> None
         assert (await said(site.ask, "GET", "/api/stats", None, "", {"Expect": "100-continue"})).status == 200
         assert (await said(site.get, "/nothing")).code == "not-found"
         assert (await said(site.ask, "DELETE", "/api/stats")).code == "method"
+
+
+def test_every_call_is_among_what_strangers_send() -> None:
+    """A new call is fuzzed from its first day."""
+    person, site = Person("ann"), Site("127.0.0.1", 1)
+    site._network = {"chain_id": "00" * 32, "peer_key": "00" * 32}
+    known = http.Known(site, person, "token", "operator", "00" * 32, ("11" * 32,))
+    random = Random(1)
+    sent = {(method, path.partition("?")[0]) for method, path, _ in (http.requests_of(known, random) for _ in range(20_000))}
+
+    def is_sent(route: Route) -> bool:
+        pattern = re.compile(re.sub(r"\{\w+\}", "[^/]+", route.path))
+        return any(method == route.method and pattern.fullmatch(path) for method, path in sent)
+
+    pages = {page.path for page in PAGES}
+    assert [route.path for route in ROUTES if not is_sent(route) and route.path not in pages and route.call != "vendor"] == []
