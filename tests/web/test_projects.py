@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,16 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
     address = await author.daemon.api.web_address()  # type: ignore[attr-defined]
     assert address == f"http://{author.site.host}:{author.site.port}"
     assert await author.types("web", "token", "--revoke") == "taken back: 1 token"
+
+
+async def test_on_a_terminal_a_token_comes_with_the_address_that_signs_in(
+    author: Author, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = await author.types("web", "token")
+    assert len(alone) == 32, "a program takes it as it is"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    token, address, *_ = (await author.types("web", "token")).split()
+    assert address == f"http://{author.site.host}:{author.site.port}/admin#{token}"
 
 
 async def test_the_only_voter_closes_a_project(author: Author) -> None:

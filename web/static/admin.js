@@ -1,5 +1,5 @@
-// The page of operators: projects, people, jobs, health, alerts, and what operators did. Its forms stand in the template.
-import { Card, Table, act, ask, at, begin, forms, paint, signOut, sure, when } from "/static/operator.js";
+// The page of operators: projects, people, jobs, health, alerts, and what operators did. Its forms and tables stand in the template.
+import { act, ask, at, begin, fill, forms, paint, signOut, sure, when } from "/static/operator.js";
 import { html, render } from "/static/page.js";
 
 const ADMIN = "/api/v1/admin", PROJECTS = "/api/v1/projects", PAGE = 50;
@@ -7,7 +7,6 @@ const state = {
   tab: "health", alerts: [], health: null, projects: [], people: [], count: 0, jobs: [], log: [], search: "", shown: PAGE,
   project: null, // of the form that is open
   checked: null, // what the peer says of the form's file
-  link: "", // of an invitation
 };
 
 const READS = {
@@ -45,7 +44,7 @@ const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boole
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
 const bytes = (count) => (count < 2 ** 30 ? `${Math.ceil(count / 2 ** 20)} MiB` : `${(count / 2 ** 30).toFixed(1)} GiB`);
 const Quiet = ({ does, run }) => html`<button class="quiet" onClick=${run}>${does}</button>`;
-const More = ({ isThere }) => isThere && html`<button onClick=${() => { state.shown += PAGE; act(read); }}>More</button>`;
+const Named = ({ name, id }) => html`<b>${name}</b> <code>${id.slice(0, 8)}</code>`;
 
 // Forms --------------------------------------------------------------------------------------------------------------
 
@@ -109,19 +108,19 @@ function Checked({ checked }) {
 
 // Sections -----------------------------------------------------------------------------------------------------------
 
-function Health() {
-  const it = state.health;
-  const facts = it && {
+function health() {
+  const it = state.health, { disk, queues, versions } = it;
+  const facts = {
     State: it.problem || it.state, Height: it.height, "Heights behind": it.behind ?? "nobody is there to say", Links: it.links,
     "Seconds since a decision": it.decided_seconds_ago?.toFixed(0) ?? "none yet", "Hours of running": (it.uptime_seconds / 3600).toFixed(1),
-    Memory: bytes(it.memory_bytes), "Data directory": bytes(it.disk.used_bytes), "Disk free": `${bytes(it.disk.free_bytes)} of ${bytes(it.disk.total_bytes)}`,
-    "Answers that wait": it.queues.statements_waiting, "Transactions that wait": it.queues.transactions_pending,
-    Program: `${it.versions.program}, wire ${it.versions.wire}`, Modules: it.versions.modules.map(({ module, runs }) => `${module} ${runs}`).join(", "),
+    Memory: bytes(it.memory_bytes), "Data directory": bytes(disk.used_bytes), "Disk free": `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)}`,
+    "Answers that wait": queues.statements_waiting, "Transactions that wait": queues.transactions_pending,
+    Program: `${versions.program}, wire ${versions.wire}`, Modules: versions.modules.map(({ module, runs }) => `${module} ${runs}`).join(", "),
   };
-  return html`<${Card} title="Alerts">${state.alerts.length ? html`<ul class="alerts">${state.alerts.map(({ severity, cause, about, text, since_ms }) => html`
-      <li key=${cause + about} data-alert=${cause} class=${severity}><b>${severity}</b> ${text} <span class="quiet small">since ${when(since_ms)}</span></li>`)}</ul>`
-      : html`<p class="quiet">Nothing needs you.</p>`}<//>
-    <${Card} title="Health">${facts && html`<dl class="facts">${Object.entries(facts).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`}<//>`;
+  render(state.alerts.map(({ severity, cause, about, text, since_ms }) => html`
+    <li key=${cause + about} data-alert=${cause} class=${severity}><b>${severity}</b> ${text} <span class="quiet small">since ${when(since_ms)}</span></li>`), at("#alerts"));
+  at("#alerts + p").hidden = state.alerts.length;
+  render(Object.entries(facts).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`), at("#facts"));
 }
 
 function Actions({ project }) {
@@ -134,13 +133,6 @@ function Actions({ project }) {
     <${Quiet} does="redact" run=${() => open("redact", project)} /></div>`;
 }
 
-const Projects = () => html`<p><button class="primary" onClick=${() => open("make")}>New project</button></p>
-  <${Card} title="Projects"><${Table} caption="Those of all members, open ones first" empty="No project yet."
-    heads=${["Project", "Kind", "State", "Votes", "Tasks", "Settled", "Wait for you", "Actions"]}
-    rows=${state.projects.map((one) => [one.project, html`<b>${one.name}</b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`])} /><//>`;
-
-const invite = () => act(async () => { state.link = location.origin + (await ask("POST", `${ADMIN}/invite`, {})).path; });
-
 function Refusal({ person: { annotator, name, is_refused } }) {
   const change = (call, text) => post(`${ADMIN}/people/${annotator}/${call}`, {}, `${name} gets ${text} here.`);
   return is_refused ? html`<${Quiet} does="allow" run=${() => change("allow", "tasks")} />`
@@ -148,35 +140,35 @@ function Refusal({ person: { annotator, name, is_refused } }) {
       "Refuse", () => change("refuse", "no more tasks"))} />`;
 }
 
-const People = () => html`<${Card} title="Invite"><button class="primary" onClick=${invite}>New invitation</button>
-    ${state.link && html`<label>It enrols one annotator. Send this address to nobody else:<input readonly value=${state.link} data-link onFocus=${(event) => event.target.select()} /></label>`}<//>
-  <${Card} title="Annotators"><form id="search" role="search" class="tools"><label>Name, or the beginning of a key<input name="search" type="search" /></label><button>Search</button></form>
-    <${Table} caption=${`${state.count} of the network; those with most answers first`} empty="Nobody."
-      heads=${["Annotator", "Key", "Answers", "Accepted", "As the label", "Weight", "Points", "This peer"]}
-      rows=${state.people.map((one) => [one.annotator, html`<b>${one.name}</b> <code>${one.annotator.slice(0, 8)}</code>`, one.custodial ? "kept by its peer" : "its own",
-        one.answers, one.accepted, percent(one.agreement), percent(one.weight), one.points, html`${one.is_refused ? "refused " : one.is_here ? "serves it " : ""}<${Refusal} person=${one} />`])} />
-    <${More} isThere=${state.count > state.shown} /><//>`;
-
 const cancel = ({ name, job }) => sure(`Cancel ${name}?`, "Its author alone ends it; else a quorum of voters has to say so.", "Cancel the job", () => post(`${ADMIN}/jobs/${job}/cancel`, {}));
 
-const Jobs = () => html`<p><button class="primary" onClick=${() => open("train")}>New job</button></p>
-  <${Card} title="Jobs"><${Table} caption="In the order in which they began; then the line" empty="No job yet." heads=${["Job", "State", "Round", "Accepted", "Audit", "Actions"]}
-    rows=${state.jobs.map((job) => [job.job, html`<b>${job.name}</b> <code>${job.job.slice(0, 8)}</code>`, job.place ? `waits, place ${job.place}` : job.state, `${job.round} of ${job.rounds}`,
-      Object.values(job.accepted).reduce((sum, count) => sum + count, 0), job.audit, job.state !== "finished" && html`<${Quiet} does="cancel" run=${() => cancel(job)} />`])} /><//>`;
-
-const Log = () => html`<${Card} title="What operators did here">
-  <${Table} caption="The newest first. An operator is the beginning of its token's hash" empty="Nothing yet." heads=${["When", "Operator", "Action", "About", "Result"]}
-    rows=${state.log.map((one) => [one.number, when(one.at_ms), html`<code>${one.operator}</code>`, one.action, one.about, one.result])} />
-  <${More} isThere=${state.log.length === state.shown && state.shown < 200} /><//>`;
-
-const SECTIONS = { health: Health, projects: Projects, people: People, jobs: Jobs, log: Log };
+const DRAWS = {
+  health: () => state.health && health(),
+  projects: () => fill("projects", state.projects.map((one) => [one.project, html`<b>${one.name}</b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`])),
+  people: () => fill("people", state.people.map((one) => [one.annotator, html`<${Named} name=${one.name} id=${one.annotator} />`, one.custodial ? "kept by its peer" : "its own",
+    one.answers, one.accepted, percent(one.agreement), percent(one.weight), one.points, html`${one.is_refused ? "refused " : one.is_here ? "serves it " : ""}<${Refusal} person=${one} />`])),
+  jobs: () => fill("jobs", state.jobs.map((job) => [job.job, html`<${Named} name=${job.name} id=${job.job} />`, job.place ? `waits, place ${job.place}` : job.state, `${job.round} of ${job.rounds}`,
+    Object.values(job.accepted).reduce((sum, count) => sum + count, 0), job.audit, job.state !== "finished" && html`<${Quiet} does="cancel" run=${() => cancel(job)} />`])),
+  log: () => fill("log", state.log.map((one) => [one.number, when(one.at_ms), html`<code>${one.operator}</code>`, one.action, one.about, one.result])),
+};
 
 function draw() {
   for (const link of document.querySelectorAll(".tabs a")) link.ariaCurrent = link.hash === `#${state.tab}` ? "true" : null;
+  for (const section of document.querySelectorAll("[data-tab]")) section.hidden = section.dataset.tab !== state.tab;
   at("[href='#health']").textContent = state.alerts.length ? `Health (${state.alerts.length})` : "Health";
-  render(html`<${SECTIONS[state.tab]} />`, at("#shown"));
+  DRAWS[state.tab]();
+  const rest = { people: state.count > state.shown, log: state.log.length === state.shown && state.shown < 200 };
+  for (const button of document.querySelectorAll(".more")) button.hidden = !rest[state.tab];
   for (const box of document.querySelectorAll(".checked")) render(state.checked && !box.closest("form").hidden ? html`<${Checked} checked=${state.checked} />` : null, box);
 }
 
+document.addEventListener("click", ({ target }) => {
+  if (target.dataset.open) open(target.dataset.open);
+  if (target.matches(".more")) { state.shown += PAGE; act(read); }
+});
 at("#sign-out").onclick = signOut;
+at("#invite").onclick = () => act(async () => {
+  at("#link").value = location.origin + (await ask("POST", `${ADMIN}/invite`, {})).path;
+  at("#link").parentElement.hidden = false;
+});
 begin(read, draw);

@@ -1,5 +1,5 @@
 // What /admin and /review share: an operator signs in, what the peer says is read again and again, and steps that cannot be undone.
-import { html, paintStatus, pause } from "/static/page.js";
+import { html, paintStatus, pause, render } from "/static/page.js";
 import { call } from "/static/session.js";
 
 const AGAIN_MS = 4_000;
@@ -119,11 +119,10 @@ export async function begin(reads, draws) {
 
 export const when = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
 
-export const Card = ({ title, children }) => html`<section class="card" aria-label=${title}><h2>${title}</h2>${children}</section>`;
-
-// On a phone each row of a wide table is a card, and each cell says what it is.
-export const Table = ({ caption, heads, rows, empty, isNarrow }) => (rows.length ? html`
-  <table class=${isNarrow ? "" : "rows"}><caption>${caption}</caption>
-    <thead><tr>${heads.map((head) => html`<th scope="col">${head}</th>`)}</tr></thead>
-    <tbody>${rows.map(([key, ...cells]) => html`<tr key=${key} data-row=${key}>${cells.map((cell, place) => html`<td data-head=${heads[place]}>${cell}</td>`)}</tr>`)}</tbody>
-  </table>` : html`<p class="quiet">${empty}</p>`);
+// Fills a table of the template. On a phone each row of a wide one is a card, and each cell says what it is.
+export function fill(id, rows) {
+  const table = at(`#${id}`), heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
+  table.hidden = !rows.length;
+  table.nextElementSibling.hidden = !table.hidden;
+  render(rows.map(([key, ...cells]) => html`<tr key=${key} data-row=${key}>${cells.map((cell, place) => html`<td data-head=${heads[place]}>${cell}</td>`)}</tr>`), table.tBodies[0]);
+}

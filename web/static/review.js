@@ -1,10 +1,9 @@
 // The page of a project's author: tasks that need it first, with all votes side by side; decided by keys.
 import { inWords } from "/static/kinds.js";
-import { Card, Table, act, ask, at, begin, forms, paint, tell } from "/static/operator.js";
+import { act, ask, at, begin, fill, forms, paint, tell } from "/static/operator.js";
 import { html, render } from "/static/page.js";
 
 const PROJECTS = "/api/v1/projects", PAGE = 25, FRESH = 100; // a longer list stays as it was until somebody searches again
-const FORMATS = ["jsonl", "label-studio", "preferences"];
 
 const state = {
   projects: [], project: null, wanted: {},
@@ -147,7 +146,7 @@ function Task({ task }) {
     <p class="asked">Task ${task.number}: ${inState(task.state)}${task.skips ? `, skipped ${task.skips} ×` : ""}</p>
     ${task.text === null ? html`<p class="quiet">${task.state === "redacted" ? "Its text is taken out." : "Its text is not here yet."}</p>` : html`<p class="text">${task.text}</p>`}
     ${task.items.length > 0 && html`<ol type=${state.project.kind === "pair" ? "A" : "1"}>${task.items.map((item) => html`<li class="text small">${item}</li>`)}</ol>`}
-    <${Table} isNarrow caption="Votes" heads=${["Annotator", "Answer"]} rows=${rows} empty="No votes yet." />
+    ${rows.length > 0 && html`<table><caption>Votes</caption><tbody>${rows.map(([key, ...cells]) => html`<tr key=${key}>${cells.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody></table>`}
     ${task.label && html`<p>The label is <b data-label>${words(task.label)}</b>${task.is_reviewed ? ", as the author said" : ""}.</p>`}
     ${task.state === "waiting" && html`<div class="answers" role="group" aria-label="Your decision">
       ${choices().map(({ text, key, value }) => html`<button class="answer" aria-keyshortcuts=${key || null} aria-pressed=${String(state.chosen.includes(value))} onClick=${() => choose(value)}>
@@ -162,44 +161,40 @@ const decimal = (fraction) => {
   return fraction ? (over / under).toFixed(3) : "–";
 };
 
-const Confusion = ({ counts, values }) => html`<div class="scroll" tabindex="0" role="region" aria-label="Answers against labels"><table class="confusion">
+const Confusion = ({ counts, values }) => html`<table class="confusion">
   <thead><tr><td></td>${values.map((value) => html`<th scope="col">${value}</th>`)}</tr></thead>
-  <tbody>${counts.map((row, label) => html`<tr><th scope="row">${values[label]}</th>${row.map((count, said) => html`<td class=${said === label ? "right" : count ? "wrong" : ""}>${count}</td>`)}</tr>`)}</tbody></table></div>`;
+  <tbody>${counts.map((row, label) => html`<tr><th scope="row">${values[label]}</th>${row.map((count, said) => html`<td class=${said === label ? "right" : count ? "wrong" : ""}>${count}</td>`)}</tr>`)}</tbody></table>`;
 
-function Agreement({ agreement: { alpha, pairs }, confusions }) {
+function drawAgreement({ alpha, pairs }, confusions) {
   const { annotators, values } = confusions;
   const named = (key) => annotators.find(({ annotator }) => annotator === key)?.name ?? key.slice(0, 8);
-  const one = annotators.find(({ annotator }) => annotator === state.whose) ?? confusions;
-  return html`<${Card} title="Agreement">
-    <p>Krippendorff's alpha of settled tasks: <b data-live="alpha">${decimal(alpha)}</b>. 1 is full agreement, 0 that of chance.</p>
-    <${Table} isNarrow caption="Cohen's kappa of two annotators" heads=${["Annotator", "And", "Common answers", "Kappa"]} empty="No two annotators have ten common answers yet."
-      rows=${pairs.map(({ first, second, common, kappa }) => [first + second, named(first), named(second), common, decimal(kappa)])} />
-    ${annotators.length > 0 && html`<h3>Answers against labels</h3><p class="quiet small">Rows are labels, columns what was answered.</p>
-      <label>Of <select onChange=${(event) => { state.whose = event.target.value; paint(); }}><option value="">all annotators</option>
-        ${annotators.map(({ annotator, name, count }) => html`<option value=${annotator}>${name} (${count})</option>`)}</select></label>
-      <${Confusion} counts=${one.counts} values=${values} />`}<//>`;
+  at("#alpha").textContent = decimal(alpha);
+  fill("kappas", pairs.map(({ first, second, common, kappa }) => [first + second, named(first), named(second), common, decimal(kappa)]));
+  options("#whose", [["", "all annotators"], ...annotators.map(({ annotator, name, count }) => [annotator, `${name} (${count})`])], state.whose);
+  const { counts } = annotators.find(({ annotator }) => annotator === state.whose) ?? confusions;
+  render(html`<${Confusion} counts=${counts} values=${values} />`, at("#confusion"));
 }
 
-const Export = ({ project: { name, kind } }) => html`<${Card} title="Export"><p class="tools">
-  ${FORMATS.filter((format) => format !== "preferences" || kind === "pair").map((format) => html`
-    <a class="button" download=${`${name}.${format === "label-studio" ? "json" : "jsonl"}`} href=${path(`export?format=${format}`)}>${format}</a>`)}</p>
-  <p class="quiet small">Settled tasks with their votes; the same file at each peer.</p><//>`;
-
-const Shown = () => html`${!state.tasks ? html`<p class="quiet">Asking the peer …</p>`
-    : html`<div class="desk"><div>${current() && html`<${Task} key=${current().task} task=${current()} />`}</div><${List} /></div>`}
-  ${state.agreement && html`<${Agreement} ...${state} />`}<${Export} project=${state.project} />`;
-
-const Options = ({ of, chosen }) => of.map(([value, text]) => html`<option value=${value} selected=${String(value) === chosen}>${text}</option>`);
+const options = (selector, of, chosen) => render(of.map(([value, text]) => html`<option value=${value} selected=${String(value) === chosen}>${text}</option>`), at(selector));
 
 function draw() {
-  const { project, projects, wanted } = state, { label, project: all } = at("#filters").elements;
-  at("#filters").hidden = !project;
-  if (!project) return render(html`<p>This peer has made no project yet. <a href="/admin#projects">Make one.</a></p>`, at("#shown"));
-  at("#work h1").textContent = `Review ${project.name}`;
-  render(html`<${Options} of=${projects.map((one) => [one.project, `${one.name} (${one.state})`])} chosen=${project.project} />`, all);
-  label.closest("label").hidden = project.kind === "ranking";
-  render(html`<${Options} of=${[["", "any"], ...choices().map(({ value, text }) => [value, text])]} chosen=${wanted.label ?? ""} />`, label);
-  render(html`<${Shown} />`, at("#shown"));
+  const { project, projects, wanted, agreement, confusions } = state;
+  at("#none").hidden = !!project;
+  for (const part of document.querySelectorAll("#filters, section.card[aria-label]")) part.hidden = !project;
+  if (!project) return;
+  const { name, kind } = project;
+  at("#work h1").textContent = `Review ${name}`;
+  options("[name=project]", projects.map((one) => [one.project, `${one.name} (${one.state})`]), project.project);
+  at("[name=label]").parentElement.hidden = kind === "ranking";
+  options("[name=label]", [["", "any"], ...choices().map(({ value, text }) => [value, text])], wanted.label ?? "");
+  render(!state.tasks ? html`<p class="quiet">Asking the peer …</p>`
+    : html`<div class="desk"><div>${current() && html`<${Task} key=${current().task} task=${current()} />`}</div><${List} /></div>`, at("#shown"));
+  if (agreement && confusions) drawAgreement(agreement, confusions);
+  for (const link of document.querySelectorAll("[data-format]")) {
+    const { format } = link.dataset;
+    Object.assign(link, { href: path(`export?format=${format}`), download: `${name}.${format === "label-studio" ? "json" : "jsonl"}`, hidden: format === "preferences" && kind !== "pair" });
+  }
 }
 
+at("#whose").onchange = ({ target }) => { state.whose = target.value; paint(); };
 begin(read, draw);
