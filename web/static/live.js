@@ -7,7 +7,7 @@ import { verified } from "/static/verify.js";
 
 const AGAIN_MS = 2_000;
 const KEEPS = { rounds: 200, blocks: 10 }, SHOWN = 6;
-const PHASES = { training: "Training", voting: "Voting", closing: "Closing", closed: "Decided" };
+const PHASES = ["training", "voting", "closing", "closed"];
 const TONES = { critical: "bad", warning: "warn", info: "" };
 const place = (id) => document.getElementById(id);
 const reasons = Object.fromEntries(Array.from(document.querySelectorAll("#reasons dt"), (term) => [term.textContent, term.nextElementSibling.textContent]));
@@ -18,21 +18,28 @@ const nameOf = (peer) => now.peers.find((one) => one.peer === peer)?.name || pee
 const time = (ms) => new Date(ms).toLocaleTimeString();
 const Number = (count) => html`<td class="number">${count}</td>`;
 
-const figure = (name, title, value, about, tone = "") => html`<div class="figure ${tone}"><span class="what">${title}</span><b data-live=${name}>${value}</b>
-  <span class="quiet small">${about}</span></div>`;
+
+// A large figure with what it is about; without a value it is hidden.
+function tell(name, value, about, tone = "") {
+  const shown = document.querySelector(`[data-live=${name}]`), figure = shown.parentElement;
+  figure.hidden = value === undefined;
+  figure.className = `figure ${tone}`;
+  render(String(value), shown);
+  render(about, shown.nextElementSibling);
+}
+
 const Verdict = ({ is }) => is === undefined ? "–" : html`<span class=${is === "accept" ? "yes" : "no"}>${is === "accept" ? "✓" : "✗"} ${is}</span>`;
 
-function figures(job, rounds) {
+function tellAll(job, rounds) {
   const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
-  const block = blocks.findLast(({ own_root }) => own_root), isEqual = block?.own_root === block?.certified_root;
-  return html`
-    ${measured && figure("bits", "Held-out bits/byte", measured.held_out_bits_per_byte.toFixed(3), `after round ${measured.round}`)}
-    ${job && figure("round", `Round of ${job.name}`, job.round, job.state === "running" ? `of ${job.rounds}` : job.state)}
-    ${figure("height", "Height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet")}
-    ${!block ? figure("roots", "State roots", "–", "the next block certifies one")
-      : isEqual ? figure("roots", "State roots", "equal", `${block.signers.length} of ${block.voters_count} voters signed what this peer computed: ${block.own_root.slice(0, 8)} …`, "good")
-      : figure("roots", "State roots", "not equal", `the voters signed ${block.certified_root.slice(0, 8)} …, this peer computed ${block.own_root.slice(0, 8)} …`, "bad")}
-    ${labels !== null && figure("labels", "Labels a minute", labels, "by people, in all projects")}`;
+  tell("bits", measured?.held_out_bits_per_byte.toFixed(3), `after round ${measured?.round}`);
+  tell("round", job?.round, `of ${job?.rounds} of ${job?.name}${job?.state === "running" ? "" : `, ${job?.state}`}`);
+  tell("height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet");
+  tell("labels", labels ?? undefined, "by people, in all projects");
+  const block = blocks.findLast(({ own_root }) => own_root), [signed, own] = [block?.certified_root, block?.own_root].map((root) => `${root?.slice(0, 8)} …`);
+  if (!block) tell("roots", "–", "the next block certifies one");
+  else if (block.own_root === block.certified_root) tell("roots", "equal", `${block.signers.length} of ${block.voters_count} voters signed what this peer computed: ${own}`, "good");
+  else tell("roots", "not equal", `the voters signed ${signed}, this peer computed ${own}`, "bad");
 }
 
 const alerts = () => now.alerts.map(({ cause, about, severity, text, since_ms }) => html`<p key=${cause + about} class="notice ${TONES[severity]}" data-severity=${severity}>
@@ -41,9 +48,9 @@ const alerts = () => now.alerts.map(({ cause, about, severity, text, since_ms })
 // The open round; and who says what of whom, in the last closed round until the first ballot comes.
 function round(job) {
   const ours = now.votes.filter((one) => one.job === job?.job), open = ours.find(({ height }) => height === null);
-  const told = open && Object.keys(open.votes).length ? open : ours.findLast(({ height }) => height !== null), at = Object.keys(PHASES).indexOf(open?.phase ?? "closed");
+  const told = open && Object.keys(open.votes).length ? open : ours.findLast(({ height }) => height !== null);
+  for (const phase of PHASES) place(phase).ariaCurrent = phase === (open?.phase ?? "closed") ? "step" : null;
   return ours.length > 0 && html`
-    <ol class="phases" data-live="phase">${Object.values(PHASES).map((name, index) => html`<li class=${index < at && "over"} aria-current=${index === at ? "step" : null}>${name}</li>`)}</ol>
     ${open && html`<p class="quiet small">Round ${open.round}: ${open.proposed.length} of ${open.trainers.length} trainers have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} voters
       have voted, ${open.quorum} are needed.</p>`}
     ${told && html`<div class="scroll"><table><caption>What each voter says of each proposal, in round ${told.round}</caption>
@@ -57,14 +64,9 @@ const last = (rounds) => rounds.length > 0 && html`<ul class="plain">${rounds.sl
   ${Object.entries(verdicts).sort((one, other) => isGood(other) - isGood(one)).map(([who, verdict]) => html` <span class="chip" key=${who}>${nameOf(who)} <${Verdict} is=${verdict} /></span>
     <span class="quiet small"> ${reasons[verdict]}</span>`)}</li>`)}</ul>`;
 
-function outcasts(job) {
-  const gone = now.peers.filter((one) => one.gone.startsWith("expelled")), suspended = Object.entries(job?.suspended ?? {});
-  const item = (peer, what, why) => html`<li key=${peer}><b class="name">${nameOf(peer)}</b> <span class="no">${what}</span> <span class="quiet small">${why}</span></li>`;
-  return html`
-    <ul class="plain" data-live="expelled">${gone.map(({ peer, gone }) => item(peer, gone, "Every peer holds two statements of it that exclude each other."))}</ul>
-    <ul class="plain" data-live="suspended">${suspended.map(([peer, until]) => item(peer, `suspended until round ${until}`, "An audit found its steps false or withheld."))}</ul>
-    ${!gone.length && !suspended.length && html`<p class="quiet">Nobody so far.</p>`}`;
-}
+const Outcast = ({ peer, what }) => html`<li><b class="name">${nameOf(peer)}</b> <span class="no">${what}</span></li>`;
+const expelled = () => now.peers.filter(({ gone }) => gone.startsWith("expelled")).map(({ peer, gone }) => html`<${Outcast} key=${peer} peer=${peer} what=${gone} />`);
+const suspended = (job) => Object.entries(job?.suspended ?? {}).map(([peer, until]) => html`<${Outcast} key=${peer} peer=${peer} what="suspended until round ${until}" />`);
 
 const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, voter, roles, is_linked, round_trip_ms }) => html`<tr key=${peer}>
   <th scope="row">${nameOf(peer)}${me && html` <span class="chip">this peer</span>`}</th>
@@ -109,12 +111,15 @@ function paint() {
   put("whole", html`<p class="quiet"><b>${network}</b>: ${voters} voters, of which ${quorum} decide and ${tolerated} may lie; as ${name} sees it, which is <b
     class=${state === "working" ? "yes" : "no"} data-live="state">${state}</b></p>`);
   put("alerts", alerts());
-  put("figures", figures(job, rounds));
+  tellAll(job, rounds);
   put("chart", points.length > 1 && html`<${Chart} points=${points} title="Held-out bits per byte of ${job.name}, after each round" />`);
   if (points.length > 1) put("points", points.map(([round, bits]) => html`<tr key=${round}><td>${round}</td>${Number(bits.toFixed(3))}</tr>`));
   put("round", round(job));
   put("rounds", last(rounds));
-  put("outcasts", outcasts(job));
+  const [gone, kept] = [expelled(), suspended(job)];
+  render(gone, place("expelled"));
+  render(kept, place("suspended"));
+  put("nobody", gone.length + kept.length ? " " : "Nobody so far.");
   put("peers", peers(job));
   put("samples", samples(job));
   put("blocks", blocks());
