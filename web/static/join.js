@@ -176,7 +176,7 @@ const Backup = () => html`
 
 const Known = () => html`
   <h1>You annotate as ${state.me.name}</h1>
-  ${state.file && html`<p class="notice" role="status"><span>Saved as <b>${state.file.name}</b>, if your browser did so. Put it where this machine's end does not reach.</span>
+  ${state.file && html`<p class="notice" role="status"><span>Saved as <b>${state.file.name}</b>, if your browser did so. Keep a copy of it on another machine.</span>
     <button type="button" onClick=${download}>Save it again</button></p>`}
   <p>${state.me.isCustodial ? "This peer keeps your key, and signs for you while you are signed in." : "This browser keeps your key. No script can read it."}
     ${" "}Its number is <code>${hex(state.me.publicKey).slice(0, 8)}</code>.</p>
