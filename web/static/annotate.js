@@ -32,7 +32,7 @@ function tell(text, kind = "") {
 const current = () => state.leases?.tasks[0];
 const isWide = matchMedia("(min-width: 60rem)").matches;
 
-// What people do -----------------------------------------------------------------------------------------------------
+// What people do ---
 
 let done = Promise.resolve();
 
@@ -126,7 +126,7 @@ document.addEventListener("keydown", (event) => {
   action.run();
 });
 
-// Beginning ----------------------------------------------------------------------------------------------------------
+// Beginning ---
 
 // Who is not in comes in at the other page, with the invitation that the address may have, and then back.
 const join = () => location.replace(`/join${location.hash}`);
@@ -159,7 +159,7 @@ function noteHere(isHere) {
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden && state.phase === "work") state.leases.ask(); });
 
-// What people see ----------------------------------------------------------------------------------------------------
+// What people see ---
 
 const Key = ({ of }) => html`<kbd>${KEYS[of] ?? of.toUpperCase()}</kbd>`;
 

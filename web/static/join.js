@@ -18,7 +18,7 @@ const state = {
 
 const go = () => location.assign("/annotate");
 
-// What people do -----------------------------------------------------------------------------------------------------
+// What people do ---
 
 // Of a form: does the work with its fields, and tells what is wrong.
 const submits = (work, meanwhile) => async (event) => {
@@ -94,9 +94,9 @@ const leave = submits(async () => {
   Object.assign(state, { phase: "come", file: null });
 }, "Leaving …");
 
-// What people see ----------------------------------------------------------------------------------------------------
+// What people see ---
 
-const many = (count, thing) => `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
+const Figure = ({ name, text, of }) => html`<div><dt>${text}</dt><dd data-live=${name}>${of.toLocaleString("en")}</dd></div>`;
 
 function About() {
   const { annotators, annotations, projects } = state.stats;
@@ -109,11 +109,10 @@ function About() {
     <p data-live="training">${!state.live ? "" : running.length ? `At the moment it trains ${running.map(({ name, round, rounds }) => `${name}, round ${round} of ${rounds}`).join("; ")}.`
       : "At the moment nothing is trained: labels are made for what comes next."}</p>
     <dl class="figures">
-      <div><dt>Open tasks</dt><dd data-live="open">${open.toLocaleString("en")}</dd></div>
-      <div><dt>People</dt><dd data-live="people">${annotators.toLocaleString("en")}</dd></div>
-      <div><dt>Answers so far</dt><dd data-live="answers">${annotations.toLocaleString("en")}</dd></div>
+      <${Figure} name="open" text="Open tasks" of=${open} /><${Figure} name="people" text="People" of=${annotators} />
+      <${Figure} name="answers" text="Answers so far" of=${annotations} />
     </dl>
-    ${projects.length > 0 && html`<p class="quiet small">${many(projects.length, "project")}: ${projects.slice(0, 5).map(({ name }) => name).join(", ")}</p>`}
+    ${projects.length > 0 && html`<p class="quiet small">They are about ${projects.slice(0, 5).map(({ name }) => name).join(", ")}.</p>`}
   </section>`;
 }
 
@@ -125,19 +124,20 @@ const Invitation = () => state.network.sign_up !== "open" && html`
   <label>Invitation<input name="invitation" autocomplete="off" required defaultValue=${state.invitation} /></label>`;
 
 const Name = ({ isFirst, text = "The name that others will see" }) => html`
-  <label>${text}<input name="name" ref=${isFirst ? focused : null} maxlength="32" required autocomplete="username" defaultValue=${state.me?.name ?? ""} /></label>`;
+  <label>${text}<input name="name" ref=${isFirst ? focused : null} maxlength="32" required autocomplete="username"
+    defaultValue=${isFirst && state.me ? state.me.name : ""} /></label>`;
 
 const Submit = ({ children }) => html`<button class="primary" disabled=${state.isBusy}>${children}</button>`;
 
-const SignIn = ({ isFirst }) => html`<form onSubmit=${signIn}>
-  <${Name} isFirst=${isFirst} text="Name" /><${Passphrase} /><${Submit}>Sign in<//>
-</form>`;
+const SignIn = ({ isFirst }) => html`<details open=${isFirst}><summary>I have an account at this peer</summary>
+  <form onSubmit=${signIn}><${Name} isFirst=${isFirst} text="Name" /><${Passphrase} /><${Submit}>Sign in<//></form></details>`;
+
+const FOR_EVER = "Everybody sees name and answers for ever: take a pseudonym.";
 
 const KeyForm = () => html`
   <form onSubmit=${join}>
     <${Name} isFirst=${true} /><${Invitation} />
-    <p class="quiet small">Your browser makes a key, and signs each of your answers with it. Nobody can change one or invent one. Name and answers are decided by all
-      peers and seen by everybody for ever: take a pseudonym.</p>
+    <p class="quiet small">Your browser makes a key, and signs each of your answers with it: nobody can change one or invent one. ${FOR_EVER}</p>
     <${Submit}>Make my key<//>
   </form>
   <details>
@@ -147,19 +147,19 @@ const KeyForm = () => html`
       <${Passphrase} text="Its passphrase" /><${Submit}>Restore my key<//>
     </form>
   </details>
-  <details><summary>I have an account at this peer</summary><${SignIn} /></details>`;
+  <${SignIn} />`;
 
 const AccountForm = () => html`
   <div class="notice warn"><p><b>This peer will keep your key and sign for you.</b> ${isSecureContext ? "This browser makes no keys of this kind" : "Over plain http a browser makes no keys"}.
     So the peer seals one under your passphrase, and you trust the peer with it: the network marks your name as custodial for ever.
     ${isSecureContext ? " A newer browser keeps a key of your own." : " What you type passes unencrypted. At an address with https you keep a key of your own."}</p></div>
-  ${state.me?.isCustodial ? html`<${SignIn} isFirst=${true} />` : html`
-    <form onSubmit=${signUp}>
-      <${Name} isFirst=${true} /><${Passphrase} isNew=${true} min="8" /><${Invitation} />
-      <p class="quiet small">A passphrase that is lost opens nothing: nobody can set another one. Name and answers are seen by everybody for ever: take a pseudonym.</p>
-      <${Submit}>Let this peer sign for me<//>
-    </form>
-    <details><summary>I have an account at this peer</summary><${SignIn} /></details>`}`;
+  ${state.me && html`<${SignIn} isFirst=${true} />`}
+  <form onSubmit=${signUp}>
+    <${Name} isFirst=${!state.me} /><${Passphrase} isNew=${true} min="8" /><${Invitation} />
+    <p class="quiet small">A passphrase that is lost opens nothing: nobody can set another one. ${FOR_EVER}</p>
+    <${Submit}>Let this peer sign for me<//>
+  </form>
+  ${!state.me && html`<${SignIn} />`}`;
 
 const Come = () => html`<${About} />${hasKeys ? html`<${KeyForm} />` : html`<${AccountForm} />`}`;
 
@@ -176,7 +176,7 @@ const Backup = () => html`
 
 const Known = () => html`
   <h1>You annotate as ${state.me.name}</h1>
-  ${state.file && html`<p class="notice" role="status"><span>Saved as <b>${state.file.name}</b>, if your browser did so. Put it where this machine's end does not reach.</span>
+  ${state.file && html`<p class="notice" role="status"><span>Saved as <b>${state.file.name}</b>, if your browser did so. Keep a copy of it on another machine.</span>
     <button type="button" onClick=${download}>Save it again</button></p>`}
   <p>${state.me.isCustodial ? "This peer keeps your key, and signs for you while you are signed in." : "This browser keeps your key. No script can read it."}
     ${" "}Its number is <code>${hex(state.me.publicKey).slice(0, 8)}</code>.</p>

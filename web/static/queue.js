@@ -70,7 +70,7 @@ export class Queue {
     if (changes.state === "lost") this.lost(row, changes.problem);
   }
 
-  // In the tab that sends ----------------------------------------------------------------------------------------------
+  // In the tab that sends ---
 
   async #lead() {
     this.#listen();
