@@ -55,11 +55,6 @@ async def _answer(page: Browser) -> None:
     await page.until("document.querySelectorAll('[data-answer]').length >= 3")
 
 
-async def _see_people(page: Browser) -> None:
-    await page.script("[...document.querySelectorAll('button')].find((one) => one.textContent.trim() === 'People').click()")
-    await page.until("document.querySelector('#shown td')")
-
-
 PICTURES = (
     Picture("live", "/live", "[data-live=height]"),
     Picture("live-dark", "/live", "[data-live=height]", scheme="dark"),
@@ -68,7 +63,7 @@ PICTURES = (
     Picture("annotate-phone", "/annotate", "[data-task]", size="phone", scheme="dark"),
     Picture("leaderboard", "/leaderboard", "tbody tr"),
     Picture("review", "/review", "[data-current]"),
-    Picture("admin", "/admin", "#shown dl", before=_see_people),
+    Picture("admin", "/admin#people", "#shown td"),
 )
 
 
