@@ -110,17 +110,15 @@ function Checked({ checked }) {
 
 function health() {
   const it = state.health, { disk, queues, versions } = it;
-  const facts = {
-    State: it.problem || it.state, Height: it.height, "Heights behind": it.behind ?? "nobody is there to say", Links: it.links,
-    "Seconds since a decision": it.decided_seconds_ago?.toFixed(0) ?? "none yet", "Hours of running": (it.uptime_seconds / 3600).toFixed(1),
-    Memory: bytes(it.memory_bytes), "Data directory": bytes(disk.used_bytes), "Disk free": `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)}`,
-    "Answers that wait": queues.statements_waiting, "Transactions that wait": queues.transactions_pending,
-    Program: `${versions.program}, wire ${versions.wire}`, Modules: versions.modules.map(({ module, runs }) => `${module} ${runs}`).join(", "),
-  };
+  const facts = [
+    it.problem || it.state, it.height, it.behind ?? "nobody is there to say", it.links, it.decided_seconds_ago?.toFixed(0) ?? "none yet", (it.uptime_seconds / 3600).toFixed(1),
+    bytes(it.memory_bytes), bytes(disk.used_bytes), `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)}`, queues.statements_waiting, queues.transactions_pending,
+    `${versions.program}, wire ${versions.wire}`, versions.modules.map(({ module, runs }) => `${module} ${runs}`).join(", "),
+  ]; // in the order of the template
+  document.querySelectorAll("#facts dd").forEach((fact, place) => { fact.textContent = facts[place]; });
   render(state.alerts.map(({ severity, cause, about, text, since_ms }) => html`
     <li key=${cause + about} data-alert=${cause} class=${severity}><b>${severity}</b> ${text} <span class="quiet small">since ${when(since_ms)}</span></li>`), at("#alerts"));
   at("#alerts + p").hidden = state.alerts.length;
-  render(Object.entries(facts).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`), at("#facts"));
 }
 
 function Actions({ project }) {

@@ -1,5 +1,5 @@
 // The page of a project's author: tasks that need it first, with all votes side by side; decided by keys.
-import { inWords } from "/static/kinds.js";
+import { answerOf, choices as choicesOf, inWords, isCollected, isComplete } from "/static/kinds.js";
 import { act, ask, at, begin, fill, forms, paint, tell } from "/static/operator.js";
 import { html, render } from "/static/page.js";
 
@@ -13,16 +13,13 @@ const state = {
 };
 
 const current = () => state.tasks?.[state.place];
-const words = (answer, { items } = current()) => inWords({ ...state.project, items, assignment: "0" }, answer);
+const asked = (task = current()) => ({ ...state.project, items: task?.items ?? [], assignment: "0" }); // as an annotator's page has it
+const words = (answer, task) => inWords(asked(task), answer);
 const path = (tail) => `${PROJECTS}/${state.project.project}/${tail}`;
 const inState = (name) => at(`[name=state] [value="${name}"]`).text;
 
-// Answers of this project, with their keys.
-function choices() {
-  const { kind, options } = state.project;
-  const texts = { label: options, rating: options, pair: ["A is better", "B is better", "a tie", "both bad"], ranking: current()?.items ?? [] }[kind];
-  return texts.map((text, index) => ({ text, value: index + (kind === "rating"), key: index < 9 ? String(index + 1) : "" }));
-}
+const choices = () => choicesOf(asked()).map((choice, index) => ({ ...choice, key: index < 9 ? String(index + 1) : "" }));
+const isReady = () => isComplete(asked(), state.chosen) && (state.project.many || state.chosen.length > 0);
 
 // Reading ------------------------------------------------------------------------------------------------------------
 
@@ -88,17 +85,16 @@ function go(place) {
 
 function choose(value) {
   if (current()?.state !== "waiting") return tell("This task does not wait for you.", "warn");
-  const rest = state.chosen.filter((other) => other !== value), { many, kind } = state.project;
-  state.chosen = !many && kind !== "ranking" ? [value] : rest.length < state.chosen.length ? rest : [...rest, value];
+  const rest = state.chosen.filter((other) => other !== value);
+  state.chosen = !isCollected(asked()) ? [value] : rest.length < state.chosen.length ? rest : [...rest, value];
   paint();
 }
 
 function decide() {
-  const task = current(), { kind, many } = state.project;
-  const answer = kind === "label" ? [...state.chosen].sort((a, b) => a - b) : state.chosen;
-  if (task?.state !== "waiting" || (!answer.length && !many)) return;
+  const task = current();
+  if (task?.state !== "waiting" || !isReady()) return;
   act(async () => {
-    const { label } = await ask("POST", path(`tasks/${task.task}/decide`), { answer });
+    const { label } = await ask("POST", path(`tasks/${task.task}/decide`), { answer: answerOf(asked(), state.chosen) });
     Object.assign(task, { label, state: "settled", is_reviewed: true });
     state.chosen = [];
     const next = state.tasks.findIndex((other) => other.state === "waiting");
@@ -139,19 +135,19 @@ const List = () => html`<nav class="card list" aria-label="Tasks"><h2>Tasks</h2>
   ${state.next && html`<button onClick=${() => act(more)}>More</button>`}</nav>`;
 
 function Task({ task }) {
-  const rows = task.votes.map(({ annotator, name, answer, state: became }) => [annotator, html`<b>${name}</b> <code>${annotator.slice(0, 8)}</code>`,
-    answer ? html`<b class=${task.label && String(task.label) !== String(answer) ? "other" : ""}>${words(answer)}</b>` : html`<span class="quiet">${became}</span>`]);
-  if (task.suggestion) rows.unshift(["model", "A model suggests", words(task.suggestion)]);
   return html`<section class="card task" aria-live="polite" data-current=${task.task} data-state=${task.state}>
     <p class="asked">Task ${task.number}: ${inState(task.state)}${task.skips ? `, skipped ${task.skips} ×` : ""}</p>
     ${task.text === null ? html`<p class="quiet">${task.state === "redacted" ? "Its text is taken out." : "Its text is not here yet."}</p>` : html`<p class="text">${task.text}</p>`}
     ${task.items.length > 0 && html`<ol type=${state.project.kind === "pair" ? "A" : "1"}>${task.items.map((item) => html`<li class="text small">${item}</li>`)}</ol>`}
-    ${rows.length > 0 && html`<table><caption>Votes</caption><tbody>${rows.map(([key, ...cells]) => html`<tr key=${key}>${cells.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody></table>`}
+    <table><caption>Votes</caption><tbody>
+      ${task.suggestion && html`<tr><td>A model suggests</td><td>${words(task.suggestion)}</td></tr>`}
+      ${task.votes.map(({ annotator, name, answer, state: became }) => html`<tr key=${annotator}><td><b>${name}</b> <code>${annotator.slice(0, 8)}</code></td>
+        <td class=${task.label && answer && String(task.label) !== String(answer) ? "other" : ""}>${answer ? words(answer) : became}</td></tr>`)}</tbody></table>
     ${task.label && html`<p>The label is <b data-label>${words(task.label)}</b>${task.is_reviewed ? ", as the author said" : ""}.</p>`}
     ${task.state === "waiting" && html`<div class="answers" role="group" aria-label="Your decision">
       ${choices().map(({ text, key, value }) => html`<button class="answer" aria-keyshortcuts=${key || null} aria-pressed=${String(state.chosen.includes(value))} onClick=${() => choose(value)}>
         ${key && html`<kbd>${key}</kbd>`} <span>${text}</span></button>`)}
-      <button class="primary" aria-keyshortcuts="Enter" disabled=${!state.chosen.length && !state.project.many} onClick=${decide}>Decide <kbd>Enter</kbd></button></div>
+      <button class="primary" aria-keyshortcuts="Enter" disabled=${!isReady()} onClick=${decide}>Decide <kbd>Enter</kbd></button></div>
       <p class="quiet small">The network decides it at once, and nobody can take it back.</p>`}
   </section>`;
 }
