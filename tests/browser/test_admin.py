@@ -111,7 +111,8 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
     async with Room(tmp_path).serving(role="full", sign_up="invited", sign_up_codes=("a",)) as (daemon, site), browser() as page:
         assert (await said(Person("ann").enrol, site, "a")).status == 201
         await sign_in(page, site, await operator(daemon))
-        await page.until("document.querySelector('#facts dd').textContent === 'working' && !document.querySelector('#alerts + p').hidden")
+        await page.until("document.querySelector('#facts dd').textContent === 'working'")
+        await page.until("!document.querySelector('#alerts + p').hidden")
         await press_button(page, "People")
         await press_button(page, "New invitation")
         link = await page.until("document.querySelector('#link').value")
