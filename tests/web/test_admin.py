@@ -224,6 +224,23 @@ async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path
             pass
 
 
+async def test_an_import_that_a_stop_cuts_off_is_noted_and_its_first_part_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(tmp_path)
+    monkeypatch.setattr("peer.serving.importing.DECIDED_SECONDS", 0.0)
+    async with room.serving() as (daemon, site):
+        token = await operator(daemon)
+        project = await empty(site, token)
+        path = f"/api/v1/projects/{project}/tasks?format=jsonl"
+        assert (await said(site.ask, "POST", path, b'{"text": "one"}\n' * 90_000, token)).status == 202
+        while not await tasks_of(site, token, project):
+            pass
+    async with room.serving() as (_, site):
+        assert 0 < await tasks_of(site, token, project) < 90_000
+        assert (await log(site, token))[0] == ("import", "90000 tasks into project 'moods'", "cut off")
+
+
 async def empty(site: Site, token: str) -> str:
     body = {"name": "moods", "kind": "label", "options": ["glad", "sad"]}
     made = (await said(site.ask, "POST", "/api/v1/projects", body, token)).body
