@@ -16,6 +16,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -496,6 +497,7 @@ def main() -> int:
     parser.add_argument("--open-tasks", type=COUNT, default=100_000, metavar="N", help="that nobody has begun")
     parser.add_argument("--batches", type=COUNT, default=20, metavar="N", help="of which the median counts")
     parser.add_argument("--fill", type=Path, metavar="FOLDER", help="only make the data directory there")
+    parser.add_argument("--filled", type=Path, metavar="FOLDER", help="measure with a copy of what `--fill` has made there")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of the votes that are settled")
     parser.add_argument("--daemon", type=Path, metavar="FOLDER", help="only measure a daemon with it")
     options = parser.parse_args()
@@ -507,13 +509,15 @@ def main() -> int:
         return 0
     started, rows, lines = time.time(), list[Figures](), list[str]()
     for seed in options.seeds:
-        with tempfile.TemporaryDirectory(
-            dir="."
-        ) as temporary:  # of this disk: /tmp may lie in memory, where a commit costs nothing
+        # Of this disk: /tmp may lie in memory, where a commit costs nothing.
+        with tempfile.TemporaryDirectory(dir=".") as temporary:
             folder, began = Path(temporary) / "peer", time.time()
-            sizes = ("--annotators", options.annotators, "--answers", options.answers, "--open-tasks", options.open_tasks)
-            command = [sys.executable, "-m", "benchmarks.curation", "--fill", folder, "--seeds", seed, *sizes]
-            subprocess.run(list(map(str, command)), check=True)
+            if options.filled:
+                shutil.copytree(options.filled, folder)
+            else:
+                sizes = ("--annotators", options.annotators, "--answers", options.answers, "--open-tasks", options.open_tasks)
+                command = [sys.executable, "-m", "benchmarks.curation", "--fill", folder, "--seeds", seed, *sizes]
+                subprocess.run(list(map(str, command)), check=True)
             rows.append(measure(folder, options, time.time() - began))
         show(rows[-1])
         lines += verdicts(rows[-1])

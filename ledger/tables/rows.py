@@ -62,16 +62,16 @@ def replaced(old: Node, version: Version, table: Table[Any] | None, fresh: Itera
     puts: list[tuple[Stored, bytes]] = []
 
     def adopt(old: Node, new: Node, way: int, depth: int) -> Node:
-        # Of one hash at one place of the tree are the same rows, and so the same buckets.
-        if old is new or (old is not None and new is not None and old[0] == new[0]):
-            return old
-        if old is not None and len(old) == 5 and new is not None and len(new) == 5:
-            left, right = new[3], new[4]
-            if left is not old[3]:  # mostly one side is the very same: a call for it would cost as much as the other side's
-                left = adopt(old[3], left, 2 * way, depth + 1)
-            if right is not old[4]:
-                right = adopt(old[4], right, 2 * way + 1, depth + 1)
-            return new[0], new[1], new[2], left, right
+        if old is not None and new is not None:
+            if old[0] == new[0]:  # of one hash at one place of the tree are the same rows, and so the same buckets
+                return old
+            if len(old) == 5 and len(new) == 5:
+                left, right = new[3], new[4]
+                if left is not old[3]:  # mostly one side is the very same: a call for it costs as much as for the other
+                    left = adopt(old[3], left, 2 * way, depth + 1)
+                if right is not old[4]:
+                    right = adopt(old[4], right, 2 * way + 1, depth + 1)
+                return new[0], new[1], new[2], left, right
         for bucket in buckets(old):
             superseded.append(bucket)
             free.append(_slot(bucket))

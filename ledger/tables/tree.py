@@ -165,13 +165,31 @@ def changed(node: Node, changes: Sequence[Change], read: Read, depth: int = 0) -
         return node
     if node is None or len(node) != 5:
         return _bucket_changed(node, changes, read, depth)
-    left, right = node[3], node[4]
+    if len(changes) == 1:
+        return _one_changed(node, changes, read, depth)
     half = middle(changes, depth)
+    left, right = node[3], node[4]
     if half:
-        left = changed(left, changes[:half] if half < len(changes) else changes, read, depth + 1)
+        left = changed(left, changes[:half], read, depth + 1)
     if half < len(changes):
-        right = changed(right, changes[half:] if half else changes, read, depth + 1)
+        right = changed(right, changes[half:], read, depth + 1)
     return node if left is node[3] and right is node[4] else joined(left, right, read)
+
+
+def _one_changed(node: Node, changes: Sequence[Change], read: Read, depth: int) -> Node:
+    """The same for one change. Below the first levels most are alone."""
+    path, way = changes[0][0], list[Branch]()
+    while node is not None and len(node) == 5:
+        way.append(node)
+        node = node[4] if path[depth >> 3] >> (7 - (depth & 7)) & 1 else node[3]
+        depth += 1
+    after = _bucket_changed(node, changes, read, depth)
+    if after is node:
+        return way[0]
+    for above in reversed(way):
+        after = joined(after, above[4], read) if above[3] is node else joined(above[3], after, read)
+        node = above
+    return after
 
 
 def _bucket_changed(node: Bucket | None, changes: Sequence[Change], read: Read, depth: int) -> Node:
