@@ -63,7 +63,7 @@ PICTURES = (
     Picture("annotate-phone", "/annotate", "[data-task]", size="phone", scheme="dark"),
     Picture("leaderboard", "/leaderboard", "tbody tr"),
     Picture("review", "/review", "[data-current]"),
-    Picture("admin", "/admin#people", "#shown td"),
+    Picture("admin", "/admin#people", "#annotators td"),
 )
 
 
@@ -99,7 +99,7 @@ async def pictures(folder: Path, seed: int) -> int:
             calls: CurationCalls = shown.client  # type: ignore[assignment]
             await _join(page, address)
             await page.open(f"{address}/admin#{await calls.web_token()}")
-            await page.until("document.querySelector('#shown dl')")
+            await page.until("document.querySelector('#work:not([hidden])')")
             for picture in PICTURES:
                 await _take(page, address, picture, folder)
             nursery.cancel_scope.cancel()
