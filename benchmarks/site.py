@@ -173,7 +173,7 @@ async def measure(options: Any) -> Figures:
         await _import(watched)
         for path, there in (
             ("/annotate", "main form, [data-task]"),
-            ("/live", "[data-live=height]"),
+            ("/live", "#watch:not([hidden])"),
             ("/leaderboard", "main a, td"),
         ):
             figures.page_seconds[path] = statistics.median([await first_page(address, path, there) for _ in range(VISITS)])

@@ -151,3 +151,35 @@ async def test_what_happens_is_on_the_page_at_once_and_a_peer_that_is_away_is_to
             await room.project(daemon, name="more")
             higher = (await said(site.stats))["height"]
             await page.until(f"document.querySelector('[data-live=height]').textContent >= {higher}")
+
+
+# The page gets this in the place of the peer's stream: no honest peer holds another root than the voters.
+TOLD = """
+  window.EventSource = class extends EventTarget {
+    constructor() {
+      super();
+      setTimeout(() => this.dispatchEvent(new MessageEvent("live", { data: JSON.stringify(%s) })));
+    }
+  };
+"""
+
+
+async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_text(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site), browser() as page:
+        await room.project(daemon)
+        live = (await said(site.get, "/api/v1/live")).body
+        (me,) = live["peers"]
+        me["name"] = "<img src=x onerror=alert(1)>"
+        job = {"job": "e" * 64, "name": "demo", "state": "running", "round": 7, "rounds": 9, "accepted": {}, "rejected": {}}
+        live["jobs"] = [job | {"suspended": {me["peer"]: 12}}]
+        live["samples"] = [{"job": job["job"], "round": 4, "text": "a\u0007b\ufffd <b>c</b>\nd"}]
+        live["blocks"][-1]["own_root"] = "5" * 64
+        source = TOLD % json.dumps(live)
+        await page.do(page.driver.execute_cdp_cmd, "Page.addScriptToEvaluateOnNewDocument", {"source": source})
+        await page.open(f"{address(site)}/live")
+        assert await shown(page, "roots") == "not equal"
+        assert await shown(page, "suspended") == f"{me['name']} suspended until round 12"
+        assert await page.texts("#samples blockquote") == ["a·b· <b>c</b>\nd"]
+        assert await page.script("return document.querySelectorAll('main img, blockquote b').length") == 0
+        assert await axe.found(page) == []

@@ -53,7 +53,7 @@ function round(job) {
   return ours.length > 0 && html`
     ${open && html`<p class="quiet small">Round ${open.round}: ${open.proposed.length} of ${open.trainers.length} trainers have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} voters
       have voted, ${open.quorum} are needed.</p>`}
-    ${told && html`<div class="scroll"><table><caption>What each voter says of each proposal, in round ${told.round}</caption>
+    ${told && html`<div class="scroll" tabindex="0"><table><caption>What each voter says of each proposal, in round ${told.round}</caption>
       <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}>${nameOf(who)}</th>`)}</tr></thead>
       <tbody>${Object.entries(told.votes).map(([voter, said]) => html`<tr key=${voter}><th scope="row">${nameOf(voter)}</th>
         ${told.proposed.map((who) => html`<td key=${who}><${Verdict} is=${said[who]} /></td>`)}</tr>`)}</tbody></table></div>`}`;
