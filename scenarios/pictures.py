@@ -56,14 +56,14 @@ async def _answer(page: Browser) -> None:
 
 
 PICTURES = (
-    Picture("live", "/live", "[data-live=height]"),
-    Picture("live-dark", "/live", "[data-live=height]", scheme="dark"),
-    Picture("live-phone", "/live", "[data-live=height]", size="phone"),
+    Picture("live", "/live", "main svg"),
+    Picture("live-dark", "/live", "main svg", scheme="dark"),
+    Picture("live-phone", "/live", "main svg", size="phone"),
     Picture("annotate", "/annotate", "[data-task]", before=_answer),
     Picture("annotate-phone", "/annotate", "[data-task]", size="phone", scheme="dark"),
     Picture("leaderboard", "/leaderboard", "tbody tr"),
     Picture("review", "/review", "[data-current]"),
-    Picture("admin", "/admin#people", "#annotators td"),
+    Picture("admin", "/admin#people", "#people td"),
 )
 
 

@@ -16,8 +16,7 @@ let now = null, isHere = true;
 const checks = {}; // by height: the verdict of this browser
 const nameOf = (peer) => now.peers.find((one) => one.peer === peer)?.name || peer.slice(0, 8);
 const time = (ms) => new Date(ms).toLocaleTimeString();
-const Number = (count) => html`<td class="number">${count}</td>`;
-
+const cell = (value) => html`<td class="number">${value}</td>`;
 
 // A large figure with what it is about; without a value it is hidden.
 function tell(name, value, about, tone = "") {
@@ -36,10 +35,9 @@ function tellAll(job, rounds) {
   tell("round", job?.round, `of ${job?.rounds} of ${job?.name}${job?.state === "running" ? "" : `, ${job?.state}`}`);
   tell("height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet");
   tell("labels", labels ?? undefined, "by people, in all projects");
-  const block = blocks.findLast(({ own_root }) => own_root), [signed, own] = [block?.certified_root, block?.own_root].map((root) => `${root?.slice(0, 8)} …`);
-  if (!block) tell("roots", "–", "the next block certifies one");
-  else if (block.own_root === block.certified_root) tell("roots", "equal", `${block.signers.length} of ${block.voters_count} voters signed what this peer computed: ${own}`, "good");
-  else tell("roots", "not equal", `the voters signed ${signed}, this peer computed ${own}`, "bad");
+  const { own_root, certified_root, signers, voters_count } = blocks.findLast((one) => one.own_root) ?? {}, isEqual = own_root === certified_root;
+  if (!own_root) tell("roots", "–", "the next block certifies one");
+  else tell("roots", isEqual ? "equal" : "not equal", `${signers.length} of ${voters_count} voters signed ${certified_root.slice(0, 8)}, this peer computed ${own_root.slice(0, 8)}`, isEqual ? "good" : "bad");
 }
 
 const alerts = () => now.alerts.map(({ cause, about, severity, text, since_ms }) => html`<p key=${cause + about} class="notice ${TONES[severity]}" data-severity=${severity}>
@@ -51,37 +49,35 @@ function round(job) {
   const told = open && Object.keys(open.votes).length ? open : ours.findLast(({ height }) => height !== null);
   for (const phase of PHASES) place(phase).ariaCurrent = phase === (open?.phase ?? "closed") ? "step" : null;
   return ours.length > 0 && html`
-    ${open && html`<p class="quiet small">Round ${open.round}: ${open.proposed.length} of ${open.trainers.length} trainers have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} voters
-      have voted, ${open.quorum} are needed.</p>`}
+    ${open && html`<p class="quiet small">Round ${open.round}: ${open.proposed.length} of ${open.trainers.length} have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} have voted, ${open.quorum} decide.</p>`}
     ${told && html`<div class="scroll" tabindex="0"><table><caption>What each voter says of each proposal, in round ${told.round}</caption>
       <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}>${nameOf(who)}</th>`)}</tr></thead>
       <tbody>${Object.entries(told.votes).map(([voter, said]) => html`<tr key=${voter}><th scope="row">${nameOf(voter)}</th>
         ${told.proposed.map((who) => html`<td key=${who}><${Verdict} is=${said[who]} /></td>`)}</tr>`)}</tbody></table></div>`}`;
 }
 
-const isGood = ([, verdict]) => verdict === "accept";
-const last = (rounds) => rounds.length > 0 && html`<ul class="plain">${rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${round}</b>
-  ${Object.entries(verdicts).sort((one, other) => isGood(other) - isGood(one)).map(([who, verdict]) => html` <span class="chip" key=${who}>${nameOf(who)} <${Verdict} is=${verdict} /></span>
-    <span class="quiet small"> ${reasons[verdict]}</span>`)}</li>`)}</ul>`;
+const last = (rounds) => rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${round}</b>
+  ${Object.entries(verdicts).sort(([, one], [, other]) => (one !== "accept") - (other !== "accept")).map(([who, verdict]) => html` <span class="chip" key=${who}>${nameOf(who)} <${Verdict} is=${verdict} /></span>
+    <span class="quiet small"> ${reasons[verdict]}</span>`)}</li>`);
 
-const Outcast = ({ peer, what }) => html`<li><b class="name">${nameOf(peer)}</b> <span class="no">${what}</span></li>`;
-const expelled = () => now.peers.filter(({ gone }) => gone.startsWith("expelled")).map(({ peer, gone }) => html`<${Outcast} key=${peer} peer=${peer} what=${gone} />`);
-const suspended = (job) => Object.entries(job?.suspended ?? {}).map(([peer, until]) => html`<${Outcast} key=${peer} peer=${peer} what="suspended until round ${until}" />`);
+const outcast = (peer, what) => html`<li key=${peer}><b class="name">${nameOf(peer)}</b> <span class="no">${what}</span></li>`;
+const expelled = () => now.peers.filter(({ gone }) => gone.startsWith("expelled")).map(({ peer, gone }) => outcast(peer, gone));
+const suspended = (job) => Object.entries(job?.suspended ?? {}).map(([peer, until]) => outcast(peer, `suspended until round ${until}`));
 
 const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, voter, roles, is_linked, round_trip_ms }) => html`<tr key=${peer}>
   <th scope="row">${nameOf(peer)}${me && html` <span class="chip">this peer</span>`}</th>
-  <td>${[voter && "votes", roles.includes("trainer") && "trains", roles.includes("annotator") && "serves"].filter(Boolean).join(", ") || "follows"}</td>
-  ${Number(`${job?.accepted[peer] ?? 0} / ${Object.values(job?.rejected[peer] ?? {}).reduce((sum, count) => sum + count, 0)}`)}
-  ${Number(me ? "–" : !is_linked ? html`<span class="no">no link</span>` : round_trip_ms === null ? "…" : `${round_trip_ms} ms`)}</tr>`);
+  <td>${[voter && "voter", ...roles].filter(Boolean).join(", ")}</td>
+  ${cell(`${job?.accepted[peer] ?? 0} / ${Object.values(job?.rejected[peer] ?? {}).reduce((sum, count) => sum + count, 0)}`)}
+  ${cell(me ? "–" : is_linked ? round_trip_ms : html`<span class="no">no link</span>`)}</tr>`);
 
 function samples(job) {
   const [newest, before] = now.samples.filter((one) => one.job === job?.job).toReversed();
-  return newest && html`<div class="pair">${[before, newest].map((one) => one && html`<figure key=${one.round}><figcaption class="what">${one === newest ? "Now" : "Before"}, at round ${one.round}</figcaption>
-    <blockquote tabindex="0">${one.text.replace(/[^\P{C}\n]|\ufffd/gu, "·")}</blockquote></figure>`)}</div>`;
+  return newest && [before, newest].map((one) => one && html`<figure key=${one.round}><figcaption class="what">${one === newest ? "Now" : "Before"}, at round ${one.round}</figcaption>
+    <blockquote tabindex="0">${one.text.replace(/[^\P{C}\n]|\ufffd/gu, "·")}</blockquote></figure>`);
 }
 
 const blocks = () => now.blocks.slice(-SHOWN).reverse().map(({ height, proposer, signers, voters_count, time_ms }) => html`<tr key=${height} data-block=${height}>
-  ${Number(height)}<td>${nameOf(proposer)}</td><td title=${signers.map(nameOf).join(", ")}>${signers.length} of ${voters_count}</td><td>${time(time_ms)}</td>
+  ${cell(height)}<td>${nameOf(proposer)}</td><td>${signers.length} of ${voters_count}</td><td>${time(time_ms)}</td>
   <td role="status">${checks[height] ?? html`<button class="quiet" disabled=${!hasKeys} aria-label="Verify in my browser: block ${height}" onClick=${() => check(height)}>Verify in my browser</button>`}</td></tr>`);
 
 async function check(height) {
@@ -113,7 +109,7 @@ function paint() {
   put("alerts", alerts());
   tellAll(job, rounds);
   put("chart", points.length > 1 && html`<${Chart} points=${points} title="Held-out bits per byte of ${job.name}, after each round" />`);
-  if (points.length > 1) put("points", points.map(([round, bits]) => html`<tr key=${round}><td>${round}</td>${Number(bits.toFixed(3))}</tr>`));
+  if (points.length > 1) put("points", points.map(([round, bits]) => html`<tr key=${round}><td>${round}</td>${cell(bits.toFixed(3))}</tr>`));
   put("round", round(job));
   put("rounds", last(rounds));
   const [gone, kept] = [expelled(), suspended(job)];
