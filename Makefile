@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser lint mutants model bench bench-consensus clean
+.PHONY: help setup demo test test-browser pictures lint mutants model bench bench-consensus clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -14,6 +14,7 @@ help:
 	@echo "make demo    four peers on this machine train a transformer together; one of them lies"
 	@echo "make test    the test suite"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
+	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
 	@echo "make lint    style, types and import layers"
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make bench   the benchmarks behind the figures in the documents"
@@ -55,6 +56,9 @@ test: setup
 test-browser: setup
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "make: no browser and driver; Debian: apt install chromium chromium-driver" >&2; exit 1; }
 	$(BIN)/python -m pytest tests/browser tests/web/test_defence_scripts.py
+
+pictures: setup
+	$(BIN)/python -m scenarios.pictures
 
 lint: setup
 	$(BIN)/ruff check .

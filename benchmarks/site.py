@@ -172,7 +172,7 @@ async def measure(options: Any) -> Figures:
         await Watch(watched).until_round(3)
         await _import(watched)
         for path, there in (
-            ("/annotate", "main form, [data-task]"),
+            ("/join", "[name=name]"),
             ("/live", "#watch:not([hidden])"),
             ("/leaderboard", "main a, td"),
         ):

@@ -58,10 +58,8 @@ async def _answer(page: Browser) -> None:
 PICTURES = (
     Picture("live", "/live", "main svg"),
     Picture("live-dark", "/live", "main svg", scheme="dark"),
-    Picture("live-phone", "/live", "main svg", size="phone"),
     Picture("annotate", "/annotate", "[data-task]", before=_answer),
     Picture("annotate-phone", "/annotate", "[data-task]", size="phone", scheme="dark"),
-    Picture("leaderboard", "/leaderboard", "tbody tr"),
     Picture("review", "/review", "[data-current]"),
     Picture("admin", "/admin#people", "#people td"),
 )
