@@ -38,7 +38,7 @@ OF_BLOCKS: Final = "height digest time_ms proposer view signers voters_count quo
 class Live:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._looking = trio.Lock()
+        self._looking, self._reading = trio.Lock(), trio.Lock()
         self._looked, self._seen, self._height = -math.inf, 0, -1  # when, up to which event, at which height
         self._number, self._now = 0, Json()
         self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of the block, all labels by then
@@ -53,8 +53,10 @@ class Live:
             await self._desk.block_above(height)
 
     async def block(self, height: int) -> Json:
+        """For strangers one at a time: each takes a thread, and the votes need some, too."""
         try:
-            return _only("height header certificate voters", await self._desk.api.block(height))
+            async with self._reading:
+                return _only("height header certificate voters", await self._desk.api.block(height))
         except UserError as error:
             raise Problem("not-found", str(error)) from None
 

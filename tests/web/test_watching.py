@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -16,14 +17,15 @@ import trio
 
 from consensus.block import decode_header, header_digest
 from consensus.voters import VoterSet, verify_certificate
+from peer.api.blocks import BlockAnswers
 from peer.serving.live import Live
 from protocol import codec
-from protocol.api import StatusView
+from protocol.api import BlockView, StatusView
 from protocol.codec import Key
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Certificate, Commit
 from protocol.metrics import why_unhealthy
-from tests.web.client import Site
+from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 
 Event = tuple[str, str, Any]  # id, kind, data
@@ -164,6 +166,31 @@ async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None
         assert shown.digest == vote.block.hex() and shown.certified_root == shown.own_root != ""
         assert (await said(site.get, "/api/v1/blocks/999999")).code == "not-found"
         assert (await said(site.get, "/api/v1/blocks/0")).code == "malformed"
+
+
+async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, running, most, read = Room(tmp_path), 0, 0, BlockAnswers._block
+
+    def counted(answers: BlockAnswers, *asked: Any) -> BlockView:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.02)
+        running -= 1
+        return read(answers, *asked)
+
+    async with room.serving() as (daemon, site):
+        await room.project(daemon)
+        monkeypatch.setattr(BlockAnswers, "_block", counted)
+        replies: list[Reply] = []
+
+        async def ask() -> None:
+            replies.append(await said(site.get, "/api/v1/blocks/1"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(ask)
+        assert ([reply.status for reply in replies], most) == (12 * [200], 1)
 
 
 async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
