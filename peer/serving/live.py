@@ -13,7 +13,7 @@ import trio
 from curation.state import CurationState
 from features.as_json import plain
 from features.parts import Desk
-from protocol.api import PeerView
+from protocol.api import Cause, PeerView
 from protocol.errors import UserError
 from web.problems import Problem
 from web.site import Json
@@ -24,6 +24,7 @@ LOOK_SECONDS: Final = 1.0  # between two looks when nothing is told
 MINUTE_MS: Final = 60_000
 ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
 # Addresses, paths and processes are nobody's business.
+OF_OPERATORS: Final = (Cause.DISK_LOW, Cause.WORKER_GONE)  # alerts that say what only this machine's operator mends
 OF_STATUS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
     "suspended unaudited disputed state behind late"
@@ -84,16 +85,16 @@ class Live:
             await self._desk.block_above(self._height)
 
     async def _look(self) -> None:
-        api, was = self._desk.api, self._now
+        """A look that fails, or that is cancelled, has seen nothing: the next one looks at the same again."""
+        api, was, height = self._desk.api, self._now, self._desk.height
         events = await api.events(self._seen, 0.0)
         kinds = {event.kind for event in events}
-        is_higher, self._height = self._desk.height != self._height, self._desk.height
-        self._seen, self._looked = events[-1].number if events else self._seen, trio.current_time()
         status = await api.status()
-        now = was | {"status": _only(OF_STATUS, status), "alerts": plain(await api.alerts())}
+        alerts = [alert for alert in await api.alerts() if alert.cause not in OF_OPERATORS]
+        now = was | {"status": _only(OF_STATUS, status), "alerts": plain(alerts)}
         now["peers"] = [_peer(view) for view in await api.peers()]
         now["labels"] = self._labels_a_minute()
-        if is_higher or not was:
+        if height != self._height:
             now["jobs"] = [_only(OF_JOBS, job) for job in await api.jobs()]
             now["blocks"] = await self._blocks(was.get("blocks", []), status.height)
         if not was or kinds & {"round", "measured"}:
@@ -103,6 +104,8 @@ class Live:
         elif kinds & {"proposal", "ballot", "cut-off", "applied"}:
             closed = (view for view in was["votes"] if view["height"] is not None)
             now["votes"] = [*closed, *(_only(OF_VOTES, view) for view in await api.votes(0))]
+        self._seen, self._height = events[-1].number if events else self._seen, height
+        self._looked = trio.current_time()
         if now != was:
             self._now, self._number = now, self._number + 1
 

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ import trio
 
 from consensus.block import decode_header, header_digest
 from consensus.voters import VoterSet, verify_certificate
+from peer.api import causes
 from peer.api.blocks import BlockAnswers
 from peer.serving.live import Live
 from protocol import codec
 from protocol.api import BlockView, StatusView
 from protocol.codec import Key
+from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Certificate, Commit
 from protocol.metrics import why_unhealthy
@@ -29,6 +32,17 @@ from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 
 Event = tuple[str, str, Any]  # id, kind, data
+
+
+class Over:
+    """Another object, some of whose calls are others."""
+
+    def __init__(self, of: Any, **calls: Any) -> None:
+        self._of = of
+        vars(self).update(calls)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
 
 
 def opened(site: Site, query: str = "", **headers: str) -> HTTPResponse:
@@ -147,6 +161,40 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
         for stream in streams:
             await said(until, stream, "live")
         assert looks <= 5, "one for each that came alone, and what the first ones saw change"
+
+
+async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        desk: Any = SimpleNamespace(api=daemon.api, height=1, state=daemon.api, time_ms=0)
+        live, told = Live(desk), 0
+        monkeypatch.setattr(Live, "_labels_a_minute", lambda live: None)
+        await live._look()
+        api: Any = daemon.api
+        first, event = live._now, replace((await api.events(0, 1.0))[-1], kind="measured", number=10**6)
+
+        async def events(after: int, seconds: float) -> Any:
+            return (event,) if after < event.number else ()
+
+        async def rounds(last: int) -> Any:
+            nonlocal told
+            told += 1
+            if told == 1:
+                raise StorageError("the disk is slow")
+            return ()
+
+        desk.api, desk.height = Over(api, events=events, rounds=rounds), 2
+        with pytest.raises(StorageError):
+            await live._look()
+        assert live._now is first
+        await live._look()
+        assert told == 2, "the event that came is looked at again"
+
+
+async def test_strangers_hear_nothing_of_this_machine_s_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causes, "DISK_WARNING_BYTES", 1 << 60)
+    async with Room(tmp_path).serving() as (daemon, site):
+        assert [alert.cause for alert in await daemon.api.alerts()] == ["disk-low"]
+        assert (await said(site.get, "/api/v1/live")).body["alerts"] == []
 
 
 async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None:
