@@ -44,9 +44,10 @@ class Operators:
     @asynccontextmanager
     async def doing(self, operator: str, action: str, about: str) -> AsyncIterator[None]:
         """Notes what the operator did, and what came of it: also where it was refused."""
-        result = "done"
+        result = "cut off"  # or a slip of ours: whether it was done, nobody knows
         try:
             yield
+            result = "done"
         except Problem as problem:
             result = problem.code
             raise

@@ -164,7 +164,7 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Room(tmp_path).serving() as (daemon, site):
+    async with Room(tmp_path).serving() as (daemon, _):
         desk: Any = SimpleNamespace(api=daemon.api, height=1, state=daemon.api, time_ms=0)
         live, told = Live(desk), 0
         monkeypatch.setattr(Live, "_labels_a_minute", lambda live: None)
