@@ -110,6 +110,7 @@ class Bridge:
             raise Problem("no-quorum", "this peer is stopping") from None
         finally:
             self._running -= 1
+            del answer  # its error holds this frame, and so what was asked, such as a file
 
     # In Trio's thread ------------------------------------------------------------------------------------------------
 
@@ -128,6 +129,7 @@ class Bridge:
             self._reply(answer, None, Problem("no-quorum", "this peer is stopping"))
             raise
         self._reply(answer, result, error)
+        del do, error  # the error holds this frame: cycles are looked for seldom
 
     def _reply(self, answer: asyncio.Future[Any], result: Any, error: Problem | None) -> None:
         if self._loop is None or self._loop.is_closed():

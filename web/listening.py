@@ -29,11 +29,11 @@ _Said = tuple[str, Json]  # kind and data of an event
 class _Event(NamedTuple):
     number: int
     kind: str
-    data: Json
+    text: str  # written once, however many hear it, and however often they come again
 
-    @property
-    def text(self) -> str:
-        return f"id: {self.number}\nevent: {self.kind}\ndata: {json.dumps(self.data)}\n\n"
+    @classmethod
+    def of(cls, number: int, kind: str, data: Json) -> _Event:
+        return cls(number, kind, f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n")
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Listening:
         feeds = [self._news, self._live] if is_live else [self._news]
         for feed in feeds:
             if feed.looking is None:
-                self._take(feed, await feed.ask({}))
+                self._tell(self._take(feed, await feed.ask({})))  # another may have begun to listen meanwhile
         if len(self._listeners) >= LISTENERS_MAX:  # nothing is awaited from here until this one is counted
             raise Problem("too-many", f"{LISTENERS_MAX} others listen already", 60)
         me, mine = asyncio.current_task(), _Listener(is_live, asyncio.Queue(WAITING_MAX))
@@ -104,7 +104,7 @@ class Listening:
         if self._kept and self._kept[0].number - 1 <= number <= self._number:
             return "".join(event.text for event in self._kept if event.number > number and mine.hears(event))
         said = (item for feed in feeds for item in feed.events({}, feed.now))
-        return "".join(_Event(self._number, kind, data).text for kind, data in said)
+        return "".join(_Event.of(self._number, kind, data).text for kind, data in said)
 
     def _take(self, feed: _Feed, now: Json) -> list[_Event]:
         """The events that lead to this look; none if a later one is known."""
@@ -113,7 +113,7 @@ class Listening:
         events = []
         for kind, data in feed.events(feed.now, now):
             self._number += 1
-            events.append(_Event(self._number, kind, data))
+            events.append(_Event.of(self._number, kind, data))
         self._kept += events
         feed.now = now
         return events
@@ -128,11 +128,10 @@ class Listening:
             feed.looking = None
 
     def _tell(self, events: list[_Event]) -> None:
-        texts = [(event, event.text) for event in events]
         for task, listener in list(self._listeners.items()):
             if listener.queue.full():
                 task.cancel()
-            elif text := "".join(text for event, text in texts if listener.hears(event)):
+            elif text := "".join(event.text for event in events if listener.hears(event)):
                 listener.queue.put_nowait(text)
 
     def _drop(self) -> None:

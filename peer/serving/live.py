@@ -13,7 +13,7 @@ import trio
 from curation.state import CurationState
 from features.as_json import plain
 from features.parts import Desk
-from protocol.api import PeerView
+from protocol.api import Cause, PeerView
 from protocol.errors import UserError
 from web.problems import Problem
 from web.site import Json
@@ -24,6 +24,7 @@ LOOK_SECONDS: Final = 1.0  # between two looks when nothing is told
 MINUTE_MS: Final = 60_000
 ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
 # Addresses, paths and processes are nobody's business.
+OF_OPERATORS: Final = (Cause.DISK_LOW, Cause.WORKER_GONE)  # alerts that say what only this machine's operator mends
 OF_STATUS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
     "suspended unaudited disputed state behind late"
@@ -38,7 +39,7 @@ OF_BLOCKS: Final = "height digest time_ms proposer view signers voters_count quo
 class Live:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._looking = trio.Lock()
+        self._looking, self._reading = trio.Lock(), trio.Lock()
         self._looked, self._seen, self._height = -math.inf, 0, -1  # when, up to which event, at which height
         self._number, self._now = 0, Json()
         self._labels: deque[tuple[int, int]] = deque()  # of the last minute: time of the block, all labels by then
@@ -53,8 +54,10 @@ class Live:
             await self._desk.block_above(height)
 
     async def block(self, height: int) -> Json:
+        """For strangers one at a time: each takes a thread, and the votes need some, too."""
         try:
-            return _only("height header certificate voters", await self._desk.api.block(height))
+            async with self._reading:
+                return _only("height header certificate voters", await self._desk.api.block(height))
         except UserError as error:
             raise Problem("not-found", str(error)) from None
 
@@ -82,16 +85,16 @@ class Live:
             await self._desk.block_above(self._height)
 
     async def _look(self) -> None:
-        api, was = self._desk.api, self._now
+        """A look that fails, or that is cancelled, has seen nothing: the next one looks at the same again."""
+        api, was, height = self._desk.api, self._now, self._desk.height
         events = await api.events(self._seen, 0.0)
         kinds = {event.kind for event in events}
-        is_higher, self._height = self._desk.height != self._height, self._desk.height
-        self._seen, self._looked = events[-1].number if events else self._seen, trio.current_time()
         status = await api.status()
-        now = was | {"status": _only(OF_STATUS, status), "alerts": plain(await api.alerts())}
+        alerts = [alert for alert in await api.alerts() if alert.cause not in OF_OPERATORS]
+        now = was | {"status": _only(OF_STATUS, status), "alerts": plain(alerts)}
         now["peers"] = [_peer(view) for view in await api.peers()]
         now["labels"] = self._labels_a_minute()
-        if is_higher or not was:
+        if height != self._height:
             now["jobs"] = [_only(OF_JOBS, job) for job in await api.jobs()]
             now["blocks"] = await self._blocks(was.get("blocks", []), status.height)
         if not was or kinds & {"round", "measured"}:
@@ -101,6 +104,8 @@ class Live:
         elif kinds & {"proposal", "ballot", "cut-off", "applied"}:
             closed = (view for view in was["votes"] if view["height"] is not None)
             now["votes"] = [*closed, *(_only(OF_VOTES, view) for view in await api.votes(0))]
+        self._seen, self._height = events[-1].number if events else self._seen, height
+        self._looked = trio.current_time()
         if now != was:
             self._now, self._number = now, self._number + 1
 

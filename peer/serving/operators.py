@@ -44,7 +44,7 @@ class Operators:
     @asynccontextmanager
     async def doing(self, operator: str, action: str, about: str) -> AsyncIterator[None]:
         """Notes what the operator did, and what came of it: also where it was refused."""
-        result = "cut off"
+        result = "cut off"  # or a slip of ours: whether it was done, nobody knows
         try:
             yield
             result = "done"

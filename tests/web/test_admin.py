@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 import trio
 
-from curation.state import CurationState
+from curation.state import CurationState, Phase
 from peer.serving.doors import Doors
+from peer.serving.founding import Founding
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
+from web.problems import Problem
 
 ADMIN = "/api/v1/admin"
 
@@ -30,6 +33,34 @@ def browser(site: Site, reply: Reply) -> dict[str, str]:
 async def log(site: Site, token: str) -> list[tuple[str, str, str]]:
     entries = (await said(site.get, f"{ADMIN}/log", token)).body["entries"]
     return [(entry["action"], entry["about"], entry["result"]) for entry in entries]
+
+
+async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_for_cycles(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        token, view = await operator(daemon), await room.project(daemon)
+        gc.collect()
+        gc.disable()
+        try:
+            reply = await said(site.ask, "POST", f"/api/v1/projects/{view.project}/tasks?format=csv", b"none", token)
+            assert reply.code == "misfit"
+            with trio.fail_after(5):
+                while any(type(thing) is Problem for thing in gc.get_objects()):
+                    await trio.sleep(0.05)
+        finally:
+            gc.enable()
+
+
+async def test_what_failed_stands_in_the_log_as_what_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(founding: Founding, project: bytes, phase: Phase) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Founding, "move", fails)
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site):
+        token, view = await operator(daemon), await room.project(daemon)
+        assert (await said(site.ask, "POST", f"/api/v1/projects/{view.project}/pause", {}, token)).code == "internal"
+        assert await log(site, token) == [("pause", "project 'moods'", "cut off")]
 
 
 async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +18,31 @@ import trio
 
 from consensus.block import decode_header, header_digest
 from consensus.voters import VoterSet, verify_certificate
+from peer.api import causes
+from peer.api.blocks import BlockAnswers
 from peer.serving.live import Live
 from protocol import codec
-from protocol.api import StatusView
+from protocol.api import BlockView, StatusView
 from protocol.codec import Key
+from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Certificate, Commit
 from protocol.metrics import why_unhealthy
-from tests.web.client import Site
+from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 
 Event = tuple[str, str, Any]  # id, kind, data
+
+
+class Over:
+    """Another object, some of whose calls are others."""
+
+    def __init__(self, of: Any, **calls: Any) -> None:
+        self._of = of
+        vars(self).update(calls)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
 
 
 def opened(site: Site, query: str = "", **headers: str) -> HTTPResponse:
@@ -147,6 +163,40 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
         assert looks <= 5, "one for each that came alone, and what the first ones saw change"
 
 
+async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Room(tmp_path).serving() as (daemon, _):
+        desk: Any = SimpleNamespace(api=daemon.api, height=1, state=daemon.api, time_ms=0)
+        live, told = Live(desk), 0
+        monkeypatch.setattr(Live, "_labels_a_minute", lambda live: None)
+        await live._look()
+        api: Any = daemon.api
+        first, event = live._now, replace((await api.events(0, 1.0))[-1], kind="measured", number=10**6)
+
+        async def events(after: int, seconds: float) -> Any:
+            return (event,) if after < event.number else ()
+
+        async def rounds(last: int) -> Any:
+            nonlocal told
+            told += 1
+            if told == 1:
+                raise StorageError("the disk is slow")
+            return ()
+
+        desk.api, desk.height = Over(api, events=events, rounds=rounds), 2
+        with pytest.raises(StorageError):
+            await live._look()
+        assert live._now is first
+        await live._look()
+        assert told == 2, "the event that came is looked at again"
+
+
+async def test_strangers_hear_nothing_of_this_machine_s_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causes, "DISK_WARNING_BYTES", 1 << 60)
+    async with Room(tmp_path).serving() as (daemon, site):
+        assert [alert.cause for alert in await daemon.api.alerts()] == ["disk-low"]
+        assert (await said(site.get, "/api/v1/live")).body["alerts"] == []
+
+
 async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
@@ -164,6 +214,31 @@ async def test_a_block_comes_as_it_was_hashed_and_signed(tmp_path: Path) -> None
         assert shown.digest == vote.block.hex() and shown.certified_root == shown.own_root != ""
         assert (await said(site.get, "/api/v1/blocks/999999")).code == "not-found"
         assert (await said(site.get, "/api/v1/blocks/0")).code == "malformed"
+
+
+async def test_strangers_who_ask_for_blocks_take_one_thread_of_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, running, most, read = Room(tmp_path), 0, 0, BlockAnswers._block
+
+    def counted(answers: BlockAnswers, *asked: Any) -> BlockView:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.02)
+        running -= 1
+        return read(answers, *asked)
+
+    async with room.serving() as (daemon, site):
+        await room.project(daemon)
+        monkeypatch.setattr(BlockAnswers, "_block", counted)
+        replies: list[Reply] = []
+
+        async def ask() -> None:
+            replies.append(await said(site.get, "/api/v1/blocks/1"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(ask)
+        assert ([reply.status for reply in replies], most) == (12 * [200], 1)
 
 
 async def test_listeners_are_counted_and_a_silent_stream_has_a_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,63 @@
+"""Streams of events, where looks at the peer end in an order that a real peer shows seldom."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import ClientSession, web
+
+from web.listening import Listening
+
+
+def look(height: int) -> dict[str, Any]:
+    return {"height": height, "state_root": "", "time_ms": 0, "settled": 0, "projects": []}
+
+
+class Looks:
+    """A site whose looks end when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[asyncio.Future[dict[str, Any]]] = asyncio.Queue()
+
+    async def news(self, after: int) -> dict[str, Any]:
+        answer = asyncio.get_running_loop().create_future()
+        await self.asked.put(answer)
+        found: dict[str, Any] = await answer
+        return found
+
+
+def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_another() -> None:
+    async def listen() -> None:
+        looks: Any = Looks()
+        listening = Listening(looks, {})
+        app = web.Application()
+
+        async def stream(request: web.Request) -> web.StreamResponse:
+            return await listening.stream(request, False)
+
+        app.router.add_get("/", stream)
+        app.on_shutdown.append(listening.end)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        try:
+            async with ClientSession() as session, asyncio.timeout(20):
+                ann, ben = (asyncio.create_task(session.get(f"http://{host}:{port}/")) for _ in range(2))
+                first, second = await looks.asked.get(), await looks.asked.get()
+                first.set_result(look(1))
+                follows = await looks.asked.get()  # one of them listens now
+                second.set_result(look(2))
+                await asyncio.wait((ann, ben))
+                follows.set_result(look(2))
+                for reply in (await ann, await ben):
+                    heard = b""
+                    while b'"height": 2' not in heard:
+                        heard += await reply.content.readline()
+                    reply.close()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(listen())
