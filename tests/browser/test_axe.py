@@ -41,7 +41,7 @@ async def test_axe_finds_nothing_where_people_annotate(asked: dict[str, Any], ke
         if asked.get("kind") != "ranking" and keys:
             await page.task(shown)
         await page.press("?")
-        await page.until("document.querySelector('.help')")
+        await page.until("document.querySelector('.help:not([hidden])')")
         assert await axe.found(page) == []
         await page.press("s")
         assert await axe.found(page) == []
@@ -51,7 +51,7 @@ async def test_axe_finds_nothing_where_people_annotate(asked: dict[str, Any], ke
 async def test_axe_finds_nothing_where_there_is_nothing_and_where_the_peer_is_away(tmp_path: Path) -> None:
     async with browser() as page:
         async with Room(tmp_path).serving() as (_, site):
-            for path, there in (("/annotate", "[name=name]"), ("/leaderboard", "main p a")):
+            for path, there in (("/annotate", "[name=name]"), ("/leaderboard", "main p:not([hidden]) a")):
                 await page.open(f"{address(site)}{path}")
                 await page.until(f"document.querySelector('{there}')")
                 assert await axe.found(page) == [], path

@@ -74,7 +74,7 @@ async def test_a_key_goes_on_in_a_fresh_browser_with_its_backup_and_passphrase_a
             file = await saved(page, tmp_path / "downloads")
             await page.press(Keys.ENTER)
             await page.task()
-            assert not await page.texts(".notice"), "nothing reminds of a backup"
+            assert not await page.texts(".notice:not([hidden])"), "nothing reminds of a backup"
             await page.press("1")
             await page.count("settled", 1)
             assert await page.errors() == []
@@ -100,7 +100,7 @@ async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happ
         training = await page.until("document.querySelector('[data-live=training]')?.textContent")
         assert re.fullmatch(r"At the moment it trains proverbs, round \d+ of 999\.", training)
         await page.join(address(site), "ann / bob")
-        assert "nobody can make it anew" in (await page.texts(".notice"))[0]
+        assert "nobody can make it anew" in (await page.texts(".notice:not([hidden])"))[0]
         await page.open(f"{address(site)}/join")
         await page.until("document.activeElement.name === 'passphrase'")
         assert await axe.found(page) == []

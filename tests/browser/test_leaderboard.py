@@ -17,7 +17,7 @@ async def test_annotators_are_listed_by_points_as_soon_as_there_are_any(tmp_path
         token = await operator(daemon)
         project = await founded(site, token, tasks=[{"text": "one"}, {"text": "two"}], price=3)
         await page.open(f"{address(site)}/leaderboard")
-        await page.until("document.querySelector('main').textContent.includes('Nobody has joined yet')")
+        await page.until("document.querySelector('main').innerText.includes('Nobody has joined yet')")
         shown = await page.join(address(site), "<b>ann</b>")
         await page.press("1")
         await page.task(shown)

@@ -1,6 +1,6 @@
 // The page of operators: projects, people, jobs, health, alerts, and what operators did. Its forms and tables stand in the template.
-import { act, ask, at, begin, fill, forms, paint, signOut, sure, when } from "/static/operator.js";
-import { html, render } from "/static/page.js";
+import { act, ask, begin, paint, signOut, sure, when } from "/static/operator.js";
+import { at, fill, forms, html, render } from "/static/page.js";
 
 const ADMIN = "/api/v1/admin", PROJECTS = "/api/v1/projects", PAGE = 50;
 const state = {
@@ -46,7 +46,7 @@ const bytes = (count) => (count < 2 ** 30 ? `${Math.ceil(count / 2 ** 20)} MiB` 
 const Quiet = ({ does, run }) => html`<button class="quiet" onClick=${run}>${does}</button>`;
 const Named = ({ name, id }) => html`<b>${name}</b> <code>${id.slice(0, 8)}</code>`;
 
-// Forms --------------------------------------------------------------------------------------------------------------
+// Forms ---
 
 function shut() {
   state.checked = null;
@@ -106,7 +106,7 @@ function Checked({ checked }) {
     <button class="primary" type="button" onClick=${() => send(checked)}>${asked ? "Make the project" : `Import ${count} tasks`}</button></section>`;
 }
 
-// Sections -----------------------------------------------------------------------------------------------------------
+// Sections ---
 
 function health() {
   const it = state.health, { disk, queues, versions } = it;

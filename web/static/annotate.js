@@ -3,7 +3,7 @@ import { differing } from "/static/diff.js";
 import { figures, isAsLabel } from "/static/figures.js";
 import { ASKS, answerOf, choices, inWords, isCollected, isComplete, leftOf } from "/static/kinds.js";
 import { Leases } from "/static/leases.js";
-import { Told, html, paintStatus, patiently, render } from "/static/page.js";
+import { at, html, paintStatus, patiently, render, tell } from "/static/page.js";
 import { Queue } from "/static/queue.js";
 import { Ranking, moved, shownOrder } from "/static/ranking.js";
 import { call, sessionOf } from "/static/session.js";
@@ -18,16 +18,10 @@ const state = {
   network: null, store: null, session: null, queue: null, leases: null,
   isHere: true, // the peer, as far as this page knows
   phase: "loading", // then `work`
-  told: null, // { text, kind }
   chosen: [], isSkipping: false, isHelping: false,
   isUnsaved: false, // the key has no backup, and that was not waved away
   guidelines: new Map(), // by path
 };
-
-function tell(text, kind = "") {
-  state.told = text ? { text, kind } : null;
-  paint();
-}
 
 const current = () => state.leases?.tasks[0];
 const isWide = matchMedia("(min-width: 60rem)").matches;
@@ -47,7 +41,8 @@ async function give(changes) {
   if (!task) return;
   const row = { assignment: task.assignment, task, salt: hex(crypto.getRandomValues(new Uint8Array(16))), ...changes };
   state.leases.tasks.shift();
-  Object.assign(state, { chosen: [], isSkipping: false, told: null });
+  Object.assign(state, { chosen: [], isSkipping: false });
+  tell();
   paint(); // the next task is there before anything is stored or sent
   await inOrder(async () => {
     try {
@@ -72,6 +67,7 @@ function move(item, to) {
   const order = shownOrder(current(), state.chosen), { activeElement } = document;
   if (to < 0 || to >= order.length || order[to] === item) return;
   state.chosen = moved(order, item, to);
+  paint();
   tell(`Place ${to + 1} of ${order.length}: ${current().items[item].slice(0, 60)}`);
   activeElement.focus(); // it was moved itself
 }
@@ -81,6 +77,7 @@ const undo = () => inOrder(async () => {
   if (!row) return tell(state.queue.rows.length ? "Your last answer is sent. Nobody can take it back now." : "There is nothing to take back.", "warn");
   await state.leases.take(row.task, true);
   Object.assign(state, { chosen: row.answer && isCollected(row.task) ? row.answer : [], isSkipping: false });
+  paint();
   tell("Taken back: answer it again.");
 });
 
@@ -142,7 +139,7 @@ async function begin(me) {
   state.leases = new Leases(state.session, state.queue, (problem) => {
     noteHere(problem?.status !== 0);
     if (problem?.status === 401) return join();
-    if (problem?.status) state.told = { text: problem.message, kind: "bad" };
+    if (problem?.status) tell(problem.message, "bad");
     paint();
   });
   await state.session.begun();
@@ -203,7 +200,7 @@ const SAYS = {
 const snippet = ({ task }) => (task.text || task.items.join(" / ")).slice(0, 90);
 
 const Answer = ({ row }) => html`<li data-state=${row.state} data-answer=${row.assignment}>
-  <p class="snippet">${snippet(row)}</p>
+  <p class="snippet line">${snippet(row)}</p>
   <p><b>${row.answer ? inWords(row.task, row.answer) : `skipped: ${row.reason}`}</b> <span class=${`became ${row.label && !isAsLabel(row) ? "other" : ""}`}>${SAYS[row.state](row)}</span></p>
   ${row.suggestion && html`<p class="quiet small">A model suggested: ${inWords(row.task, row.suggestion)}</p>`}
 </li>`;
@@ -226,60 +223,26 @@ async function read(path) {
   }
 }
 
-function Figures() {
-  const { today, streak, agrees } = figures(state.queue.rows, new Date());
-  return html`<dl class="figures">
-    <div><dt>Answers today</dt><dd>${today}</dd></div>
-    <div><dt>Matches in a row</dt><dd>${streak}</dd></div>
-    <div title="Of your answers, how many are as the label that followed: where the true share lies, 19 times of 20"><dt>Match the label</dt>
-      <dd>${agrees ? `${agrees[0]}–${agrees[1]} %` : "–"}</dd></div>
-  </dl>`;
-}
-
-const HELP = [
-  ["1 to 9", "choose"], ["← and →", "A or B of a pair"], ["T", "a tie"], ["X", "both bad"], ["↑ and ↓", "move the item of a ranking that has the focus"],
-  ["Ctrl ↵", "send several, or a ranking"],
-  ["S", "skip, with a reason"], ["U", "take your last answer back"], ["?", "these keys"],
-];
-
-const Help = () => html`<section class="card help" aria-label="Keys">
-  <h2>Keys</h2>
-  <dl>${HELP.map(([key, does]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${does}</dd></div>`)}</dl>
-  <p class="small quiet">An answer is held until you give the next one, at most ten seconds. Until then U takes it back; later nobody can.</p>
-</section>`;
-
-function Work() {
-  const task = current(), all = actions(), answers = all.filter(({ isAnswer }) => isAnswer);
-  const isRanked = task?.kind === "ranking" && !state.isSkipping;
-  return html`<div class="desk">
-    <div class="work">
-      ${!state.isHere && html`<p class="notice warn" role="status">This peer does not answer at the moment. Your answers wait in this browser, and are sent when it is back.</p>`}
-      ${state.isUnsaved && html`<p class="notice"><span>Your key has no backup: if this browser forgets it, nobody can make it anew.</span> <a href="/join">Save one</a>
-        <button type="button" onClick=${() => toggle("isUnsaved")}>Later</button></p>`}
-      <${Task} task=${task} />
-      <div class=${`answers ${state.isSkipping ? "label" : task?.kind ?? ""}`} role="group" aria-label="Answers">
-        ${isRanked ? html`<${Ranking} key=${task.assignment} task=${task} placed=${state.chosen} actions=${answers} move=${move} Button=${Button} />`
-          : answers.map((action) => html`<${Button} action=${action} />`)}
-      </div>
-      <div class="tools">${all.filter(({ isAnswer }) => !isAnswer).map((action) => html`<${Button} action=${action} />`)}</div>
-      <${Told} told=${state.told} />
-      ${state.isHelping && html`<${Help} />`}
-    </div>
-    <aside>
-      <${Guidelines} task=${task} />
-      <section class="card history" aria-label="Your answers">
-        <h2>Your answers</h2>
-        <${Figures} />
-        ${state.queue.rows.length ? html`<ol reversed>${state.queue.rows.slice(-SHOWN).reverse().map((row) => html`<${Answer} key=${row.assignment} row=${row} />`)}</ol>`
-          : html`<p class="quiet small">None yet. Each appears here, with what became of it.</p>`}
-      </section>
-    </aside>
-  </div>`;
+function paintWork() {
+  const task = current(), all = actions(), answers = all.filter(({ isAnswer }) => isAnswer), { rows } = state.queue;
+  const isRanked = task?.kind === "ranking" && !state.isSkipping, { today, streak, agrees } = figures(rows, new Date());
+  at("#unsaved").hidden = !state.isUnsaved;
+  at("#help").hidden = !state.isHelping;
+  render(html`<${Task} task=${task} />`, at("#task"));
+  at("#answers").className = `answers ${state.isSkipping ? "label" : task?.kind ?? ""}`;
+  render(isRanked ? html`<${Ranking} key=${task.assignment} task=${task} placed=${state.chosen} actions=${answers} move=${move} Button=${Button} />`
+    : answers.map((action) => html`<${Button} action=${action} />`), at("#answers"));
+  render(all.filter(({ isAnswer }) => !isAnswer).map((action) => html`<${Button} action=${action} />`), at("#tools"));
+  render(html`<${Guidelines} task=${task} />`, at("#guidelines"));
+  for (const [id, value] of Object.entries({ today, streak, agrees: agrees ? `${agrees[0]}–${agrees[1]} %` : "–" })) at(`#${id}`).textContent = value;
+  render(rows.slice(-SHOWN).reverse().map((row) => html`<${Answer} key=${row.assignment} row=${row} />`), at("#rows"));
+  at("#rows + p").hidden = rows.length;
+  at("#asking")?.remove();
+  at("aside").hidden = false;
 }
 
 function paint() {
-  const shown = state.phase === "work" ? html`<${Work} />` : html`<p class="quiet">Asking the peer …</p><${Told} told=${state.told} />`;
-  render(shown, document.getElementById("annotate"));
+  if (state.phase === "work") paintWork();
   paintStatus({ ...state, who: state.session?.me.name });
 }
 
@@ -296,5 +259,6 @@ async function start() {
   await begin(me).catch((problem) => (problem.status === 401 || problem.status === 403 ? join() : tell(problem.message, "bad")));
 }
 
+at("#unsaved button").onclick = () => toggle("isUnsaved");
 paint();
 start().catch((problem) => tell(problem.message, "bad"));

@@ -1,4 +1,5 @@
 // Tasks that this annotator has: three ahead, so that the next one is there at once. Tabs do not show the same one.
+import { pause } from "/static/page.js";
 
 const AHEAD = 3;
 const LEASES_MAX = 8;
@@ -45,7 +46,7 @@ export class Leases {
         [ms, problem] = [error.retryMs ?? AGAIN_MS, error];
       }
       this.changed(problem);
-      if (ms && !this.tasks.length) await new Promise((resolve) => setTimeout(resolve, ms));
+      if (ms && !this.tasks.length) await pause(ms);
     } while (!this.tasks.length);
     this.#asking = false;
   }

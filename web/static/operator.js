@@ -1,12 +1,11 @@
 // What /admin and /review share: an operator signs in, what the peer says is read again and again, and steps that cannot be undone.
-import { html, paintStatus, pause, render } from "/static/page.js";
+import { at, forms, paintStatus, pause, tell } from "/static/page.js";
 import { call } from "/static/session.js";
 
 const AGAIN_MS = 4_000;
 const TOKEN = /^[\w-]{32}$/; // of `peer web token`, behind the # of an address
 const SIGN_IN = "/api/v1/admin/sign-in";
 
-export const at = (selector) => document.querySelector(selector);
 const desk = { network: null, isHere: true, isIn: null }; // null: not known yet
 let draw, read;
 
@@ -21,11 +20,6 @@ export async function ask(method, path, body) {
     if (problem.status === 401 || (problem.status === 403 && path !== SIGN_IN)) desk.isIn = false;
     throw problem;
   }
-}
-
-export function tell(text, kind = "") {
-  at(".told").textContent = text;
-  at(".told").className = `told ${kind}`;
 }
 
 // What somebody does: the page says what came of it, and what it shows is read again.
@@ -50,16 +44,7 @@ export function sure(title, text, yes, run) {
   dialog.showModal();
 }
 
-// Of each form what it does, with its fields.
-export const forms = {
-  "sign-in": ({ token }) => signIn(token.trim()),
-};
-
-document.addEventListener("submit", (event) => {
-  if (!(event.target.id in forms)) return;
-  event.preventDefault();
-  forms[event.target.id](Object.fromEntries(new FormData(event.target)), event.target);
-});
+forms["sign-in"] = ({ token }) => signIn(token.trim());
 
 const signIn = (token) => act(async () => {
   await ask("POST", SIGN_IN, { token });
@@ -75,7 +60,6 @@ export async function signOut() {
 
 export function paint() {
   const isAsked = desk.isIn === false, form = at("#sign-in");
-  at("#away").hidden = desk.isHere;
   if (desk.isIn !== null) at("#asking")?.remove();
   at("#work").hidden = !desk.isIn;
   if (form.hidden === isAsked) {
@@ -118,11 +102,3 @@ export async function begin(reads, draws) {
 }
 
 export const when = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
-
-// Fills a table of the template. On a phone each row of a wide one is a card, and each cell says what it is.
-export function fill(id, rows) {
-  const table = at(`#${id}`), heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
-  table.hidden = !rows.length;
-  table.nextElementSibling.hidden = !table.hidden;
-  render(rows.map(([key, ...cells]) => html`<tr key=${key} data-row=${key}>${cells.map((cell, place) => html`<td data-head=${heads[place]}>${cell}</td>`)}</tr>`), table.tBodies[0]);
-}

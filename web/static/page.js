@@ -1,4 +1,4 @@
-// What all pages share: templates in JavaScript, waiting for the peer, and the line at the top right.
+// What all pages share: templates in JavaScript, copies and tables of those in the page, forms, waiting for the peer, and what it says.
 import { h, render } from "/vendor/preact.mjs";
 import htm from "/vendor/htm.mjs";
 import { call } from "/static/session.js";
@@ -7,7 +7,9 @@ export { render };
 export const html = htm.bind(h);
 const AGAIN_MS = 2_000;
 
+export const at = (selector) => document.querySelector(selector);
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+export const focused = (element) => element?.focus({ preventScroll: true }); // where people type, once they have read what stands above
 
 // What the peer says. While it does not answer, it is asked again, and `away` is called each time.
 export async function patiently(path, away) {
@@ -22,14 +24,44 @@ export async function patiently(path, away) {
   }
 }
 
-export const Told = ({ told }) => html`<p class=${`told ${told?.kind ?? ""}`} role="status">${told?.text}</p>`;
-export const focused = (element) => element?.focus({ preventScroll: true }); // where people type, once they have read what stands above
+// A copy of a <template>, about these facts: [data-if] goes unless its fact is true, and [data-text] gets one as its text.
+export function copied(id, facts = {}) {
+  const copy = at(`#${id}`).content.cloneNode(true);
+  for (const part of copy.querySelectorAll("[data-if]")) if (!facts[part.dataset.if]) part.remove();
+  for (const part of copy.querySelectorAll("[data-text]")) part.textContent = facts[part.dataset.text];
+  return copy;
+}
+
+// Fills a table. On a phone each row of a wide one is a card, and each cell says what it is.
+export function fill(id, rows) {
+  const table = at(`#${id}`), heads = [...table.tHead.rows[0].cells];
+  table.hidden = !rows.length;
+  table.nextElementSibling.hidden = !table.hidden;
+  render(rows.map(([key, ...cells]) => html`<tr key=${key} data-row=${key}>${cells.map((cell, place) =>
+    html`<td class=${heads[place].className} data-head=${heads[place].textContent}>${cell}</td>`)}</tr>`), table.tBodies[0]);
+}
+
+// Of each form, by its id, what it does with its fields.
+export const forms = {};
+
+document.addEventListener("submit", (event) => {
+  if (!(event.target.id in forms)) return;
+  event.preventDefault();
+  forms[event.target.id](Object.fromEntries(new FormData(event.target)));
+});
+
+export function tell(text = "", kind = "") {
+  at(".told").textContent = text;
+  at(".told").className = `told ${kind}`;
+}
 
 const Status = ({ network, isHere, who }) => html`
   ${network && html`<span>${network.name}</span>`}
   <span class=${isHere ? "here" : "away"}>${isHere ? "connected" : "not connected"}</span>
   ${who && html`<a href="/join">${who}</a>`}`;
 
+// The line at the top right, and the notice of a peer that is away.
 export function paintStatus(status) {
-  render(html`<${Status} ...${status} />`, document.getElementById("status"));
+  render(html`<${Status} ...${status} />`, at("#status"));
+  if (at("#away")) at("#away").hidden = status.isHere;
 }

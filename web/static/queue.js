@@ -1,5 +1,6 @@
 // Answers on their way: held, sent, decided, settled; or lost, with the problem. The browser keeps them, so that none is lost with
 // a page or while the peer is away. One tab sends for all.
+import { pause } from "/static/page.js";
 
 const HOLD_MS = 10_000;
 const AT_ONCE = 4;
@@ -7,8 +8,6 @@ const LOOK_MS = 5_000; // for labels, where no event came
 const LOOKS = 20; // at answers without a label, the longest unseen first
 const LISTEN_AGAIN_MS = 10_000;
 const KEPT = 500; // answers, and of those only what is over goes
-
-const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export class Queue {
   rows = []; // the oldest first

@@ -21,7 +21,7 @@ function drag(event, item, move) {
 // `actions` are those that pick the items, `move(item, to)` puts one at a place.
 export function Ranking({ task, placed, actions, move, Button }) {
   const order = shownOrder(task, placed);
-  return html`<ol class="ranking">${order.map((item, place) => html`
+  return html`<ol class="plain ranking">${order.map((item, place) => html`
     <li key=${item} data-item=${item}>
       <span class="handle" aria-hidden="true" onPointerDown=${(event) => drag(event, item, move)}>⠿</span>
       <${Button} action=${actions[item]} />

@@ -1,7 +1,7 @@
 // The page of a project's author: tasks that need it first, with all votes side by side; decided by keys.
 import { answerOf, choices as choicesOf, inWords, isCollected, isComplete } from "/static/kinds.js";
-import { act, ask, at, begin, fill, forms, paint, tell } from "/static/operator.js";
-import { html, render } from "/static/page.js";
+import { act, ask, begin, paint } from "/static/operator.js";
+import { at, fill, forms, html, render, tell } from "/static/page.js";
 
 const PROJECTS = "/api/v1/projects", PAGE = 25, FRESH = 100; // a longer list stays as it was until somebody searches again
 
@@ -21,7 +21,7 @@ const inState = (name) => at(`[name=state] [value="${name}"]`).text;
 const choices = () => choicesOf(asked()).map((choice, index) => ({ ...choice, key: index < 9 ? String(index + 1) : "" }));
 const isReady = () => isComplete(asked(), state.chosen) && (state.project.many || state.chosen.length > 0);
 
-// Reading ------------------------------------------------------------------------------------------------------------
+// Reading ---
 
 async function read() {
   const { projects } = await ask("GET", PROJECTS), wanted = location.hash.slice(1); // the address names the project that is shown
@@ -73,7 +73,7 @@ async function more() {
   while (state.next && tasks === state.tasks && tasks.length === before) state.next = await page(tasks, state.next);
 }
 
-// What people do -----------------------------------------------------------------------------------------------------
+// What people do ---
 
 function go(place) {
   if (place === state.tasks.length && state.next) return act(async () => { await more(); if (place < state.tasks.length) go(place); });
@@ -123,14 +123,14 @@ forms.filters = ({ project, ...wanted }) => {
 };
 at("#filters").addEventListener("change", (event) => { if (event.target.matches("select")) event.currentTarget.requestSubmit(); });
 
-// What people see ----------------------------------------------------------------------------------------------------
+// What people see ---
 
 const snippet = ({ text, items }) => (text || items.join(" / ") || "(no text here)").slice(0, 80);
 
 const List = () => html`<nav class="card list" aria-label="Tasks"><h2>Tasks</h2>
-  ${state.tasks.length ? html`<ol>${state.tasks.map((task, place) => html`<li key=${task.task}>
+  ${state.tasks.length ? html`<ol class="plain">${state.tasks.map((task, place) => html`<li key=${task.task}>
       <button class="quiet" data-need=${task.state} aria-current=${place === state.place ? "true" : null} onClick=${() => go(place)}>
-        <span>${snippet(task)}</span><small>${inState(task.state)}</small></button></li>`)}</ol>`
+        <span class="line">${snippet(task)}</span><small>${inState(task.state)}</small></button></li>`)}</ol>`
     : html`<p class="quiet">${state.project.tasks ? "No such task." : "This project has no tasks yet."}</p>`}
   ${state.next && html`<button onClick=${() => act(more)}>More</button>`}</nav>`;
 

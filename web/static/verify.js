@@ -1,8 +1,7 @@
 // Whether a block was decided, by its bytes alone: docs/protocol/curation.md, "Blocks".
 import { digest, isSignedBy } from "/static/key.js";
-import { hex, join, unhex } from "/static/wire.js";
+import { hex, join, unhex, utf8 } from "/static/wire.js";
 
-const utf8 = (text) => new TextEncoder().encode(text);
 const hashed = async (domain, bytes) => hex(await digest(join(utf8(`folkmoot/${domain}\0`), bytes)));
 
 // Canonical msgpack of headers and certificates: numbers, text, bytes, arrays, nil. Maps are arrays of pairs.
