@@ -1,4 +1,4 @@
-"""`make pictures`: the screenshots of README and guide, made anew from peers that run: `python -m scenarios.pictures`.
+"""`python -m scenarios.pictures`: the screenshots of README and guide, made anew from peers that run (`make pictures`).
 
 Four peers train, and one of them lies; people answer tasks at another one, whose pages a real browser shows.
 """

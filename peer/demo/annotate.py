@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from protocol.identity import peer_id
 
 TASKS = 40
 PROJECT = "sentences"
+KEPT_TASKS, KEPT_PROJECT = 200, "more sentences"  # with --keep: for people who come when the crowd has answered all
 RIGHT_MIN = 0.9  # of the settled tasks
 SETTLE_SECONDS_MAX = 300.0  # for all tasks; then the demo ends with what there is
 ALIKE_SECONDS_MAX = 20.0  # until all peers stand at one height
@@ -83,7 +84,8 @@ async def _run(demo: Demo) -> int:
     for peer, site in zip(demo.peers, sites, strict=True):
         _say(demo, f"{peer.name} serves annotators at {site.address}")
     truth = make_tasks(TASKS, options.seed)
-    project = await _import(demo, truth)
+    # A crowd smaller than the most votes could not give them all.
+    project = await _import(demo, PROJECT, truth, min(VOTES_MAX, options.crowd or VOTES_MAX))
     _say(demo, f"{demo.watched.name} imported {counted(project.tasks, 'task')}: is a sentence intact, or are its words shuffled?")
     if not options.crowd:
         print("Open an address in a browser to label them.")
@@ -99,6 +101,8 @@ async def _run(demo: Demo) -> int:
         await trio.to_thread.run_sync(stop, demo)
     report = await trio.to_thread.run_sync(_report, demo, truth, crowd, is_finished, seconds)
     if options.keep:
+        await _import(demo, KEPT_PROJECT, [text for text in make_tasks(KEPT_TASKS, options.seed + 1) if text not in truth], 1)
+        print(f"\nThe crowd is gone. New tasks wait for you: {sites[0].address}join")
         await keep(demo)
     return 0 if report else 1
 
@@ -117,12 +121,10 @@ def _calls(peer: DemoPeer) -> CurationCalls:
     return client
 
 
-async def _import(demo: Demo, truth: Mapping[str, int]) -> ProjectView:
-    file = demo.folder / f"{PROJECT}.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in truth))
-    # A crowd smaller than the most votes could not give them all.
-    votes = min(VOTES_MAX, demo.options.crowd) if demo.options.crowd else VOTES_MAX
-    request = ImportRequest(str(file), PROJECT, "", "label", OPTIONS, False, votes, 1, "", False)
+async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> ProjectView:
+    file = demo.folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    request = ImportRequest(str(file), name, "", "label", OPTIONS, False, votes, 1, "", False)
     return await _calls(demo.watched).import_tasks(request)
 
 

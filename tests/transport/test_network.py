@@ -14,6 +14,7 @@ from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, LyingBlobs, MemoryB
 from transport import exchange, hub
 from transport.framing import Channel
 from transport.network import Connected, Disconnected, Priority, Received
+from transport.swarm import Swarm
 
 DEADLINE_SECONDS = 20.0  # far beyond what any of these needs; only a defect meets it
 
@@ -65,7 +66,7 @@ async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None
     with trio.fail_after(DEADLINE_SECONDS):
         bob, alice = await world.start(BOB), await world.start(ALICE)  # it is Alice who knows the address of the other
         await linked(alice, bob)
-        listen = {"listen": bob.address} if hasattr(bob, "address") else {}
+        listen = {"listen": bob.address} if isinstance(bob, Swarm) else {}
         world.stop(bob)
         assert await next_event(alice, Disconnected) == Disconnected(bob.me)
         assert not alice.send(bob.me, b"nobody there")

@@ -104,7 +104,7 @@ function paint() {
   const job = now.jobs.findLast((one) => one.state === "running") ?? now.jobs.findLast((one) => one.state !== "waiting");
   const rounds = now.rounds.filter((one) => one.job === job?.job), { network, name, state, voters, quorum, tolerated } = now.status;
   const points = rounds.filter((one) => one.held_out_bits_per_byte !== null).map((one) => [one.round, one.held_out_bits_per_byte]);
-  put("whole", html`<p class="quiet"><b>${network}</b>: ${voters} voters, of which ${quorum} decide and ${tolerated} may lie; as ${name} sees it, which is <b
+  put("whole", html`<p class="quiet"><b>${network}</b>: ${voters === 1 ? "one voter, which decides alone" : `${voters} voters, of which ${quorum} decide and ${tolerated} may lie`}; as ${name} sees it, which is <b
     class=${state === "working" ? "yes" : "no"} data-live="state">${state}</b></p>`);
   put("alerts", alerts());
   tellAll(job, rounds);
