@@ -129,7 +129,7 @@ class Bridge:
             self._reply(answer, None, Problem("no-quorum", "this peer is stopping"))
             raise
         self._reply(answer, result, error)
-        del do, error  # the error holds this frame: cycles are looked for seldom
+        del do, answer, error  # the error holds this frame: cycles are looked for seldom
 
     def _reply(self, answer: asyncio.Future[Any], result: Any, error: Problem | None) -> None:
         if self._loop is None or self._loop.is_closed():
