@@ -23,7 +23,8 @@ PER_TASK = 24
 ALARM = "window.alert = () => { document.documentElement.dataset.ran = 'true'; };"
 # Elements that no page of ours has, handlers and addresses of scripts.
 STRANGE = """
-  const strange = 'script, iframe, frame, img, object, embed, link, style, meta, base, video, audio, math, template:not(main > template), marquee';
+  const strange = 'script, iframe, frame, img, object, embed, link, style, meta, base, video, audio, math, marquee, '
+    + 'template:not(main > template)';
   const isOurs = (element) => !element.matches(strange)
     && [...element.attributes].every(({ name, value }) => !name.startsWith('on') && !/^\\s*javascript:|evil/.test(value));
   return [...document.querySelectorAll('main *')].filter((element) => !isOurs(element)).map((element) => element.outerHTML);
