@@ -176,6 +176,7 @@ class RoundBook:
     proposals: dict[bytes, Signed] = field(default_factory=dict)  # trainer -> the first proposal seen
     equivocators: set[bytes] = field(default_factory=set)
     double_voters: set[bytes] = field(default_factory=set)
+    is_contradicted: bool = False  # a ballot has named another proposal of a trainer than the one that is here
     verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # trainer -> our own judgement
     ballots: dict[bytes, Ballot] = field(default_factory=dict)
     signed_ballots: dict[bytes, Signed] = field(default_factory=dict)
@@ -201,6 +202,9 @@ class RoundBook:
         if (proposal.job, proposal.round) != (self.terms.job, self.terms.round):
             raise RemoteProtocolError("wrong-round", f"proposal of {short_id(signed.signer)} for round {proposal.round}")
         first = self.proposals.setdefault(signed.signer, signed)
+        if first is signed:
+            said = (judgement for ballot in self.ballots.values() for judgement in ballot.judgements)
+            self._compare(signed, (judgement for judgement in said if judgement.trainer == signed.signer))
         if first.body == signed.body or signed.signer in self.equivocators:
             return None
         self.equivocators.add(signed.signer)
@@ -225,12 +229,20 @@ class RoundBook:
         check_ballot(self.terms, signed.signer, ballot)
         first = self.signed_ballots.setdefault(signed.signer, signed)
         self.ballots.setdefault(signed.signer, ballot)
+        for judgement in ballot.judgements:
+            if judgement.trainer in self.proposals and judgement.trainer not in self.equivocators:
+                self._compare(self.proposals[judgement.trainer], (judgement,))
         if self.audited is None and 2 * sum(map(self._has_judged, self.terms.auditors)) > len(self.terms.auditors):
             self.audited = now - self.opened
         if first.body == signed.body or signed.signer in self.double_voters:
             return None
         self.double_voters.add(signed.signer)
         return first, signed
+
+    def _compare(self, here: Signed, said: Iterable[Judgement]) -> None:
+        """If a ballot names another proposal of this trainer, the trainer has signed two, or the voter lies."""
+        digest = body_digest(here)
+        self.is_contradicted |= any(judgement.proposal != digest for judgement in said)
 
     def _has_judged(self, voter: bytes) -> bool:
         """Not if its time ran out: that would make one round's timer the measure of the next one's."""

@@ -335,7 +335,9 @@ class Rounds:
         return effects
 
     def seeking(self, now: float) -> Iterator[RoundKey]:
-        """Rounds for which this peer asks others now: with the messages here they cannot be closed, or by cut-offs only.
+        """Rounds for which this peer asks others now: with the messages here they cannot be closed, or by cut-offs only, or a
+        ballot names a proposal that is not here. Two proposals of one trainer are evidence, even if the round can be closed
+        without them: the peer asks at once, and once a round, since a voter may have invented what it names.
 
         A leader that closes a round by cut-offs needs the ballots that they name. Liars show their ballots to some voters only.
         """
@@ -347,6 +349,8 @@ class Rounds:
 
     def _seek_due(self, key: bytes, book: RoundBook) -> float | None:
         """None if the round can be closed. Before the first ballot, not before proposals are due: until then all train."""
+        if book.is_contradicted and key not in self._sought:
+            return book.opened
         if not _is_open(book):
             return None
         if key in self._sought:

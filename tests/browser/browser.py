@@ -26,9 +26,9 @@ FLAGS = (
 )
 ELSEWHERE = "peer.test"  # a name of this machine that the browser takes for another one: over plain HTTP it has no WebCrypto
 SECONDS_MAX = 30.0
-# The page's clock goes ten times as fast: an answer is held for a second.
+# The page's clock goes ten times as fast: an answer is held for a second. Pages that come later go on with the same clock.
 HURRY = """
-  const [now, later] = [Date.now, setTimeout], began = now();
+  const [now, later] = [Date.now, setTimeout], began = BEGAN;
   Date.now = () => began + 10 * (now() - began);
   window.setTimeout = (call, ms, ...more) => later(call, ms / 10, ...more);
 """
@@ -143,5 +143,7 @@ def _started(profile: Path, in_a_hurry: bool) -> Chrome:
     driver = Chrome(options, ChromeService(str(DRIVER)))
     driver.set_script_timeout(SECONDS_MAX)
     if in_a_hurry:
-        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": HURRY})
+        driver.execute_cdp_cmd(
+            "Page.addScriptToEvaluateOnNewDocument", {"source": HURRY.replace("BEGAN", str(int(1_000 * time.time())))}
+        )
     return driver

@@ -333,6 +333,23 @@ def test_a_ballot_shows_that_there_is_something_to_ask_for(chain: Chain, key: by
     assert rounds.deadline(NOW) == NOW + SEEK_SECONDS and list(rounds.seeking(NOW + SEEK_SECONDS)) == [(key, 0)]
 
 
+@pytest.mark.parametrize("is_ballot_first", [False, True])
+def test_a_ballot_on_another_proposal_is_asked_about_at_once_and_once_a_round(
+    chain: Chain, key: bytes, is_ballot_first: bool
+) -> None:
+    rounds, (liar, voter) = rounds_of(chain), chain.people[1:3]
+    open_all(rounds, chain)
+    shown = sign(liar, chain.id, proposal(chain, key, variant=1))  # to this voter alone
+    said = [(liar, proposal(chain, key)), (voter, ballot_on(chain, key, shown, Verdict.UNJUDGED))]
+    for who, message in reversed(said) if is_ballot_first else said:
+        assert list(rounds.seeking(NOW)) == []
+        hear(rounds, chain, who, message)
+    assert rounds.deadline(NOW) == NOW and list(rounds.seeking(NOW)) == [(key, 0)]
+    assert list(rounds.seeking(NOW)) == [], "a voter may have invented what it names"
+    outcome = rounds.receive(shown, proposal(chain, key, variant=1), NOW)
+    assert outcome is not None and outcome.evidence == [Evidence(sign(liar, chain.id, proposal(chain, key)), shown)]
+
+
 def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_between(chain: Chain, key: bytes) -> None:
     rounds = rounds_of(chain)
     open_all(rounds, chain)
