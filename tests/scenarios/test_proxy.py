@@ -69,10 +69,10 @@ class Place:
 
 
 @asynccontextmanager
-async def place(conditions: Conditions = Conditions()) -> AsyncIterator[Place]:
+async def place(*conditions: float) -> AsyncIterator[Place]:
     with trio.fail_after(SECONDS_MAX):
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        async with listener, running_proxy(conditions) as proxy:
+        async with listener, running_proxy(Conditions(*conditions)) as proxy:
             made = Place(proxy, listener)
             async with made.streams:
                 yield made
@@ -125,7 +125,7 @@ async def test_whoever_dials_across_a_cut_waits_for_its_end() -> None:
 
 async def test_a_byte_takes_its_delay_and_many_bytes_wait_for_the_uplink_that_all_links_share() -> None:
     delay, rate, count = 0.1, 1 << 20, 1 << 18
-    async with place(Conditions(rate, delay)) as made:
+    async with place(rate, delay) as made:
         one, other = await made.link(), await made.link()
         started = trio.current_time()
         await one.here.send_all(b"x")
