@@ -1,15 +1,18 @@
 """Payloads by digest: pulled in chunks over the links, from whoever holds them.
 
-One transfer has one holder at a time and asks it for consecutive chunks, a window ahead. A holder that says NoBlob, stalls or
-disappears is left for another, and the transfer goes on where it stands. Who answers nothing in any transfer (a stopped process
-keeps its links) is known to be silent: asked after all others until it answers. If bytes of several holders turn out not to have
-the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one holder, whose lie is his.
+One transfer has one holder at a time and asks it for consecutive chunks, a window ahead. For what only audits ask for, the window
+follows the link (`Pace`): as much as the link carries in a round trip, and no queue in which other auditors wait. A holder that
+says NoBlob, stalls or disappears is left for another, and the transfer goes on where it stands. Who answers nothing in any
+transfer (a stopped process keeps its links) is known to be silent: asked after all others until it answers. If bytes of several
+holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one
+holder, whose lie is his.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -24,8 +27,14 @@ from transport.framing import Priority
 log = logging.getLogger(__name__)
 
 WINDOW_CHUNKS = 32  # asked for ahead: 2 MiB, which is 20 MB/s over a link of 100 ms
-REVEAL_WINDOW_CHUNKS = 8  # of what only audits ask for: 5 MB/s over such a link; nobody's vote waits for it
+# Of what only audits ask for, of one holder in all transfers together. At the start 4 MB/s over a link of 100 ms; at most what an
+# uplink of 100 Mbit/s sends in 300 ms. At least two, so that the link is never idle while a request is on its way.
+REVEAL_CHUNKS_START, REVEAL_CHUNKS_MIN, REVEAL_CHUNKS_MAX = 8, 2, 64
+QUEUE_SECONDS = 0.5  # an answer that comes so much later than the fastest one has waited in a queue: the window shrinks
+FASTEST_SECONDS_MAX = 1.0  # a link takes no longer for one chunk, but for its queue: 400 kbit/s, or three round trips of 300 ms
 STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
+# As long a holder of a reveal may keep it back while it sends others: at 2 Mbit/s 48 chunks that three auditors ask for take 9 s.
+BUSY_SECONDS = 20.0
 PATIENCE_SECONDS = 1.0  # for a first answer, where another could be asked: three round trips of 300 ms. Doubled each time
 REST_SECONDS = 0.5  # a holder without the blob is asked again after this long, doubling
 REST_SECONDS_MAX = 15.0
@@ -35,10 +44,33 @@ TRANSFERS_MAX = 10
 REVEALS_MAX = 18  # more than one auditor fetches at once (`auditing`): who drips its states holds up nobody else's either
 TURN_SECONDS = 15.0  # then it is the turn of who waits, and the transfer goes on later where it stands: a holder may drip
 
-assert BLOB_CHUNK_BYTES * (WINDOW_CHUNKS * TRANSFERS_MAX + REVEAL_WINDOW_CHUNKS * REVEALS_MAX) // 2 < 16 << 20
+# What one asker can have queued at one holder fits into the holder's queue.
+assert BLOB_CHUNK_BYTES * (WINDOW_CHUNKS * TRANSFERS_MAX // 2 + REVEAL_CHUNKS_MAX + REVEALS_MAX) <= 16 << 20
+assert REVEAL_CHUNKS_MIN <= REVEAL_CHUNKS_START <= REVEAL_CHUNKS_MAX
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 Send = Callable[[bytes, GetBlob | BlobChunk | NoBlob, Priority], bool]
+
+
+@dataclass(slots=True)
+class Pace:
+    """How far ahead reveals are asked for of one holder: pure, time is an argument.
+
+    | an answer                                     | the window                                     |
+    | comes within QUEUE_SECONDS of the fastest one | grows by a chunk, so it doubles in a round trip |
+    | comes later                                   | is halved, once in the time that it took       |
+    """
+
+    window: int = REVEAL_CHUNKS_START  # chunks
+    fastest: float = FASTEST_SECONDS_MAX  # seconds from a request to its chunk
+    shrunk: float = -math.inf  # when
+
+    def answered(self, took: float, now: float) -> None:
+        self.fastest = min(self.fastest, took)
+        if took <= self.fastest + QUEUE_SECONDS:
+            self.window = min(REVEAL_CHUNKS_MAX, self.window + 1)
+        elif now >= self.shrunk + took:  # what was asked before the window shrank says nothing about the new one
+            self.window, self.shrunk = max(REVEAL_CHUNKS_MIN, self.window // 2), now
 
 
 @dataclass(slots=True)
@@ -54,9 +86,13 @@ class _Transfer:
     pull: trio.CancelScope | None = None  # its deadline is the stall deadline
     holder: bytes | None = None
     asked: float = 0.0  # when this holder was
+    moved: float = 0.0  # when the last chunk of this transfer came from it, or it was asked
+    is_reveal: bool = False
+    pace: Pace | None = None  # of a reveal: its holder's
     total: int | None = None
     offset: int = 0  # written so far
     requested: int = 0
+    times: dict[int, float] = field(default_factory=dict)  # of a reveal, by offset: when an awaited chunk was asked for
     window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes
     writer: BlobWriter | None = None
     contributors: set[bytes] = field(default_factory=set)
@@ -72,6 +108,10 @@ class _Transfer:
             self.writer.abort()
         self.writer, self.total, self.offset = None, None, 0
         self.contributors.clear()
+
+    def takes_from(self, peer: bytes) -> bool:
+        """A reveal is taken also of a holder that was given up: over a slow link its answers come later, and once only."""
+        return self.holder == peer or (self.is_reveal and peer in self.rests and not self.one_holder)
 
     def wake(self) -> None:
         self.changed.set()
@@ -91,6 +131,7 @@ class Exchange:
         self._me, self._blobs = me, blobs
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
+        self._paces: dict[bytes, Pace] = {}  # by holder
         self._silent: set[bytes] = set()  # asked in vain, and not heard from since
         self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(REVEALS_MAX)
         self._nursery: trio.Nursery | None = None
@@ -144,6 +185,7 @@ class Exchange:
 
     def peer_disconnected(self, peer: bytes) -> None:
         self._silent.discard(peer)
+        self._paces.pop(peer, None)
         for transfer in self._transfers.values():
             if transfer.holder == peer:
                 transfer.wake()
@@ -171,9 +213,13 @@ class Exchange:
     def _hear(self, peer: bytes) -> None:
         """It answers, if only others of our transfers: those that wait for it give it the time that a busy holder needs."""
         self._silent.discard(peer)
+        now = trio.current_time()
         for transfer in self._transfers.values():
             if transfer.holder == peer and transfer.pull is not None:
-                transfer.pull.deadline = max(transfer.pull.deadline, transfer.asked + STALL_SECONDS)
+                until = transfer.asked + STALL_SECONDS
+                if transfer.is_reveal:  # mostly nobody else has a reveal
+                    until = min(now + STALL_SECONDS, transfer.moved + BUSY_SECONDS)
+                transfer.pull.deadline = max(transfer.pull.deadline, until)
 
     def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
         self._hear(peer)
@@ -187,7 +233,7 @@ class Exchange:
         self.bytes_received += len(chunk.chunk)
         self.reveals_received += len(chunk.chunk) if self._blobs.is_reveal(chunk.digest) else 0
         transfer = self._transfers.get(chunk.digest)
-        if transfer is None or transfer.holder != peer or transfer.error is not None:
+        if transfer is None or not transfer.takes_from(peer) or transfer.error is not None:
             return  # an answer that came after the transfer ended or moved on
         try:
             self._take(transfer, peer, chunk)
@@ -211,12 +257,33 @@ class Exchange:
         transfer.writer.write(chunk.chunk)
         transfer.offset += len(chunk.chunk)
         transfer.contributors.add(peer)
-        if transfer.pull is not None:
-            transfer.pull.deadline = trio.current_time() + STALL_SECONDS
+        transfer.requested = max(transfer.requested, transfer.offset)
+        asked = transfer.times.pop(chunk.offset, None)
+        if peer == transfer.holder:
+            self._pace(transfer, asked, trio.current_time())
         if transfer.complete:
             transfer.wake()
-        elif transfer.requested <= transfer.offset + transfer.window // 2:
+        elif peer == transfer.holder and transfer.requested <= transfer.offset + transfer.window // 2:
             self._request(transfer, peer)  # half a window at once: a frame of many requests costs little more than one of one
+
+    def _pace(self, transfer: _Transfer, asked: float | None, now: float) -> None:
+        transfer.moved = now
+        if transfer.pull is not None:
+            transfer.pull.deadline = now + STALL_SECONDS
+        if transfer.pace is not None and asked is not None:
+            transfer.pace.answered(now - asked, now)
+            transfer.window = self._share(transfer)
+
+    def _asked_of(self, pace: Pace) -> int:
+        """Chunks that are awaited of its holder."""
+        return sum(len(transfer.times) for transfer in self._transfers.values() if transfer.pace is pace)
+
+    def _share(self, transfer: _Transfer) -> int:
+        """Bytes to ask for ahead. Transfers of reveals share their holder's window, and each has a chunk at least."""
+        if transfer.pace is None:
+            return WINDOW_CHUNKS * BLOB_CHUNK_BYTES
+        sharing = sum(other.pace is transfer.pace for other in self._transfers.values())
+        return max(1, transfer.pace.window // max(1, sharing)) * BLOB_CHUNK_BYTES
 
     # A transfer ------------------------------------------------------------------------------------------------------
 
@@ -235,19 +302,20 @@ class Exchange:
 
     async def _pull_until_held(self, transfer: _Transfer) -> None:
         while transfer.error is None and self._blobs.size(transfer.digest) is None:
-            turns, window = self._turns, WINDOW_CHUNKS
-            if self._blobs.is_reveal(transfer.digest):
-                turns, window = self._reveals, REVEAL_WINDOW_CHUNKS
-            transfer.window = window * BLOB_CHUNK_BYTES
+            transfer.is_reveal = self._blobs.is_reveal(transfer.digest)
+            turns = self._reveals if transfer.is_reveal else self._turns
             async with turns:  # held only while a holder is at work: a blob that nobody has blocks no other
                 transfer.changed = trio.Event()
-                holder, pause = self._choose(transfer)
+                # It may have come meanwhile, of a holder that was given up.
+                holder, pause = (None, 0.0) if transfer.complete else self._choose(transfer)
                 if holder is not None:
+                    transfer.pace = self._paces.setdefault(holder, Pace()) if transfer.is_reveal else None
+                    transfer.window = self._share(transfer)
                     await self._pull(transfer, holder, turns)
             if holder is None:
                 with trio.move_on_after(pause):
                     await transfer.changed.wait()
-            elif transfer.complete:
+            if transfer.complete:
                 await self._finish(transfer)
 
     def _choose(self, transfer: _Transfer) -> tuple[bytes | None, float]:
@@ -270,6 +338,8 @@ class Exchange:
         if transfer.one_holder and transfer.contributors - {holder}:
             transfer.restart()
         transfer.holder, transfer.requested, transfer.asked = holder, transfer.offset, trio.current_time()
+        transfer.moved = transfer.asked
+        transfer.times.clear()
         patience = self._patience(transfer, holder)
         self._request(transfer, holder)
         try:
@@ -279,7 +349,7 @@ class Exchange:
             if transfer.pull.cancelled_caught and holder in self._connected():
                 self._silent.add(holder)
         finally:
-            transfer.holder = transfer.pull = None
+            transfer.holder = transfer.pull = transfer.pace = None
         if not transfer.complete:
             pause = min(REST_SECONDS_MAX, 2 * transfer.rests.get(holder, (0.0, REST_SECONDS / 2))[1])
             transfer.rests[holder] = (trio.current_time() + pause, pause)
@@ -305,8 +375,11 @@ class Exchange:
         size = transfer.size_max if transfer.total is None else transfer.total
         end = min(size, transfer.offset + transfer.window)
         while transfer.requested < end or transfer.requested == 0:
+            if transfer.pace is not None and transfer.times and self._asked_of(transfer.pace) >= transfer.pace.window:
+                return
             if not self._send(holder, GetBlob(transfer.digest, transfer.requested), Priority.CONTROL):
                 return
+            transfer.times[transfer.requested] = trio.current_time()
             transfer.requested += BLOB_CHUNK_BYTES
 
     async def _finish(self, transfer: _Transfer) -> None:

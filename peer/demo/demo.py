@@ -240,7 +240,8 @@ async def start(demo: Demo) -> None:
 
 def launch(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[str] = ("run",)) -> None:
     accomplices = ",".join(peer_id(p.identity.public) for p in demo.peers if p.lies) or "-"
-    module = ("peer.liar", demo.options.attack, accomplices) if peer.lies else peer.module
+    lies = (*peer.module[:-1], "peer.liar", demo.options.attack, accomplices)
+    module = lies if peer.lies else peer.module
     settings = ["--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves]
     settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]
     settings += ["--evaluate" if peer is demo.watched and peer.trains else "--no-evaluate", "--no-console"]

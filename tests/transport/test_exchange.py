@@ -15,7 +15,17 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, GetBlob, NoBlob
 from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
-from transport.exchange import PATIENCE_SECONDS, STALL_SECONDS, TRANSFERS_MAX, TURN_SECONDS, Exchange
+from transport.exchange import (
+    PATIENCE_SECONDS,
+    REVEAL_CHUNKS_MAX,
+    REVEAL_CHUNKS_MIN,
+    REVEAL_CHUNKS_START,
+    STALL_SECONDS,
+    TRANSFERS_MAX,
+    TURN_SECONDS,
+    Exchange,
+    Pace,
+)
 from transport.framing import Priority
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public
@@ -131,6 +141,14 @@ async def test_a_new_link_is_a_new_chance(links: Links, autojump_clock: MockCloc
     assert links.asked == [(FROZEN, digest(BLOBS[1]))]
 
 
+async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(links: Links, autojump_clock: MockClock) -> None:
+    links.frozen.clear()
+    links.latency_seconds[FROZEN] = 2.5 * PATIENCE_SECONDS
+    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    links.store.reveals.add(digest(BLOBS[0]))
+    assert await links.fetch(BLOBS[0]) < 2.6 * PATIENCE_SECONDS
+
+
 @pytest.mark.parametrize("latency_seconds", [1.5, 3.0, STALL_SECONDS - 0.1])
 async def test_a_holder_slower_than_the_patience_is_given_more_each_time(
     links: Links, autojump_clock: MockClock, latency_seconds: float
@@ -244,3 +262,22 @@ async def test_holders_that_drip_whole_chunks_hold_up_others_for_a_turn_and_reve
             links.lacking |= {(LIVE, digest(blob)) for blob in slow}
             assert await links.fetch(BLOBS[-1], LIVE) < seconds_max
         assert not links.dropped, "what drips comes in the end"
+
+
+def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once_for_each_queue() -> None:
+    pace = Pace()
+    for _ in range(REVEAL_CHUNKS_MAX):
+        pace.answered(0.3, now=1.0)
+    assert pace.window == REVEAL_CHUNKS_MAX
+    for _ in range(10):
+        pace.answered(2.0, now=10.0)
+    assert pace.window == REVEAL_CHUNKS_MAX // 2
+    for later in range(1, 10):
+        pace.answered(2.0, now=10.0 + 2.0 * later)
+    assert pace.window == REVEAL_CHUNKS_MIN
+
+
+def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way() -> None:
+    pace = Pace()
+    pace.answered(5.0, now=1.0)
+    assert pace.window == REVEAL_CHUNKS_START // 2

@@ -9,6 +9,7 @@ from trio.testing import MockClock
 from protocol.limits import MESSAGE_BYTES_MAX
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, MemoryBlobs, digest, linked, next_event
+from transport.exchange import STALL_SECONDS
 from transport.memory import Conditions, MemoryNetwork
 from transport.network import Connected, Disconnected, Priority, Received
 
@@ -102,6 +103,59 @@ async def test_a_blob_crosses_a_slow_and_a_fast_link(autojump_clock: MockClock) 
         await bob.fetch(digest(blob), len(blob))
         assert store.blobs[digest(blob)] == blob
         assert len(blob) / 2e6 < trio.current_time() - start < 1.3 * len(blob) / 2e6 + 1
+
+
+REVEALS = [bytes([n]) * 1_600_000 for n in range(4)]
+
+
+async def fetch_reveals(network: MemoryNetwork, holder: bytes) -> float:
+    """The longest time for which one of them stood still."""
+    longest = 0.0
+
+    async def fetch(blob: bytes) -> None:
+        last = trio.current_time()
+
+        def heard() -> None:
+            nonlocal last, longest
+            longest, last = max(longest, trio.current_time() - last), trio.current_time()
+
+        await network.fetch(digest(blob), len(blob), [holder], heard)
+
+    async with trio.open_nursery() as nursery:
+        for blob in REVEALS:
+            nursery.start_soon(fetch, blob)
+    return longest
+
+
+def revealing() -> MemoryBlobs:
+    blobs = MemoryBlobs()
+    blobs.reveals |= {digest(blob) for blob in REVEALS}
+    return blobs
+
+
+async def test_reveals_fill_a_fast_link_with_a_long_round_trip(autojump_clock: MockClock) -> None:
+    """Eight chunks at once would carry 1.3 MB/s of 12.5."""
+    async with open_world(MemoryWorld) as world:
+        world.mesh.set_conditions(ALICE.public, BOB.public, Conditions(latency_seconds=0.15, bytes_per_second=12.5e6))
+        alice, bob = await world.pair(revealing(), MemoryBlobs(*REVEALS))
+        start = trio.current_time()
+        await fetch_reveals(alice, bob.me)
+        assert trio.current_time() - start < 3.0 * sum(map(len, REVEALS)) / 12.5e6 + 1.0
+
+
+async def test_reveals_over_a_slow_link_come_once_and_make_no_queue(autojump_clock: MockClock) -> None:
+    rate = 83_000  # a third of 2 Mbit/s
+    async with open_world(MemoryWorld) as world:
+        slow = Conditions(latency_seconds=0.15, bytes_per_second=rate)
+        world.mesh.set_conditions(ALICE.public, BOB.public, slow)
+        alice, bob = await world.pair(revealing(), MemoryBlobs(*REVEALS))
+        await world.start(CAROL)  # somebody else could be asked, and has nothing
+        await linked(alice, bob)
+        start, count = trio.current_time(), sum(map(len, REVEALS))
+        longest = await fetch_reveals(alice, bob.me)
+        assert longest < 2 * STALL_SECONDS
+        assert trio.current_time() - start < 1.1 * count / rate + 2.0
+        assert alice.traffic().reveals_received < 1.01 * count, "what was on its way was asked for again"
 
 
 async def test_an_hour_of_silence_keeps_the_link(autojump_clock: MockClock) -> None:
