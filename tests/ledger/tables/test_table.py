@@ -155,6 +155,34 @@ def test_rows_that_are_put_as_they_are_change_no_node() -> None:
     assert node_of(table.with_rows({**rows, b"never here": None})) is before
 
 
+BODIES = st.lists(st.tuples(st.lists(CHANGES, min_size=1, max_size=3), st.integers(0, 2)), max_size=8)
+
+
+@given(BODIES, st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_bodies_of_one_height_that_are_hashed_in_any_order_have_the_roots_of_their_rows_alone(blocks: Any, order: Any) -> None:
+    """Most bodies are never decided, and older tables are asked again: what is remembered of one is nothing in another."""
+    rows = many(40)
+    store, table = MemoryRows(), table_of(rows)
+    seen = [(table, rows)]
+    for bodies, decided in blocks:
+        judged = []
+        for changes in bodies:
+            after = {key: value for key, value in {**rows, **changes}.items() if value is not None}
+            judged.append((table.with_rows(changes), after))
+        for body, after in order.sample(judged, len(judged)):
+            assert body.root.hash == reference(after)
+        table, rows = judged[decided % len(judged)]
+        store.save(table)
+        seen += judged
+    for earlier, after in order.sample(seen, len(seen)):
+        fresh = table_of(after)
+        assert hashes_of(earlier) == hashes_of(fresh) and earlier.root == fresh.root
+        assert dict(earlier.items()) == after
+    if blocks:
+        assert store.load(Note).root == table.root
+
+
 # Copies ------------------------------------------------------------------------------------------------------------------
 
 
