@@ -31,6 +31,7 @@ async function read() {
   if (!found) return;
   if (isNew || !state.tasks) await open();
   else if (counts() !== state.listed && !state.chosen.length && state.tasks.length <= FRESH) await list(state.tasks.length || 1, current()?.task);
+  if (state.agreement?.project !== found.project) await agree();
 }
 
 const counts = () => ["tasks", "begun", "review", "settled"].map((name) => state.project[name]).join();
@@ -40,7 +41,6 @@ async function open() {
   Object.assign(state, { tasks: null, whose: "", wanted: {} });
   at("#filters").reset();
   await list();
-  await agree();
 }
 
 async function agree() {
