@@ -515,6 +515,38 @@ def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> Non
     assert not failures
 
 
+def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashed_and_stored() -> None:
+    """Whoever exports takes a table whose tree nobody has made yet, and reads on while later blocks take its slots."""
+    store, rows, draw = MemoryRows(), many(1_000), random.Random(3)
+    table, keys = table_of(rows), list(rows)
+    shared, failures, stop = [(table, rows)], list[BaseException](), threading.Event()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def export() -> None:
+        try:
+            while not stop.is_set():
+                taken, held = shared[0]
+                assert dict(taken.items()) == held
+                assert taken.get(keys[0]) == held.get(keys[0])
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline and not failures:
+        changes = {draw.choice(keys): draw.choice([None, Note(7)]) for _ in range(40)}
+        table, rows = table.with_rows(changes), {k: v for k, v in {**rows, **changes}.items() if v is not None}
+        shared[0] = table, rows
+        store.save(table)
+    stop.set()
+    thread.join()
+    sys.setswitchinterval(interval)
+    assert not failures
+    assert table.root.hash == store.load(Note).root.hash == reference(rows)
+
+
 def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
     table = table_of(many(30))
     incoming = IncomingRows(Table.from_wire(table.root, Note))
