@@ -22,8 +22,8 @@ BUTTON = (
 )
 
 
-async def press_button(page: Browser, text: str) -> None:
-    await page.until(f"{BUTTON.format(text)} && ({BUTTON.format(text)}.click(), true)")
+async def press_button(page: Browser, text: str, times: int = 1) -> None:
+    await page.until(f"{BUTTON.format(text)} && ({f'{BUTTON.format(text)}.click(), ' * times} true)")
 
 
 async def told(page: Browser, text: str) -> None:
@@ -114,7 +114,7 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await page.until("document.querySelector('#facts dd').textContent === 'working'")
         await page.until("!document.querySelector('#alerts + p').hidden")
         await press_button(page, "People")
-        await press_button(page, "New invitation")
+        await press_button(page, "New invitation", times=2)
         link = await page.until("document.querySelector('#link').value")
         assert link.startswith(f"{address(site)}/join#")
         assert (await said(Person("bob").enrol, site, link.partition("#")[2])).status == 201
@@ -129,7 +129,10 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await press_button(page, "Jobs")
         await press_button(page, "New job")
         await types_into(page, "name", "proverbs")
-        await types_into(page, "overrides", "liars=0\nnonsense=1")
+        await types_into(page, "overrides", "model.width 64")
+        await press_button(page, "Start it")
+        await told(page, "overrides is an object")
+        await types_into(page, "overrides", "liars=0\nnonsense = 1")
         await press_button(page, "Start it")
         await told(page, "'nonsense' is not a field of a job")
         await types_into(page, "overrides", "liars=0")
@@ -141,6 +144,11 @@ async def test_an_operator_invites_refuses_and_allows_and_starts_and_ends_a_job(
         await press_button(page, "Log")
         actions = "[...document.querySelectorAll('#log td:nth-child(3)')].map((cell) => cell.textContent)"
         await page.until(f"String({actions}) === 'cancel,train,train,allow,refuse,invite,sign in'")
+        await page.script("window.asks = fetch; window.fetch = () => Promise.reject(new TypeError())")
+        await press_button(page, "Sign out")
+        await told(page, "this peer does not answer")
+        assert not await page.script("return document.querySelector('#work').hidden"), "nobody is signed out"
+        await page.script("window.fetch = asks")
         await press_button(page, "Sign out")
         await page.until("document.activeElement.name === 'token'")
 
@@ -167,6 +175,55 @@ async def test_the_author_finds_tasks_by_keys_and_orders_a_ranking(tmp_path: Pat
         await page.until("String([...document.querySelectorAll('.list span')].map((text) => text.textContent)) === 'text 2'")
         await page.press(Keys.ESCAPE)
         assert await page.errors() == []
+
+
+# Calls of the page's that list tasks: `isLost` fails them, `isHeld` holds them until `release`. `looks` counts those before them.
+LISTS = """
+  const asks = fetch;
+  Object.assign(window, { looks: 0, isAsked: false, isLost: false, isHeld: false });
+  window.fetch = async (path, ...more) => {
+    if (path === '/api/v1/projects') looks += 1;
+    if (path.includes('/review?')) {
+      isAsked = true;
+      if (isLost) throw new TypeError('no link');
+      if (isHeld) await new Promise((resolve) => { window.release = resolve; });
+    }
+    return asks(path, ...more);
+  };
+"""
+
+
+async def test_what_the_author_chooses_stays_while_the_list_is_read_again_and_a_list_that_fails_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token = await operator(daemon)
+        tasks = [{"text": f"text {number}"} for number in range(2)]
+        one = await founded(site, token, name="one", many=True, votes=2, tasks=tasks)
+        other = await founded(site, token, name="other", votes=2)
+        ann, bob = await enrolled(site, "ann", "bob")
+        first, second = [task for task in await assigned(site, ann, 8) if task["project"] == one["project"]]
+        await disputed(site, first, ann, bob)
+        await sign_in(page, site, token, "/review")
+        await page.script("location.hash = arguments[0]", one["project"])
+        await page.until("document.querySelector('#work h1').textContent === 'Review one' && document.querySelector('.answer')")
+        await page.script(LISTS + "isHeld = true;")
+        await disputed(site, second, ann, bob)
+        await page.until("isAsked")
+        await page.press("2")
+        looks = await page.script("isHeld = false; release(); return looks")
+        await page.until("looks > arguments[0]", looks)
+        assert await page.texts("[aria-pressed=true] span") == [one["options"][1]]
+        await page.press(Keys.ENTER, Keys.ENTER)
+        await page.until("document.querySelector('.told').textContent.startsWith('Task ')")
+        assert sorted(row["label"] for row in await exported(site, one["project"])) == [[1]]
+
+        await page.script("isLost = true; isAsked = false; location.hash = arguments[0]", other["project"])
+        await page.until("isAsked")
+        await page.script("isLost = false")
+        await page.until(
+            "document.querySelector('#work h1').textContent === 'Review other' && document.querySelector('[data-current]')"
+        )
 
 
 async def test_axe_finds_nothing_on_the_pages_of_operators(tmp_path: Path) -> None:

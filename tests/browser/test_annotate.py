@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.webdriver import ActionChains
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.browser import NEEDED, browser
@@ -67,6 +69,16 @@ async def test_an_answer_is_taken_back_until_it_is_sent(tmp_path: Path) -> None:
         await page.press("u")
         await page.until("document.querySelector('.told').textContent.includes('Nobody can take it back now')")
         assert (await said(site.stats))["annotations"] == 1
+
+
+async def test_a_double_click_answers_one_task(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}])
+        first = await page.join(address(site), "ann")
+        answer = page.driver.find_element(By.CSS_SELECTOR, ".answer")
+        await page.do(lambda: ActionChains(page.driver).double_click(answer).perform())
+        await page.count("held", 1)
+        assert await page.task(first), "the other one is still asked"
 
 
 async def test_no_answer_is_lost_or_doubled_while_the_peer_is_away(tmp_path: Path) -> None:

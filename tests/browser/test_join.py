@@ -115,6 +115,24 @@ async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happ
         assert await axe.found(page) == []
 
 
+async def test_two_tabs_make_one_key(tmp_path: Path) -> None:
+    """The second one would take the place of the first, which has no backup."""
+    async with Room(tmp_path).serving() as (_, site), browser() as page:
+        await page.open(f"{address(site)}/join")
+        await page.until("document.activeElement.name === 'name'")
+        late = page.driver.current_window_handle
+        await page.do(page.driver.switch_to.new_window, "tab")
+        await page.open(f"{address(site)}/join")
+        await page.until("document.activeElement.name === 'name'")
+        await page.press("ann", Keys.ENTER)
+        await page.until("document.querySelector('[data-state=backup]')")
+        await page.do(page.driver.switch_to.window, late)
+        await page.press("bob", Keys.ENTER)
+        await page.until("document.querySelector('[data-state=backup]')")
+        assert "ann" in (await page.texts("#phase [data-text=name]"))
+        assert (await said(site.stats))["annotators"] == 1
+
+
 async def test_over_plain_http_the_peer_signs_for_somebody_who_comes_back_after_its_restart_and_elsewhere(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with browser(in_a_hurry=True) as page:

@@ -1,6 +1,6 @@
 // The page of operators: projects, people, jobs, health, alerts, and what operators did. Its forms and tables stand in the template.
-import { act, ask, begin, paint, signOut, sure, when } from "/static/operator.js";
-import { at, fill, forms, html, render } from "/static/page.js";
+import { act, ask, begin, once, paint, signOut, sure } from "/static/operator.js";
+import { allAt, at, fill, forms, html, render } from "/static/page.js";
 
 const ADMIN = "/api/v1/admin", PROJECTS = "/api/v1/projects", PAGE = 50;
 const state = {
@@ -35,7 +35,7 @@ async function read() {
   await READS[state.tab]();
 }
 
-const post = (path, body, text) => act(async () => {
+const post = (path, body, text) => once(async () => {
   const { said } = await ask("POST", path, body);
   shut();
   return said ?? text;
@@ -43,6 +43,7 @@ const post = (path, body, text) => act(async () => {
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
 const bytes = (count) => (count < 2 ** 30 ? `${Math.ceil(count / 2 ** 20)} MiB` : `${(count / 2 ** 30).toFixed(1)} GiB`);
+const when = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
 const Quiet = ({ does, run }) => html`<button class="quiet" onClick=${run}>${does}</button>`;
 const Named = ({ name, id }) => html`<b>${name}</b> <code>${id.slice(0, 8)}</code>`;
 
@@ -50,7 +51,7 @@ const Named = ({ name, id }) => html`<b>${name}</b> <code>${id.slice(0, 8)}</cod
 
 function shut() {
   state.checked = null;
-  for (const form of document.querySelectorAll(".step")) form.hidden = true;
+  for (const form of allAt(".step")) form.hidden = true;
 }
 
 function open(id, project) {
@@ -65,7 +66,7 @@ function open(id, project) {
 document.addEventListener("reset", (event) => { if (event.target.matches(".step")) { shut(); paint(); } });
 document.addEventListener("input", (event) => { if (state.checked && event.target.closest(".step")) { state.checked = null; paint(); } });
 
-const formatOf = ({ name }) => ({ csv: "csv", json: "json" })[name.split(".").pop().toLowerCase()] ?? "jsonl";
+const formatOf = ({ name }) => /\.(csv|json)$/i.exec(name)?.[1].toLowerCase() ?? "jsonl";
 const path = (tail) => `${PROJECTS}/${state.project.project}/${tail}`;
 
 // What the peer says of a file. Nothing is imported yet.
@@ -77,19 +78,19 @@ forms.make = ({ file, options, many, suggests_first, votes, price, ...rest }) =>
   const query = new URLSearchParams({ kind: asked.kind, options: asked.options.join("\n"), many: Number(asked.many) });
   seen(`${PROJECTS}/check?${query}`, file, { asked });
 };
-forms.import = ({ file }) => seen(path("tasks?check=1"), file);
+forms.import = ({ file }) => seen(path("tasks?check=1"), file, { project: state.project });
 
-const send = ({ asked, items, file, count }) => act(async () => {
-  if (asked) state.project = await ask("POST", PROJECTS, { ...asked, items });
-  const { tasks } = await ask("POST", path(`tasks?format=${formatOf(file)}`), file);
-  shut();
+// Where its tasks were not taken, a project is not made again.
+const send = (checked) => once(async () => {
+  const { asked, items, file, count } = checked, { project } = checked.project ??= await ask("POST", PROJECTS, { ...asked, items });
+  const { tasks } = await ask("POST", `${PROJECTS}/${project}/tasks?format=${formatOf(file)}`, file);
+  if (state.checked === checked) shut();
   return `Tasks of this project: ${tasks}${count > tasks ? ", and the others follow" : ""}.`;
 });
 
-forms.redact = ({ task, reason }) => sure(`Take out the text of task ${task}?`, "Every peer deletes it. Nobody can bring it back.", "Take it out",
-  () => post(path("redact"), { task: Number(task), reason }));
+forms.redact = ({ task, reason }) => sure("redacts", { task }, () => post(path("redact"), { task: Number(task), reason }));
 forms.train = ({ rounds, overrides, ...rest }) => post(`${ADMIN}/jobs`,
-  { ...rest, rounds: Number(rounds), overrides: Object.fromEntries(lines(overrides).map((line) => line.split("=").map((part) => part.trim()))) }, "The job is on the log.");
+  { ...rest, rounds: Number(rounds), overrides: Object.fromEntries(lines(overrides).map((line) => /^(.*?) *(?:= *|$)(.*)/.exec(line).slice(1))) }, "The job is on the log.");
 forms.search = ({ search }) => { Object.assign(state, { search, shown: PAGE }); act(read); };
 
 function Checked({ checked }) {
@@ -115,7 +116,7 @@ function health() {
     bytes(it.memory_bytes), bytes(disk.used_bytes), `${bytes(disk.free_bytes)} of ${bytes(disk.total_bytes)}`, queues.statements_waiting, queues.transactions_pending,
     `${versions.program}, wire ${versions.wire}`, versions.modules.map(({ module, runs }) => `${module} ${runs}`).join(", "),
   ]; // in the order of the template
-  document.querySelectorAll("#facts dd").forEach((fact, place) => { fact.textContent = facts[place]; });
+  allAt("#facts dd").forEach((fact, place) => { fact.textContent = facts[place]; });
   render(state.alerts.map(({ severity, cause, about, text, since_ms }) => html`
     <li key=${cause + about} data-alert=${cause} class=${severity}><b>${severity}</b> ${text} <span class="quiet small">since ${when(since_ms)}</span></li>`), at("#alerts"));
   at("#alerts + p").hidden = state.alerts.length;
@@ -127,18 +128,17 @@ function Actions({ project }) {
   if (!project.is_mine) return "another member's";
   return html`<div class="tools"><a href=${`/review#${id}`}>review</a>
     ${project.state !== "closed" && html`<${Quiet} does=${next} run=${() => move(next)} /><${Quiet} does="import" run=${() => open("import", project)} />
-      <${Quiet} does="close" run=${() => sure(`Close ${name} for ever?`, "Its points are divided, and nobody answers its tasks any more.", "Close it", () => move("close"))} />`}
+      <${Quiet} does="close" run=${() => sure("closes", { name }, () => move("close"))} />`}
     <${Quiet} does="redact" run=${() => open("redact", project)} /></div>`;
 }
 
 function Refusal({ person: { annotator, name, is_refused } }) {
   const change = (call, text) => post(`${ADMIN}/people/${annotator}/${call}`, {}, `${name} gets ${text} here.`);
   return is_refused ? html`<${Quiet} does="allow" run=${() => change("allow", "tasks")} />`
-    : html`<${Quiet} does="refuse" run=${() => sure(`Refuse ${name}?`, "This peer gives it no more tasks. Its answers still count, and other peers may serve it.",
-      "Refuse", () => change("refuse", "no more tasks"))} />`;
+    : html`<${Quiet} does="refuse" run=${() => sure("refuses", { name }, () => change("refuse", "no more tasks"))} />`;
 }
 
-const cancel = ({ name, job }) => sure(`Cancel ${name}?`, "Its author alone ends it; else a quorum of voters has to say so.", "Cancel the job", () => post(`${ADMIN}/jobs/${job}/cancel`, {}));
+const cancel = ({ name, job }) => sure("cancels", { name }, () => post(`${ADMIN}/jobs/${job}/cancel`, {}));
 
 const DRAWS = {
   health: () => state.health && health(),
@@ -151,13 +151,13 @@ const DRAWS = {
 };
 
 function draw() {
-  for (const link of document.querySelectorAll(".tabs a")) link.ariaCurrent = link.hash === `#${state.tab}` ? "true" : null;
-  for (const section of document.querySelectorAll("[data-tab]")) section.hidden = section.dataset.tab !== state.tab;
+  for (const link of allAt(".tabs a")) link.ariaCurrent = link.hash === `#${state.tab}` ? "true" : null;
+  for (const section of allAt("[data-tab]")) section.hidden = section.dataset.tab !== state.tab;
   at("[href='#health']").textContent = state.alerts.length ? `Health (${state.alerts.length})` : "Health";
   DRAWS[state.tab]();
   const rest = { people: state.count > state.shown, log: state.log.length === state.shown && state.shown < 200 };
-  for (const button of document.querySelectorAll(".more")) button.hidden = !rest[state.tab];
-  for (const box of document.querySelectorAll(".checked")) render(state.checked && !box.closest("form").hidden ? html`<${Checked} checked=${state.checked} />` : null, box);
+  for (const button of allAt(".more")) button.hidden = !rest[state.tab];
+  for (const box of allAt(".checked")) render(state.checked && !box.closest("form").hidden ? html`<${Checked} checked=${state.checked} />` : null, box);
 }
 
 document.addEventListener("click", ({ target }) => {
@@ -165,7 +165,7 @@ document.addEventListener("click", ({ target }) => {
   if (target.matches(".more")) { state.shown += PAGE; act(read); }
 });
 at("#sign-out").onclick = signOut;
-at("#invite").onclick = () => act(async () => {
+at("#invite").onclick = () => once(async () => {
   at("#link").value = location.origin + (await ask("POST", `${ADMIN}/invite`, {})).path;
   at("#link").parentElement.hidden = false;
 });

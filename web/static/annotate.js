@@ -160,9 +160,10 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden && st
 
 const Key = ({ of }) => html`<kbd>${KEYS[of] ?? of.toUpperCase()}</kbd>`;
 
+// A double click does not answer the next task, too.
 const Button = ({ action }) => html`
   <button type="button" class=${action.isPrimary ? "primary" : action.isAnswer ? "answer" : "quiet"} disabled=${action.isDisabled}
-    aria-keyshortcuts=${action.key || null} aria-pressed=${action.isPressed === undefined ? null : String(action.isPressed)} onClick=${action.run}>
+    aria-keyshortcuts=${action.key || null} aria-pressed=${action.isPressed?.toString() ?? null} onClick=${({ detail }) => (detail < 2 || action.isPressed !== undefined) && action.run()}>
     ${action.key && html`<${Key} of=${action.key} />`}<span>${action.text}</span>
     ${action.place !== undefined && html`<b class="place">${action.place + 1 || ""}</b>`}
   </button>`;
@@ -171,7 +172,7 @@ function Task({ task }) {
   if (!task) {
     return html`<section class="card task resting" aria-live="polite" data-state="waiting">
       <h1>${!state.isHere ? "This peer does not answer" : state.leases.isEmpty ? "No tasks for you at the moment" : "Looking for tasks …"}</h1>
-      <p class="quiet">${state.isHere ? "New ones appear here by themselves." : "Your answers are kept in this browser. The page goes on when the peer is back."}</p>
+      ${state.isHere && html`<p class="quiet">New ones appear here by themselves.</p>`}
     </section>`;
   }
   return html`<section class="card task" aria-live="polite" data-task=${task.task} data-assignment=${task.assignment} data-state="ready">

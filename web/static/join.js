@@ -2,7 +2,7 @@
 // no keys. Who is in already finds here what this browser keeps. What people read stands in the template.
 import { backup, opened } from "/static/backup.js";
 import { hasKeys, made } from "/static/key.js";
-import { at, copied, focused, forms, paintStatus, patiently, tell } from "/static/page.js";
+import { allAt, at, copied, focused, forms, paintStatus, patiently, tell } from "/static/page.js";
 import { call, sessionOf } from "/static/session.js";
 import { Store } from "/static/store.js";
 import { hex, unhex } from "/static/wire.js";
@@ -34,7 +34,7 @@ const aboutMe = ({ name, publicKey, isCustodial }) => ({ name, isCustodial, isOw
 function show(phase) {
   at("#phase").replaceChildren(copied(phase, phase === "come" ? aboutNetwork() : aboutMe(state.me)));
   at("#join").dataset.state = phase;
-  for (const field of document.querySelectorAll("[name=invitation]")) field.value = state.invitation;
+  for (const field of allAt("[name=invitation]")) field.value = state.invitation;
   const first = at("#phase :is(input, .primary)");
   if (first.name === "name") first.value = state.me?.name ?? "";
   focused(first);
@@ -42,7 +42,7 @@ function show(phase) {
 }
 
 function paint() {
-  for (const button of document.querySelectorAll("form button:not([type])")) button.disabled = state.isBusy;
+  for (const button of allAt("form button:not([type])")) button.disabled = state.isBusy;
   paintStatus({ ...state, who: at("#join:is([data-state=backup], [data-state=known])") && state.me.name });
 }
 
@@ -58,6 +58,7 @@ const submits = (work, meanwhile) => async (fields) => {
   tell(meanwhile);
   paint();
   try {
+    if (hex((await state.store.me())?.publicKey ?? []) !== hex(state.me?.publicKey ?? [])) return location.reload(); // another tab was first
     await work(fields);
     tell();
   } catch (problem) {

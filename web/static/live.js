@@ -1,5 +1,5 @@
 // The page that shows how the network trains, votes, and throws out who lies. All that is live comes by one stream.
-import { html, paintStatus, render } from "/static/page.js";
+import { allAt, at, html, paintStatus, render } from "/static/page.js";
 import { call } from "/static/session.js";
 import { hasKeys } from "/static/key.js";
 import { Chart } from "/static/chart.js";
@@ -9,8 +9,8 @@ const AGAIN_MS = 2_000;
 const KEEPS = { rounds: 200, blocks: 10 }, SHOWN = 6;
 const PHASES = ["training", "voting", "closing", "closed"];
 const TONES = { critical: "bad", warning: "warn", info: "" };
-const place = (id) => document.getElementById(id);
-const reasons = Object.fromEntries(Array.from(document.querySelectorAll("#reasons dt"), (term) => [term.textContent, term.nextElementSibling.textContent]));
+const place = (id) => at(`#${id}`);
+const reasons = Object.fromEntries(Array.from(allAt("#reasons dt"), (term) => [term.textContent, term.nextElementSibling.textContent]));
 
 let now = null, isHere = true;
 const checks = {}; // by height: the verdict of this browser
@@ -20,7 +20,7 @@ const cell = (value) => html`<td class="number">${value}</td>`;
 
 // A large figure with what it is about; without a value it is hidden.
 function tell(name, value, about, tone = "") {
-  const shown = document.querySelector(`[data-live=${name}]`), figure = shown.parentElement;
+  const shown = at(`[data-live=${name}]`), figure = shown.parentElement;
   figure.hidden = value === undefined;
   figure.className = `figure ${tone}`;
   render(String(value), shown);

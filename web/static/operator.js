@@ -1,5 +1,5 @@
 // What /admin and /review share: an operator signs in, what the peer says is read again and again, and steps that cannot be undone.
-import { at, forms, paintStatus, pause, tell } from "/static/page.js";
+import { at, copied, forms, paintStatus, pause, tell } from "/static/page.js";
 import { call } from "/static/session.js";
 
 const AGAIN_MS = 4_000;
@@ -34,11 +34,19 @@ export async function act(work) {
   await look();
 }
 
-export function sure(title, text, yes, run) {
+let isSending = false;
+
+// The same, but a second click meanwhile does nothing.
+export const once = (work) => isSending || act(() => {
+  isSending = true;
+  return work().finally(() => { isSending = false; });
+});
+
+// `id` is that of the <template> that asks, about these facts.
+export function sure(id, facts, run) {
   const dialog = at("dialog");
-  at("dialog h2").textContent = title;
-  at("dialog p").textContent = text;
-  at("dialog .primary").textContent = yes;
+  at("dialog div").replaceChildren(copied(id, facts));
+  at("dialog .primary").textContent = at(`#${id}`).dataset.yes;
   dialog.returnValue = "";
   dialog.onclose = () => dialog.returnValue && run();
   dialog.showModal();
@@ -52,11 +60,10 @@ const signIn = (token) => act(async () => {
   at("#sign-in").reset();
 });
 
-export async function signOut() {
-  await ask("POST", "/api/v1/admin/sign-out").catch(() => {});
+export const signOut = () => act(async () => {
+  await ask("POST", "/api/v1/admin/sign-out");
   desk.isIn = false;
-  paint();
-}
+});
 
 export function paint() {
   const isAsked = desk.isIn === false, form = at("#sign-in");
@@ -74,7 +81,7 @@ async function look() {
   if (desk.isIn !== false) {
     try {
       await read();
-      desk.isIn = true;
+      desk.isIn ??= true; // who signs out meanwhile is out
     } catch (problem) {
       if (problem.status && desk.isIn !== false) tell(problem.message, "bad");
     }
@@ -100,5 +107,3 @@ export async function begin(reads, draws) {
     if (!document.hidden) await look();
   }
 }
-
-export const when = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });

@@ -8,6 +8,7 @@ export const html = htm.bind(h);
 const AGAIN_MS = 2_000;
 
 export const at = (selector) => document.querySelector(selector);
+export const allAt = (selector) => document.querySelectorAll(selector);
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 export const focused = (element) => element?.focus({ preventScroll: true }); // where people type, once they have read what stands above
 

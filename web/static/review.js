@@ -1,7 +1,7 @@
 // The page of a project's author: tasks that need it first, with all votes side by side; decided by keys.
 import { answerOf, choices as choicesOf, inWords, isCollected, isComplete } from "/static/kinds.js";
-import { act, ask, begin, paint } from "/static/operator.js";
-import { at, fill, forms, html, render, tell } from "/static/page.js";
+import { act, ask, begin, once, paint } from "/static/operator.js";
+import { allAt, at, fill, forms, html, render, tell } from "/static/page.js";
 
 const PROJECTS = "/api/v1/projects", PAGE = 25, FRESH = 100; // a longer list stays as it was until somebody searches again
 
@@ -29,8 +29,9 @@ async function read() {
   const found = state.projects.find((one) => one.project === wanted) ?? state.projects[0], isNew = found?.project !== state.project?.project;
   state.project = found;
   if (!found) return;
-  if (isNew) await open();
-  else if (counts() !== state.listed && !state.chosen.length && state.tasks.length <= FRESH) await again();
+  if (isNew || !state.tasks) await open();
+  else if (counts() !== state.listed && !state.chosen.length && state.tasks.length <= FRESH) await list(state.tasks.length || 1, current()?.task);
+  if (state.agreement?.project !== found.project) await agree();
 }
 
 const counts = () => ["tasks", "begun", "review", "settled"].map((name) => state.project[name]).join();
@@ -40,28 +41,22 @@ async function open() {
   Object.assign(state, { tasks: null, whose: "", wanted: {} });
   at("#filters").reset();
   await list();
-  await agree();
 }
 
 async function agree() {
   [state.agreement, state.confusions] = await Promise.all([ask("GET", path("agreement")), ask("GET", path("confusions"))]);
 }
 
-async function list(atLeast = 1) {
-  const { project } = state.project, tasks = [], listed = counts();
+// The task `shown` stays in sight. Whoever has chosen meanwhile loses nothing.
+async function list(atLeast = 1, shown) {
+  const { wanted } = state, tasks = [], listed = counts();
   let next = "0:0";
   while (next && tasks.length < atLeast) next = await page(tasks, next);
-  if (project === state.project.project) Object.assign(state, { tasks, next, listed, place: 0, chosen: [] });
+  if (wanted !== state.wanted || (shown && (state.chosen.length || shown !== current()?.task))) return;
+  Object.assign(state, { tasks, next, listed, place: Math.max(0, tasks.findIndex(({ task }) => task === shown)), chosen: [] });
 }
 
-// The same task stays in sight, though those that need the author stand before it now.
-async function again() {
-  const shown = current()?.task;
-  await list(state.tasks.length);
-  state.place = Math.max(0, state.tasks.findIndex(({ task }) => task === shown));
-}
-
-// A peer looks at some thousand tasks a call: it may have found none yet, and has more to look at.
+// A peer looks at some thousand tasks a call: there may be more where it found none.
 async function page(found, after) {
   const { tasks, next } = await ask("GET", path(`review?${new URLSearchParams({ ...state.wanted, limit: PAGE, after })}`));
   found.push(...tasks);
@@ -93,12 +88,11 @@ function choose(value) {
 function decide() {
   const task = current();
   if (task?.state !== "waiting" || !isReady()) return;
-  act(async () => {
+  once(async () => {
     const { label } = await ask("POST", path(`tasks/${task.task}/decide`), { answer: answerOf(asked(), state.chosen) });
     Object.assign(task, { label, state: "settled", is_reviewed: true });
-    state.chosen = [];
     const next = state.tasks.findIndex((other) => other.state === "waiting");
-    if (next >= 0) state.place = next;
+    if (task === current()) Object.assign(state, { chosen: [], place: next < 0 ? state.place : next });
     agree().then(paint, () => {});
     return `Task ${task.number}: ${words(label, task)}.`;
   });
@@ -109,7 +103,7 @@ const KEYS = { j: () => go(state.place + 1), k: () => go(state.place - 1), "/": 
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") return document.activeElement.blur();
   if (!state.tasks || event.target.closest("input, select, a, dialog") || event.altKey || event.ctrlKey || event.metaKey) return;
-  if (event.key === "Enter" && event.target.closest("button")) return; // the button's own
+  if (event.key === "Enter" && (event.repeat || event.target.closest("button"))) return; // held too long, or the button's own
   const choice = choices().find(({ key }) => key === event.key);
   const run = choice ? () => choose(choice.value) : KEYS[event.key];
   if (!run) return;
@@ -147,8 +141,7 @@ function Task({ task }) {
     ${task.state === "waiting" && html`<div class="answers" role="group" aria-label="Your decision">
       ${choices().map(({ text, key, value }) => html`<button class="answer" aria-keyshortcuts=${key || null} aria-pressed=${String(state.chosen.includes(value))} onClick=${() => choose(value)}>
         ${key && html`<kbd>${key}</kbd>`} <span>${text}</span></button>`)}
-      <button class="primary" aria-keyshortcuts="Enter" disabled=${!isReady()} onClick=${decide}>Decide <kbd>Enter</kbd></button></div>
-      <p class="quiet small">The network decides it at once, and nobody can take it back.</p>`}
+      <button class="primary" aria-keyshortcuts="Enter" disabled=${!isReady()} onClick=${decide}>Decide <kbd>Enter</kbd></button></div>`}
   </section>`;
 }
 
@@ -176,7 +169,7 @@ const options = (selector, of, chosen) => render(of.map(([value, text]) => html`
 function draw() {
   const { project, projects, wanted, agreement, confusions } = state;
   at("#none").hidden = !!project;
-  for (const part of document.querySelectorAll("#filters, section.card[aria-label]")) part.hidden = !project;
+  for (const part of allAt("#filters, section.card[aria-label]")) part.hidden = !project;
   if (!project) return;
   const { name, kind } = project;
   at("#work h1").textContent = `Review ${name}`;
@@ -185,10 +178,12 @@ function draw() {
   options("[name=label]", [["", "any"], ...choices().map(({ value, text }) => [value, text])], wanted.label ?? "");
   render(!state.tasks ? html`<p class="quiet">Asking the peer …</p>`
     : html`<div class="desk"><div>${current() && html`<${Task} key=${current().task} task=${current()} />`}</div><${List} /></div>`, at("#shown"));
-  if (agreement && confusions) drawAgreement(agreement, confusions);
-  for (const link of document.querySelectorAll("[data-format]")) {
-    const { format } = link.dataset;
-    Object.assign(link, { href: path(`export?format=${format}`), download: `${name}.${format === "label-studio" ? "json" : "jsonl"}`, hidden: format === "preferences" && kind !== "pair" });
+  const isOurs = agreement?.project === project.project;
+  at("[aria-label=Agreement]").hidden = !isOurs;
+  if (isOurs) drawAgreement(agreement, confusions);
+  for (const link of allAt("[data-format]")) {
+    const { format, end } = link.dataset;
+    Object.assign(link, { href: path(`export?format=${format}`), download: `${name}.${end}`, hidden: format === "preferences" && kind !== "pair" });
   }
 }
 

@@ -9,8 +9,8 @@ export async function call(method, path, body, token) {
   const headers = { "X-Folkmoot": "1", ...(body && { "Content-Type": "application/json" }), ...(token && { Authorization: `Bearer ${token}` }) };
   let reply;
   try {
-    const signal = AbortSignal.timeout(PATIENCE_MS);
-    reply = await fetch(path, { method, headers, body: body instanceof Blob ? body : body && JSON.stringify(body), signal });
+    const isFile = body instanceof Blob, signal = AbortSignal.timeout(isFile ? 6 * PATIENCE_MS : PATIENCE_MS);
+    reply = await fetch(path, { method, headers, body: isFile ? body : body && JSON.stringify(body), signal });
   } catch {
     throw Object.assign(new Error("this peer does not answer"), { status: 0, retryMs: 1000 });
   }

@@ -155,6 +155,34 @@ def test_rows_that_are_put_as_they_are_change_no_node() -> None:
     assert node_of(table.with_rows({**rows, b"never here": None})) is before
 
 
+BODIES = st.lists(st.tuples(st.lists(CHANGES, min_size=1, max_size=3), st.integers(0, 2)), max_size=8)
+
+
+@given(BODIES, st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_bodies_of_one_height_that_are_hashed_in_any_order_have_the_roots_of_their_rows_alone(blocks: Any, order: Any) -> None:
+    """Most bodies are never decided, and older tables are asked again: what is remembered of one is nothing in another."""
+    rows = many(40)
+    store, table = MemoryRows(), table_of(rows)
+    seen = [(table, rows)]
+    for bodies, decided in blocks:
+        judged = []
+        for changes in bodies:
+            after = {key: value for key, value in {**rows, **changes}.items() if value is not None}
+            judged.append((table.with_rows(changes), after))
+        for body, after in order.sample(judged, len(judged)):
+            assert body.root.hash == reference(after)
+        table, rows = judged[decided % len(judged)]
+        store.save(table)
+        seen += judged
+    for earlier, after in order.sample(seen, len(seen)):
+        fresh = table_of(after)
+        assert hashes_of(earlier) == hashes_of(fresh) and earlier.root == fresh.root
+        assert dict(earlier.items()) == after
+    if blocks:
+        assert store.load(Note).root == table.root
+
+
 # Copies ------------------------------------------------------------------------------------------------------------------
 
 
@@ -485,6 +513,38 @@ def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> Non
     thread.join()
     sys.setswitchinterval(interval)
     assert not failures
+
+
+def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashed_and_stored() -> None:
+    """Whoever exports takes a table whose tree nobody has made yet, and reads on while later blocks take its slots."""
+    store, rows, draw = MemoryRows(), many(1_000), random.Random(3)
+    table, keys = table_of(rows), list(rows)
+    shared, failures, stop = [(table, rows)], list[BaseException](), threading.Event()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def export() -> None:
+        try:
+            while not stop.is_set():
+                taken, held = shared[0]
+                assert dict(taken.items()) == held
+                assert taken.get(keys[0]) == held.get(keys[0])
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline and not failures:
+        changes = {draw.choice(keys): draw.choice([None, Note(7)]) for _ in range(40)}
+        table, rows = table.with_rows(changes), {k: v for k, v in {**rows, **changes}.items() if v is not None}
+        shared[0] = table, rows
+        store.save(table)
+    stop.set()
+    thread.join()
+    sys.setswitchinterval(interval)
+    assert not failures
+    assert table.root.hash == store.load(Note).root.hash == reference(rows)
 
 
 def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
