@@ -6,8 +6,8 @@ SHELL := /bin/bash
 PYTHON ?=
 BIN := .venv/bin
 STAMP := .venv/.setup-complete
-# Tests wait for a third of their time, for processes that start and for timers: three on two cores keep both busy.
-TEST_PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
+# Tests wait for half of their time, for processes and browsers that start and for timers: four on two cores keep both busy.
+TEST_PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
 
 help:
 	@echo "make setup   install everything, pinned, into .venv"
