@@ -195,8 +195,10 @@ class Hub:
     def refused(self) -> Mapping[str, int]:
         return dict(self._refused)
 
-    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
-        await self._exchange.fetch(digest, size_max, sources)
+    async def fetch(
+        self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None, heard: Callable[[], object] | None = None
+    ) -> None:
+        await self._exchange.fetch(digest, size_max, sources, heard)
 
     # For the subclass ------------------------------------------------------------------------------------------------
 
