@@ -50,7 +50,7 @@ demo: setup
 	$(BIN)/peer demo
 
 test: setup
-	@echo "the tests take about 5 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
+	@echo "the tests take about 8 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 test-browser: setup
