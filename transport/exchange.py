@@ -89,7 +89,6 @@ class _Transfer:
     moved: float = 0.0  # when the last chunk of this transfer came from it, or it was asked
     is_reveal: bool = False
     pace: Pace | None = None  # of a reveal: its holder's
-    listeners: list[Callable[[], object]] = field(default_factory=list)  # called for each chunk
     total: int | None = None
     offset: int = 0  # written so far
     requested: int = 0
@@ -146,20 +145,14 @@ class Exchange:
             task_status.started()
             await trio.sleep_forever()
 
-    async def fetch(
-        self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None, heard: Callable[[], object] | None = None
-    ) -> None:
+    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
         await trio.lowlevel.checkpoint()
         if self._blobs.size(digest) is not None:
             return
         transfer = self._join(digest, size_max, sources or ())
-        if heard is not None:
-            transfer.listeners.append(heard)
         try:
             await transfer.done.wait()
         finally:
-            if heard is not None:
-                transfer.listeners.remove(heard)
             transfer.waiters -= 1
             if transfer.waiters == 0:
                 self._leave(transfer)
@@ -265,8 +258,6 @@ class Exchange:
         transfer.offset += len(chunk.chunk)
         transfer.contributors.add(peer)
         transfer.requested = max(transfer.requested, transfer.offset)
-        for heard in transfer.listeners:
-            heard()
         asked = transfer.times.pop(chunk.offset, None)
         if peer == transfer.holder:
             self._pace(transfer, asked, trio.current_time())

@@ -195,10 +195,8 @@ class Hub:
     def refused(self) -> Mapping[str, int]:
         return dict(self._refused)
 
-    async def fetch(
-        self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None, heard: Callable[[], object] | None = None
-    ) -> None:
-        await self._exchange.fetch(digest, size_max, sources, heard)
+    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
+        await self._exchange.fetch(digest, size_max, sources)
 
     # For the subclass ------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,11 +133,8 @@ class Network(Protocol):
     def refused(self) -> Mapping[str, int]:
         """Everything refused so far, by reason: connections, handshakes, frames, messages and payloads."""
 
-    async def fetch(
-        self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None, heard: Callable[[], object] | None = None
-    ) -> None:
+    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
         """Return when the blob store holds `digest`. `sources` are asked first, then every connected peer.
 
-        `heard` is called for each chunk that comes and is taken.
         Never gives up by itself: put a deadline around it. Raises only what the local store raises (`StorageError`).
         """

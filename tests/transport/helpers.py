@@ -33,6 +33,9 @@ class MemoryBlobs:
     def read(self, digest: bytes, offset: int, length: int) -> bytes:
         return self.blobs[digest][offset : offset + length]
 
+    def wrote(self, digest: bytes) -> None:
+        """A chunk of it has come."""
+
     def begin(self, digest: bytes, total: int) -> MemoryWriter:
         return MemoryWriter(self, digest, total)
 
@@ -44,6 +47,7 @@ class MemoryWriter:
     def write(self, chunk: bytes) -> None:
         assert len(self._data) + len(chunk) <= self._total
         self._data += chunk
+        self._store.wrote(self._name)
 
     def finish(self) -> None:
         self._store.finished += 1

@@ -108,36 +108,30 @@ async def test_a_blob_crosses_a_slow_and_a_fast_link(autojump_clock: MockClock) 
 REVEALS = [bytes([n]) * 1_600_000 for n in range(4)]
 
 
-async def fetch_reveals(network: MemoryNetwork, holder: bytes) -> float:
-    """The longest time for which one of them stood still."""
-    longest = 0.0
+class Revealing(MemoryBlobs):
+    """Knows the longest time for which one of them stood still."""
 
-    async def fetch(blob: bytes) -> None:
-        last = trio.current_time()
+    def __init__(self) -> None:
+        super().__init__()
+        self.reveals |= {digest(blob) for blob in REVEALS}
+        self.longest, self._last = 0.0, dict.fromkeys(self.reveals, trio.current_time())
 
-        def heard() -> None:
-            nonlocal last, longest
-            longest, last = max(longest, trio.current_time() - last), trio.current_time()
+    def wrote(self, digest: bytes) -> None:
+        self.longest = max(self.longest, trio.current_time() - self._last[digest])
+        self._last[digest] = trio.current_time()
 
-        await network.fetch(digest(blob), len(blob), [holder], heard)
 
+async def fetch_reveals(network: MemoryNetwork, holder: bytes) -> None:
     async with trio.open_nursery() as nursery:
         for blob in REVEALS:
-            nursery.start_soon(fetch, blob)
-    return longest
-
-
-def revealing() -> MemoryBlobs:
-    blobs = MemoryBlobs()
-    blobs.reveals |= {digest(blob) for blob in REVEALS}
-    return blobs
+            nursery.start_soon(network.fetch, digest(blob), len(blob), [holder])
 
 
 async def test_reveals_fill_a_fast_link_with_a_long_round_trip(autojump_clock: MockClock) -> None:
     """Eight chunks at once would carry 1.3 MB/s of 12.5."""
     async with open_world(MemoryWorld) as world:
         world.mesh.set_conditions(ALICE.public, BOB.public, Conditions(latency_seconds=0.15, bytes_per_second=12.5e6))
-        alice, bob = await world.pair(revealing(), MemoryBlobs(*REVEALS))
+        alice, bob = await world.pair(Revealing(), MemoryBlobs(*REVEALS))
         start = trio.current_time()
         await fetch_reveals(alice, bob.me)
         assert trio.current_time() - start < 3.0 * sum(map(len, REVEALS)) / 12.5e6 + 1.0
@@ -148,12 +142,12 @@ async def test_reveals_over_a_slow_link_come_once_and_make_no_queue(autojump_clo
     async with open_world(MemoryWorld) as world:
         slow = Conditions(latency_seconds=0.15, bytes_per_second=rate)
         world.mesh.set_conditions(ALICE.public, BOB.public, slow)
-        alice, bob = await world.pair(revealing(), MemoryBlobs(*REVEALS))
+        alice, bob = await world.pair(blobs := Revealing(), MemoryBlobs(*REVEALS))
         await world.start(CAROL)  # somebody else could be asked, and has nothing
         await linked(alice, bob)
         start, count = trio.current_time(), sum(map(len, REVEALS))
-        longest = await fetch_reveals(alice, bob.me)
-        assert longest < 2 * STALL_SECONDS
+        await fetch_reveals(alice, bob.me)
+        assert blobs.longest < 2 * STALL_SECONDS
         assert trio.current_time() - start < 1.1 * count / rate + 2.0
         assert alice.traffic().reveals_received < 1.01 * count, "what was on its way was asked for again"
 
