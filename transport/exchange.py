@@ -54,7 +54,7 @@ Send = Callable[[bytes, GetBlob | BlobChunk | NoBlob, Priority], bool]
 
 @dataclass(slots=True)
 class Pace:
-    """How far ahead reveals are asked for of one holder: pure, time is an argument.
+    """How many chunks of reveals this peer asks one holder for ahead.
 
     | an answer                                     | the window                                     |
     | comes within QUEUE_SECONDS of the fastest one | grows by a chunk, so it doubles in a round trip |
@@ -110,7 +110,7 @@ class _Transfer:
         self.contributors.clear()
 
     def takes_from(self, peer: bytes) -> bool:
-        """A reveal is taken also of a holder that was given up: over a slow link its answers come later, and once only."""
+        """Over a slow link a holder answers after this peer gave it up. Its chunks of a reveal are taken: nobody sends them again."""
         return self.holder == peer or (self.is_reveal and peer in self.rests and not self.one_holder)
 
     def wake(self) -> None:
