@@ -110,7 +110,7 @@ class _Transfer:
         self.contributors.clear()
 
     def takes_from(self, peer: bytes) -> bool:
-        """Over a slow link a holder answers after this peer gave it up. Its chunks of a reveal are taken: nobody sends them again."""
+        """Over a slow link a holder answers after it was given up. Its chunks of a reveal are taken: nobody sends them again."""
         return self.holder == peer or (self.is_reveal and peer in self.rests and not self.one_holder)
 
     def wake(self) -> None:
