@@ -220,7 +220,6 @@ async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_tol
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No batch is decided for a while: an answer waits, an enrolment cannot be promised; then all of it is decided."""
-    monkeypatch.setattr(annotating, "DECIDED_SECONDS", 1.0)
     async with room.serving() as (daemon, site):
         await room.project(daemon, tasks=2)
         (ann,) = await enrolled(site, "ann")
@@ -231,6 +230,7 @@ async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_tol
             await go_on.wait()
             await hindered(gatherer, taken)
 
+        monkeypatch.setattr(annotating, "DECIDED_SECONDS", 1.0)
         monkeypatch.setattr(Gatherer, "_decide", later)
         reply = await said(ann.submit, site, task["assignment"], (1,))
         assert (reply.status, reply.body) == (202, {"annotation": task["assignment"]})
@@ -243,6 +243,7 @@ async def test_what_is_not_decided_in_time_is_accepted_and_what_cannot_be_is_tol
         refusal = await said(bob.enrol, site)
         assert problem(refusal) == (503, "no-quorum") and int(refusal.headers["retry-after"]) > 0
         assert problem(await said(bob.enrol, site)) == (503, "no-quorum")
+        monkeypatch.undo()
         go_on.set()
         assert (await settled(site, task["assignment"])).body["label"] == [1]
         assert (await said(ann.submit, site, task["assignment"], (1,))).status == 200
