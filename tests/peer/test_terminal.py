@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peer.processes import children, command, daemons, ended
+from tests.peer.processes import children, command, daemons, ended, peer
 from tests.peer.screen import SECONDS_MAX, terminal
 
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
@@ -126,11 +127,14 @@ def test_a_demo_shows_the_liar_with_its_reasons_and_closing_its_terminal_leaves_
         assert left == []
 
 
-def test_the_summary_of_a_demo_has_the_liar_s_reasons_in_words(tmp_path: Path) -> None:
-    with terminal(*demo(tmp_path, 1), columns=120, rows=40) as shown:
+def test_the_summary_of_a_demo_has_the_liar_s_reasons_in_words_and_its_export_is_reproduced(tmp_path: Path) -> None:
+    with terminal(*demo(tmp_path, 2), "--json", str(tmp_path / "r.json"), columns=120, rows=40) as shown:
         status = shown.wait(90)
         told = "\n".join(shown.lines)
         assert status == 0, told
-        assert re.search(r"│ liar-2 +rejected: .*replay \d × \(re-executing it gave another update\)", told), told
+        assert re.search(r"│ liar-2 +rejected: .*replay 2 × \(re-executing it gave another update\)", told), told
         assert "all honest roots are equal, no lie was accepted" in told
         assert max(map(len, shown.lines)) <= 120
+    assert json.loads((tmp_path / "r.json").read_text())["rejected"]["liar-2"] == {"replay": 2}
+    status, out, error = peer("audit", str(tmp_path / "run" / "export"))
+    assert (status, error) == (0, "") and "reproduced" in out
