@@ -416,7 +416,7 @@ def _found(work: Work, said: Said, members: MembersState, asked: Asked) -> None:
     unfinished = (*work.open, *work.closing)  # both count: else a member that founds and closes fills the queue of closes
     mine = [key for key in unfinished if members.current(work.projects[key].author) == said.author]
     if len(mine) >= PROJECTS_OPEN_MAX:
-        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open or being closed: close one, or wait for its close")
+        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open or being closed: close one; a close takes a minute")
     if len(unfinished) >= PROJECTS_MAX:
         raise Refused(f"{PROJECTS_MAX} projects are open or being closed in this network")
     key = project_id(said.author, said.transaction.nonce)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -83,7 +84,10 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 
 def _complain(error: BaseException) -> int:
-    print("peer: error: " + " ".join(str(error).splitlines()), file=sys.stderr)
+    """Wrong lines of a file stand below one another; whatever else has several lines becomes one."""
+    lines = str(error).splitlines()
+    between = "\n" if all(re.match(r".+?:\d+: ", line) for line in lines) else " "
+    print("peer: error: " + between.join(lines), file=sys.stderr)
     return EXIT_USER_ERROR
 
 

@@ -22,6 +22,7 @@ from peer import cli
 from peer.daemon.daemon import Daemon
 from peer.driver import author as authors
 from peer.driver.keeping import Keeping
+from tests.peer.processes import peer
 from tests.transport.helpers import until
 from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said, settled
@@ -186,6 +187,20 @@ async def test_gold_that_is_no_answer_is_named_and_nothing_is_imported(author: A
     shown = await author.types("tasks", "import", str(file), "--options", "glad,sad")
     assert "more.csv:3: gold 'angry' is none of the options: glad, sad" in shown
     assert await author.types("projects") == "no project: `tasks import FILE` makes one"
+
+
+async def test_wrong_lines_of_a_file_stand_below_one_another(author: Author) -> None:
+    file = author.room.folder / "bad.jsonl"
+    file.write_text('{"text": ""}\n{"text": "one"}\n[]\n')
+    arguments = ("tasks", "import", str(file), "--options", "glad,sad", "--data-dir", str(author.room.directory))
+    status, _, error = await said(peer, *arguments)
+    assert (status, error.splitlines()) == (
+        2,
+        [
+            "peer: error: bad.jsonl:1: the text is empty",
+            'bad.jsonl:3: a task is a JSON object, such as {"text": "…"}',
+        ],
+    )
 
 
 async def test_a_blob_that_is_too_large_is_no_guidelines_no_page_and_stays(tmp_path: Path) -> None:

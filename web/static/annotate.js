@@ -191,7 +191,7 @@ function Pair({ task }) {
 }
 
 const SAYS = {
-  held: () => "held: U takes it back; once it is sent nobody can",
+  held: () => "held: Undo (U) takes it back; once it is sent nobody can",
   sent: () => (state.isHere ? "sent: the network decides" : "waits until the peer is back"),
   decided: (row) => (row.answer ? `decided at height ${row.height}` : "skipped"),
   settled: (row) => (isAsLabel(row) ? "settled, as you said" : `settled: the label is ${inWords(row.task, row.label)}`),

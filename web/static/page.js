@@ -52,8 +52,10 @@ document.addEventListener("submit", (event) => {
 });
 
 export function tell(text = "", kind = "") {
-  at(".told").textContent = text;
-  at(".told").className = `told ${kind}`;
+  const told = at(".told"), isNew = told.textContent !== text;
+  told.textContent = text;
+  told.className = `told ${kind}`;
+  if (kind && isNew) told.scrollIntoView({ block: "nearest" });
 }
 
 const Status = ({ network, isHere, who }) => html`

@@ -183,7 +183,7 @@ function draw() {
   if (isOurs) drawAgreement(agreement, confusions);
   for (const link of allAt("[data-format]")) {
     const { format, end } = link.dataset;
-    Object.assign(link, { href: path(`export?format=${format}`), download: `${name}.${end}`, hidden: format === "preferences" && kind !== "pair" });
+    Object.assign(link, { href: path(`export?format=${format}`), download: `${name}${format === "preferences" ? ".preferences" : ""}.${end}`, hidden: format === "preferences" && kind !== "pair" });
   }
 }
 
