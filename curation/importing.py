@@ -17,6 +17,8 @@ from protocol.errors import UserError
 SPARE_BYTES = 64  # of an entry beside its task
 MISFITS_MAX = 20  # lines of a file that are named; then nobody reads on
 TASKS_MAX = PAGES_MAX * PAGE_TASKS_MAX
+NAMES = ("text", "items", "suggestion", "gold")  # of what a task may have
+SHOWN = 64  # characters of a name that is none of these
 NUMBER_DIGITS_MAX = 3  # of an option or item: Python makes no number of thousands of digits
 
 
@@ -113,7 +115,7 @@ def _of_label_studio(where: str, row: Any) -> Row:
     if not isinstance(row, dict) or not isinstance(row.get("data", row), dict):
         return UserError(f"{where} is no JSON object with `data`")
     data = row.get("data", row)
-    found = {name: data[name] for name in ("text", "items", "suggestion", "gold") if name in data}
+    found = dict(data)
     for prediction in _list(row, "predictions"):
         for result in _list(prediction, "result"):
             value = result.get("value", {}) if isinstance(result, dict) else {}
@@ -138,11 +140,10 @@ def _checked(where: str, row: Row, kind: Kind, options: tuple[str, ...], many: b
         raise UserError(f"{where}: half of a character, which is no text")
     if any(len(part) > TEXT_CHARACTERS_MAX for part in (text, *items)):
         raise UserError(f"{where}: a text has at most {TEXT_CHARACTERS_MAX} characters")
-    problem = items_problem(kind, len(items))
+    problem = items_problem(kind, len(items)) or ("" if items or text.strip() else "the text is empty")
     if problem:
-        raise UserError(f"{where}: {problem}")
-    if not items and not text.strip():
-        raise UserError(f"{where}: the text is empty")
+        unknown = "".join(f"; {name[:SHOWN]!r} is none of {', '.join(NAMES)}" for name in sorted(row.keys() - set(NAMES))[:1])
+        raise UserError(f"{where}: {problem}{unknown}")
     suggestion, gold = (
         read_answer(where, what, row.get(what), kind, options, many, len(items)) for what in ("suggestion", "gold")
     )

@@ -308,7 +308,7 @@ def _open(work: Work, opening: Opening, peer: bytes, context: Context) -> None:
     now, asked = work.tasks[task], work.projects[row.project].asked
     if now.stage is not Stage.OPENING:
         raise Passed("votes are missing that were asked for")
-    if _is_over(work, row.project, context.time_ms):
+    if is_over(work, row.project, context.time_ms):
         raise Passed("the project is closed")
     answer = tuple(opening.answer)
     if commitment(opening.assignment, opening.salt, answer) != row.commitment:
@@ -441,12 +441,16 @@ def _own(work: Work, said: Said, members: MembersState, key: bytes) -> Project:
     return project
 
 
-def _is_over(work: Work, project: bytes, now_ms: int) -> bool:
+def is_over(of: Work | CurationState, key: bytes, now_ms: int) -> bool:
     """The project is closed, and so were its last openings: nothing of it changes any more but by its close."""
-    if work.projects[project].phase is not Phase.CLOSED:
-        return False
-    closing = work.closings.get(project)
-    return closing is None or closing.at_ms <= now_ms
+    project, closing = of.projects.get(key), of.closings.get(key)
+    return project is not None and project.phase is Phase.CLOSED and (closing is None or closing.at_ms <= now_ms)
+
+
+def reviews_left(state: CurationState, key: bytes, now_ms: int) -> int:
+    """Tasks that wait for their author; once the project is over, nobody can decide them any more."""
+    project = state.projects.get(key)
+    return 0 if project is None or is_over(state, key, now_ms) else project.review
 
 
 def _add_page(work: Work, said: Said, members: MembersState) -> None:
@@ -468,7 +472,7 @@ def _say_gold(work: Work, said: Said, members: MembersState, now_ms: int) -> Non
     project, page = _own(work, said, members, content.project), work.pages.get(page_key(content.project, content.page))
     if page is None or page.gold is None:
         raise Refused("there is no such page, or it has no gold")
-    if _is_over(work, content.project, now_ms):
+    if is_over(work, content.project, now_ms):
         raise Refused("the project's close has begun")
     asked = project.asked
     for gold in content.answers:
@@ -523,7 +527,7 @@ def _review(work: Work, said: Said, members: MembersState, context: Context) -> 
     if task is None or task.stage is not Stage.REVIEW:
         raise Refused("no such task waits for its author")
     project = _own(work, said, members, task.project)
-    if _is_over(work, task.project, context.time_ms):
+    if is_over(work, task.project, context.time_ms):
         raise Refused("the project is closed")
     asked, label = project.asked, tuple(said.content.label)
     problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, label)

@@ -46,7 +46,7 @@ ANNOTATOR, OPERATOR = "annotator", "operator"
 SETS, ENDS = "sets", "ends"  # what a call does to the cookie of a session
 LETTERS: Final = {"": "", ANNOTATOR: "T", OPERATOR: "O"}  # of the table
 FILE_BYTES_MAX: Final = 16 << 20
-STATES: Final = ("waiting", "skipped", "disputed", "begun", "settled", "fresh", "redacted")
+STATES: Final = ("waiting", "skipped", "disputed", "begun", "settled", "decided", "fresh", "redacted")
 SIGNATURE, KEY = hexadecimal(64), hexadecimal(32)
 TIME: Final = whole(0, 2**53 - 1)
 
@@ -356,6 +356,7 @@ ROUTES: Final = (
     Route(
         call="invite", method="POST", path="/api/v1/admin/invite", who=OPERATOR, about="makes an invitation",
         replies={201: Reply("invitation path", "; it enrols one annotator")},
+        codes={"refused": "where sign-up is open: nobody needs one"},
     ),
     *(
         Route(

@@ -13,7 +13,7 @@ from curation.reputation import WEIGHT_ONE
 from curation.state import Annotator, CurationState, Phase
 from features.parts import Desk
 from ledger.members import MembersState
-from peer.serving.doors import Doors
+from peer.serving.doors import NO_CODES, Doors
 from peer.serving.operators import Operators, decided
 from protocol.api import DiskView, TrainRequest
 from protocol.identity import WIRE_VERSION
@@ -122,6 +122,8 @@ class Administering:
 
     async def invite(self, token: str) -> Json:
         async with self._operators.doing(self._operators.require(token), "invite", "an annotator"):
+            if self._desk.setting("sign_up") == "open":
+                raise Problem("refused", NO_CODES)
             code = await trio.to_thread.run_sync(self._doors.invite)
         return {"invitation": code, "path": f"/join#{code}"}
 

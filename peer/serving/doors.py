@@ -27,6 +27,9 @@ CREATE TABLE IF NOT EXISTS refused (annotator BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 
 
+NO_CODES: Final = "nobody needs an invitation here: sign_up is open; a peer that runs with `--sign-up invited` asks for one"
+
+
 class Doors:
     """Every method that changes something waits for the disk."""
 

@@ -15,7 +15,7 @@ from curation.calls import ProjectView
 from curation.contents import AddPage, Found, Move, Review, SayGold
 from curation.importing import Given, in_pages
 from curation.limits import GUIDELINES_BYTES_MAX, SALT_BYTES
-from curation.module import project_id
+from curation.module import project_id, reviews_left
 from curation.state import Asked, CurationState, Phase, Project, Redaction
 from curation.tasks import Entry, Page, redacted, root_of, task_id
 from features.parts import Desk
@@ -44,7 +44,7 @@ class Founding:
         row = self._state.projects.get(key)
         assert row is not None
         asked, author = row.asked, self.desk.state.of(MembersState).current(row.author)
-        counts = (asked.votes, row.tasks, row.drawn, row.settled, row.review)
+        counts = (asked.votes, row.tasks, row.drawn, row.settled, reviews_left(self._state, key, self.desk.time_ms))
         return ProjectView(key.hex(), asked.name, asked.kind.value, row.phase.value, peer_id(author), *counts)
 
     def views(self) -> tuple[ProjectView, ...]:

@@ -19,12 +19,13 @@ from curation.calls import AgreementView, CurationCalls, ExportView, ImportReque
 from curation.contents import Review, StopProject
 from curation.importing import Given, read_answer, read_tasks
 from curation.limits import NAME_CHARACTERS_MAX
-from curation.module import is_run
+from curation.module import is_run, reviews_left
 from curation.state import Asked, CurationState, Phase, Project, Stage, as_answer
 from curation.tasks import assignment_id, task_id
+from features.tables import counted
 from peer import features
 from peer.serving import proving
-from peer.serving.doors import Doors
+from peer.serving.doors import NO_CODES, Doors
 from peer.serving.exporting import agreement, export, page_of, pages
 from peer.serving.founding import Founding
 from peer.serving.part import ADDRESS
@@ -115,7 +116,7 @@ class CurationAnswers(CurationCalls):
         return tuple(self._waiting(self._state, key, row))
 
     def _waiting(self, state: CurationState, key: bytes, row: Project) -> Iterator[WaitingView]:
-        left = row.review
+        left = reviews_left(state, key, self.peer.driver.state.time_ms)
         for page in pages(state, key, row):
             shown = None
             for index in range(page.count if left else 0):
@@ -140,6 +141,9 @@ class CurationAnswers(CurationCalls):
         asked = row.asked
         answer = read_answer(task, "label", list(label), asked.kind, tuple(asked.options), asked.many, asked.items)
         assert answer is not None
+        found = self._state.tasks.get(task_id(project, number))
+        if found is None or found.stage is not Stage.REVIEW:
+            raise UserError(f"task {number} does not wait for its author: `tasks review {asked.name}` lists those that do")
         await self.peer.author.submit("curation/review", Review(task_id(project, number), answer))
         return f"task {number} of {asked.name!r}: {_named(asked, answer)}"
 
@@ -153,7 +157,9 @@ class CurationAnswers(CurationCalls):
         if number is not None:
             key, row = self._find(text)
             if number >= row.tasks:
-                raise UserError(f"project {row.asked.name!r} has {row.tasks} tasks, from 0 on: there is no number {number}")
+                raise UserError(
+                    f"project {row.asked.name!r} has {counted(row.tasks, 'task')}, from 0 on: there is no number {number}"
+                )
             return key, number
         found = self._state.tasks.get(bytes.fromhex(text)) if re.fullmatch("[0-9a-f]{64}", text) else None
         if found is None:
@@ -174,6 +180,8 @@ class CurationAnswers(CurationCalls):
 
     async def web_invite(self) -> str:
         with self._doors() as doors:
+            if self.peer.desk(PART).setting("sign_up") == "open":
+                raise UserError(NO_CODES)
             return doors.invite()
 
     def _doors(self) -> closing[Doors]:

@@ -11,6 +11,7 @@ import trio
 
 from curation.agreement import values_of
 from curation.answers import PAIR_ANSWERS, Kind, answer_problem
+from curation.module import reviews_left
 from curation.state import Annotator, Assignment, CurationState, Lease, Project, Stage, TaskPage, TaskRow
 from curation.tasks import Page, Task, task_id
 from features.parts import Desk
@@ -22,6 +23,7 @@ from web.routes import STATES
 from web.site import Json
 
 LOOKED_MAX: Final = 10_000  # tasks that one call looks at, about a second; the next one goes on there
+PAIR_WORDS: Final = ("A is better", "B is better", *PAIR_ANSWERS[2:])  # as the pages say it
 CONFUSIONS_MAX: Final = 50  # annotators whose table is shown: those with most answers
 
 
@@ -33,6 +35,7 @@ class Need(Enum):
     DISPUTED = "disputed"  # votes differ
     BEGUN = "begun"
     SETTLED = "settled"
+    DECIDED = "decided"  # by its author
     FRESH = "fresh"  # nobody had it yet
     REDACTED = "redacted"
 
@@ -105,6 +108,7 @@ class _Look:
 
     def __init__(self, state: CurationState, key: bytes, project: Project, desk: Desk) -> None:
         self._state, self._key, self._project, self._desk = state, key, project, desk
+        self._waiting = reviews_left(state, key, desk.time_ms)
         self._page: tuple[TaskPage, Page | None] | None = None
 
     def found(self, wanted: _Wanted, after: Cursor, limit: int) -> tuple[list[Json], Cursor | None]:
@@ -113,13 +117,13 @@ class _Look:
         looked = 0
         place, first = after
         for place in range(place, len(NEEDS)):  # noqa: B020 - it goes on where the cursor is
-            if NEEDS[place] in wanted.needs and (NEEDS[place] is not Need.WAITING or self._project.review):
+            if NEEDS[place] in wanted.needs and (NEEDS[place] is not Need.WAITING or self._waiting):
                 for page, number, row in self._rows(first):
                     if len(found) == limit or looked == LOOKED_MAX:
                         return found, (place, number)
                     looked += 1
                     cast = _cast(self._state, number, self._key, row)
-                    if _need(row, cast) is NEEDS[place]:
+                    if self._need(row, cast) is NEEDS[place]:
                         shown = self._shown(page, number, row, cast)
                         if self._fits(wanted, shown):
                             found.append(shown)
@@ -142,7 +146,7 @@ class _Look:
         return {
             "task": task_id(self._key, number).hex(),
             "number": number,
-            "state": _need(row, cast).value,
+            "state": self._need(row, cast).value,
             "text": text.text if text else None,
             "items": list(text.items) if text else [],
             "suggestion": list(text.suggestion) if text and text.suggestion is not None else None,
@@ -152,6 +156,21 @@ class _Look:
             "skips": row.skipped if row else 0,
             "votes": [self._vote(vote) for vote in cast if vote.state is not Lease.EXPIRED],
         }
+
+    def _need(self, row: TaskRow | None, cast: list[Assignment]) -> Need:
+        if row is None:
+            return Need.FRESH
+        if row.is_redacted:
+            return Need.REDACTED
+        if row.is_reviewed:
+            return Need.DECIDED
+        if row.stage is Stage.REVIEW and self._waiting:
+            return Need.WAITING
+        if row.stage is not Stage.SETTLED and row.skipped:
+            return Need.SKIPPED
+        if len({tuple(vote.answer) for vote in cast if vote.answer is not None}) > 1:
+            return Need.DISPUTED
+        return Need.SETTLED if row.stage is Stage.SETTLED else Need.BEGUN
 
     def _vote(self, vote: Assignment) -> Json:
         person: Annotator | None = self._state.annotators.get(vote.annotator)
@@ -175,26 +194,12 @@ def _cast(state: CurationState, number: int, project: bytes, row: TaskRow | None
     return [vote for vote in votes(state, task_id(project, number), row) if vote is not None] if row else []
 
 
-def _need(row: TaskRow | None, cast: list[Assignment]) -> Need:
-    if row is None:
-        return Need.FRESH
-    if row.is_redacted:
-        return Need.REDACTED
-    if row.stage is Stage.REVIEW:
-        return Need.WAITING
-    if row.stage is not Stage.SETTLED and row.skipped:
-        return Need.SKIPPED
-    if len({tuple(vote.answer) for vote in cast if vote.answer is not None}) > 1:
-        return Need.DISPUTED
-    return Need.SETTLED if row.stage is Stage.SETTLED else Need.BEGUN
-
-
 def _confusions(state: CurationState, key: bytes, project: Project) -> Json:
     """Of all together, and of each annotator: counts[label][answer], over settled tasks."""
     asked = project.asked
     kind, many = asked.kind, asked.many
     of = 0 if kind is Kind.RANKING else values_of(kind, len(asked.options), many)
-    names = ["left out", "chosen"] if many else list(PAIR_ANSWERS if kind is Kind.PAIR else asked.options)
+    names = ["left out", "chosen"] if many else list(PAIR_WORDS if kind is Kind.PAIR else asked.options)
     found: list[dict[str, Any]] = []
     for annotator, person in state.annotators.items() if of else ():
         skill = state.skills.get(key + annotator)

@@ -335,7 +335,7 @@ async def test_the_author_reviews_what_needs_it_first_decides_and_redacts(tmp_pa
         assert (await post(f"tasks/{'00' * 32}/decide", {"answer": [1]})).code == "not-found"
         assert (await post(decide, {"answer": [1]})).body == {"task": first["task"], "label": [1]}
         (row,) = await review(f"&search={first['text'][-1]}")
-        assert (row["state"], row["label"], row["is_reviewed"]) == ("disputed", [1], True)
+        assert (row["state"], row["label"], row["is_reviewed"]) == ("decided", [1], True)
         table = (await said(site.get, f"{path}/confusions", token)).body
         assert (table["values"], table["counts"]) == (["glad", "sad"], [[2, 0], [1, 1]])
         assert {row["name"]: row["counts"] for row in table["annotators"]} == {"ann": [[1, 0], [0, 1]], "bob": [[1, 0], [1, 0]]}

@@ -72,14 +72,25 @@ async def test_the_author_says_the_label_of_a_task_that_waits_for_it(author: Aut
     shown = await author.types("tasks", "review", "moods")
     assert "text 0" in shown and "1 × glad, 1 × sad" in shown
     assert "'loud' is none of the options: glad, sad" in (await author.types("tasks", "review", "moods", "0", "--label", "loud"))
-    assert "has 1 tasks, from 0 on" in await author.types("tasks", "review", "moods", "1", "--label", "sad")
+    assert "has 1 task, from 0 on" in await author.types("tasks", "review", "moods", "1", "--label", "sad")
     assert "is no task that anybody had" in await author.types("tasks", "review", "moods", "--label", "sad")
     assert "say the label of task 0 with --label" in await author.types("tasks", "review", "moods", "0")
     (waiting,) = await author.daemon.api.waiting_tasks(view.project)  # type: ignore[attr-defined]
     assert await author.types("tasks", "review", waiting.task, "--label", "sad") == "task 0 of 'moods': sad"
     assert await author.types("tasks", "review", "moods") == "no task of this project waits for its author"
+    again = await author.types("tasks", "review", "moods", "0", "--label", "sad")
+    assert "task 0 does not wait for its author: `tasks review moods` lists those that do" in again
     reply = await said(author.site.annotation, leases[0])
     assert (reply.body["state"], reply.body["label"]) == ("settled", [1])
+
+
+async def test_of_a_closed_project_nothing_waits_for_its_author_any_more(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
+    await contested(author)
+    monkeypatch.setattr("curation.module.OPENING_MS", 1)
+    await author.types("tasks", "close", "moods")
+    await until(lambda: not curation(author.daemon).closing)
+    assert (await author.types("projects")).endswith("closed 2 1 1 0 0")
+    assert await author.types("tasks", "review", "moods") == "no task of this project waits for its author"
 
 
 async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> None:
@@ -92,6 +103,7 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
         assert f"{more[0]} is of a new project" in said
     assert "2 tasks, open" in await author.types("tasks", "import", file, "--project", "moods")
     assert "--revoke takes tokens back, and no code" in await author.types("web", "invite", "--revoke")
+    assert "nobody needs an invitation here: sign_up is open" in await author.types("web", "invite")
     await author.types("web", "token")
     address = await author.daemon.api.web_address()  # type: ignore[attr-defined]
     assert address == f"http://{author.site.host}:{author.site.port}"
@@ -191,13 +203,13 @@ async def test_gold_that_is_no_answer_is_named_and_nothing_is_imported(author: A
 
 async def test_wrong_lines_of_a_file_stand_below_one_another(author: Author) -> None:
     file = author.room.folder / "bad.jsonl"
-    file.write_text('{"text": ""}\n{"text": "one"}\n[]\n')
+    file.write_text('{"txt": "two"}\n{"text": "one"}\n[]\n')
     arguments = ("tasks", "import", str(file), "--options", "glad,sad", "--data-dir", str(author.room.directory))
     status, _, error = await said(peer, *arguments)
     assert (status, error.splitlines()) == (
         2,
         [
-            "peer: error: bad.jsonl:1: the text is empty",
+            "peer: error: bad.jsonl:1: the text is empty; 'txt' is none of text, items, suggestion, gold",
             'bad.jsonl:3: a task is a JSON object, such as {"text": "…"}',
         ],
     )

@@ -16,7 +16,7 @@ const current = () => state.tasks?.[state.place];
 const asked = (task = current()) => ({ ...state.project, items: task?.items ?? [], assignment: "0" }); // as an annotator's page has it
 const words = (answer, task) => inWords(asked(task), answer);
 const path = (tail) => `${PROJECTS}/${state.project.project}/${tail}`;
-const inState = (name) => at(`[name=state] [value="${name}"]`).text;
+const inState = (name) => at(`option[value="${name}"]`).text;
 
 const choices = () => choicesOf(asked()).map((choice, index) => ({ ...choice, key: index < 9 ? String(index + 1) : "" }));
 const isReady = () => isComplete(asked(), state.chosen) && (state.project.many || state.chosen.length > 0);
@@ -90,7 +90,7 @@ function decide() {
   if (task?.state !== "waiting" || !isReady()) return;
   once(async () => {
     const { label } = await ask("POST", path(`tasks/${task.task}/decide`), { answer: answerOf(asked(), state.chosen) });
-    Object.assign(task, { label, state: "settled", is_reviewed: true });
+    Object.assign(task, { label, state: "decided", is_reviewed: true });
     const next = state.tasks.findIndex((other) => other.state === "waiting");
     if (task === current()) Object.assign(state, { chosen: [], place: next < 0 ? state.place : next });
     agree().then(paint, () => {});
@@ -136,7 +136,7 @@ function Task({ task }) {
     <table><caption>Votes</caption><tbody>
       ${task.suggestion && html`<tr><td>A model suggests</td><td>${words(task.suggestion)}</td></tr>`}
       ${task.votes.map(({ annotator, name, answer, state: became }) => html`<tr key=${annotator}><td><b>${name}</b> <code>${annotator.slice(0, 8)}</code></td>
-        <td class=${task.label && answer && String(task.label) !== String(answer) ? "other" : ""}>${answer ? words(answer) : became}</td></tr>`)}</tbody></table>
+        <td class=${task.label && answer && String(task.label) !== String(answer) ? "other" : ""}>${answer ? words(answer) : inState(became)}</td></tr>`)}</tbody></table>
     ${task.label && html`<p>The label is <b data-label>${words(task.label)}</b>${task.is_reviewed ? ", as the author said" : ""}.</p>`}
     ${task.state === "waiting" && html`<div class="answers" role="group" aria-label="Your decision">
       ${choices().map(({ text, key, value }) => html`<button class="answer" aria-keyshortcuts=${key || null} aria-pressed=${String(state.chosen.includes(value))} onClick=${() => choose(value)}>
