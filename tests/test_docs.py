@@ -70,7 +70,7 @@ from training.replicated.files import Saved
 from training.replicated.layout import of_shapes
 from training.replicated.state import State
 from training.sequences import batch_offsets
-from training.spec import Compression, JobSpec
+from training.spec import Compression, JobSpec, completed
 from training.transformer import ModelSpec
 from web import routes
 from web.problems import STATUS
@@ -486,7 +486,7 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
         r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|", guide[guide.index("## Training") :], re.MULTILINE
     ):
         found |= zip(names.replace("`", "").split(", "), defaults.split(", "), strict=False)
-    spec = JobSpec(name="job")
+    spec = JobSpec(name="job", **completed({}))
     elsewhere = {*NOT_SET_BY_NAME, "liars", "rounds"}  # liars follow from the network, rounds have an argument of their own
     free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
     assert {name: found.get(name) for name in free} == free

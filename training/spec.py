@@ -100,8 +100,8 @@ class Rule(enum.StrEnum):
 
     ARC_NNM_TRIM = "arc-nnm-trim"  # adaptive robust clipping, nearest-neighbour mixing, trimmed sum
     CENTERED_CLIPPING = "centered-clipping"
-    MEAN = "mean"  # this one and those below only for comparison: one liar moves it anywhere
-    MEDIAN = "median"
+    MEAN = "mean"  # where every update is re-executed before the vote: one liar that nobody replays moves it anywhere
+    MEDIAN = "median"  # this one and those below only for comparison
     TRIMMED_MEAN = "trimmed-mean"
     KRUM = "krum"
     GEOMETRIC_MEDIAN = "geometric-median"
@@ -376,8 +376,12 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888).
     Its warm-up is that of `per-step`, of fewer rounds the same share. `sign` and Muon have rates of their own.
+
+    Where every proposal is re-executed before the vote, the rule is the plain mean: what is accepted was computed, and a robust
+    rule would leave a part of it out.
     """
     usual = PRESETS["per-step"]
+    rule = {"rule": Rule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}
     rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))
     follows: dict[Any, dict[str, Any]] = {
         Outer.ADAMW: {name: usual[name] for name in ("bits", "feedback_decay", "rule")}
@@ -385,4 +389,4 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
         Outer.SIGN: {"outer_rate": SIGN_RATE},
         Inner.MUON: {"inner_rate": MUON_RATE},
     }
-    return follows.get(fields.get("outer"), {}) | follows.get(fields.get("inner"), {}) | dict(fields)
+    return follows.get(fields.get("outer"), {}) | follows.get(fields.get("inner"), {}) | rule | dict(fields)

@@ -35,6 +35,8 @@ NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name", 
 def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     """Makes the job's blobs: shards, manifest and tokenizer. `UserError` for text or values that cannot be used."""
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
+    if request.data == LOCAL:
+        said["audit"] = AuditMode.OFF  # nobody else has the text
     spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=_tolerated(peer)), **completed(said))
     if request.base:
         spec = _on_base(peer, request, spec)
@@ -43,7 +45,7 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
         if peer.worker is not None and not peer.config.local_data:
             raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
-        spec = replace(spec, data=None, audit=AuditMode.OFF).checked()
+        spec = replace(spec, data=None).checked()
         if peer.worker is not None:
             own = peer.config.local_data
             data.require_enough(spec, sum(map(len, data.read_text(Path(own).expanduser()))), own)

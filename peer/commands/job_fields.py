@@ -20,6 +20,7 @@ PRESET = Argument(
 )
 SET = Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="other fields of the job")
 
+FOLLOWING = ("warmup_rounds", "rule")  # the first from how many rounds there are, the second from who re-executes
 # Fields of a job that `train` or `peer demo` have an argument for.
 ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "audit", "seed": "seed"}
 
@@ -33,6 +34,8 @@ USED_ONLY_WITH = (
     ("audit_window", "audit", ("sampled",), "full"),
 )
 
+RULES_BY_LIARS = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
+
 
 def train_request(options: argparse.Namespace) -> TrainRequest:
     overrides = preset_overrides(options.preset) | said_of_job(options)
@@ -45,10 +48,10 @@ def train_request(options: argparse.Namespace) -> TrainRequest:
 
 
 def preset_overrides(preset: str | None) -> dict[str, str]:
-    """A preset's fields as a person would type them, but for the warm-up, which follows from how many rounds there are."""
+    """A preset's fields as a person would type them, but for those that follow from other fields (`training.spec.completed`)."""
     from training.spec import PRESETS
 
-    return {name: str(value) for name, value in PRESETS[preset].items() if name != "warmup_rounds"} if preset else {}
+    return {name: str(value) for name, value in PRESETS[preset].items() if name not in FOLLOWING} if preset else {}
 
 
 def said_of_job(options: argparse.Namespace) -> dict[str, str]:
@@ -73,6 +76,14 @@ def set_overrides(items: Sequence[str]) -> dict[str, str]:
     return overrides
 
 
+def rule_of(overrides: Mapping[str, str]) -> str:
+    """The rule that a job with these fields has."""
+    from training.spec import JobSpec, completed
+
+    named = {name: overrides[name] for name in ("outer", "audit", "rule") if name in overrides}
+    return str(JobSpec(name="rule", **completed(named)).rule)
+
+
 def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]:
     """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, not a preset."""
     overrides, local = request.overrides, request.data == "local"
@@ -80,6 +91,9 @@ def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]
         value = "off" if local and other == "audit" else overrides.get(other, default)
         if name in said and value not in users:
             yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
+    rule = rule_of({**overrides, "audit": "off"} if local else overrides)
+    if "liars" in said and rule not in RULES_BY_LIARS:
+        yield f"liars={said['liars']} does nothing with rule={rule}: it counts with {' or '.join(RULES_BY_LIARS)}"
     if local:
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
     elif overrides.get("audit") == "sampled":

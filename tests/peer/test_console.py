@@ -27,7 +27,7 @@ from protocol.api import AuditsView, PeerView, TrainRequest
 from protocol.errors import UserError
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
-from training.spec import PRESETS, completed
+from training.spec import PRESETS, Rule, completed
 
 WORDS = words()
 
@@ -132,10 +132,11 @@ def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() 
     assert tuple(PRESETS) == job_fields.PRESETS
     for preset, fields in PRESETS.items():
         overrides = request(f"train --preset {preset}").overrides
-        assert completed(parse_overrides(overrides)) == fields
+        meant = fields if "rule" in fields else {**fields, "rule": Rule.MEAN}
+        assert completed(parse_overrides(overrides)) == meant
     changed = request("train --set audit=full --preset per-step --set bits=8 --rounds 7")
     assert (changed.overrides["audit"], changed.overrides["bits"], changed.overrides["outer"]) == ("full", "8", "adamw")
-    assert changed.rounds == 7
+    assert changed.rounds == 7 and "rule" not in changed.overrides, "it follows from who re-executes"
     with pytest.raises(UserError, match="argument --preset: invalid choice: 'fast'"):
         request("train --preset fast")
 
@@ -344,6 +345,11 @@ async def test_who_leaves_gradients_unaudited_is_told_which_rule_stands_better(
         ("--data local --set audit=sampled audit_rate=0.3", "audit_rate=0.3 does nothing with audit=off"),
         ("--preset per-step --set audit=full", ""),
         ("--set outer=sgd outer_rate=0.9 audit=sampled audit_rate=0.3", ""),
+        ("--set liars=2", "liars=2 does nothing with rule=mean: it counts with arc-nnm-trim or trimmed-mean or krum"),
+        ("--preset per-step --set liars=2", "liars=2 does nothing with rule=centered-clipping"),
+        ("--set liars=2 audit=sampled", ""),
+        ("--set liars=2 --data local", ""),
+        ("--set liars=2 rule=arc-nnm-trim", ""),
     ],
 )
 async def test_who_sets_what_does_nothing_is_told(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from protocol.identity import peer_id
 from tests.ledger.court import A, B, C, Court, D
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
 from tests.peer.processes import Daemon, command, daemons, peer, poll
+from training.spec import Rule
 
 TINY = [
     word
@@ -61,12 +63,19 @@ async def finished(daemon: Daemon) -> JobView:
     return (await daemon.client.jobs())[-1]
 
 
+def rule_of(trainer: Daemon, job: str) -> Rule:
+    """As the log has decided it."""
+    with closing(Disk(trainer.directory)) as disk:
+        return disk.spec(job).rule
+
+
 async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon) -> None:
     status, out, error = train(trainer, "--data", "local", *TINY)
     assert (status, error) == (0, "")
     assert "audits are off" in out
     job = await finished(trainer)
     assert (job.audit, job.data, list(job.accepted.values())) == ("off", "local", [1])
+    assert rule_of(trainer, job.job) is Rule.ARC_NNM_TRIM, "nobody re-executes: the rule alone stands against lies"
     shown = command("console", "--data-dir", str(trainer.directory), "jobs")[1]
     assert [line.split()[-3:-1] for line in shown.splitlines() if line.startswith(job.job[:8])] == [["off", "local"]], shown
     copied = [file.read_text() for file in (trainer.directory / "texts").glob("local-*.txt")]
@@ -109,6 +118,7 @@ async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Dae
     assert "audits are off" not in out
     job = await finished(trainer)
     assert (job.audit, list(job.accepted.values())) == ("full", [1])
+    assert rule_of(trainer, job.job) is Rule.MEAN, "what is accepted was re-executed"
     (view,) = [view for view in await trainer.client.rounds(20) if view.job == job.job]
     assert view.stepped
     made = sorted(
@@ -162,9 +172,8 @@ async def test_an_adamw_of_everybody_sends_four_bits_unless_told_otherwise(train
     for bits in ([], ["--set", "bits=1"]):
         assert train(trainer, *TINY, "--set", "outer=adamw", *bits)[0] == 0
         job = await finished(trainer)
-        disk = Disk(trainer.directory)
-        sent.append(disk.spec(job.job).bits)
-        disk.close()
+        with closing(Disk(trainer.directory)) as disk:
+            sent.append(disk.spec(job.job).bits)
     assert sent == [4, 1]
 
 

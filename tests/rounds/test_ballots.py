@@ -516,6 +516,28 @@ def test_a_light_voter_does_not_follow_re_executors_that_may_be_mostly_liars() -
     assert light([{0: ACCEPT}] * 3, n=8, auditors=3).verdict(KEYS[0]) is UNJUDGED
 
 
+@pytest.mark.parametrize("honest", [REPLAY, UNJUDGED], ids=["found false", "too slow"])
+@pytest.mark.parametrize("n", range(4, 11))
+def test_what_no_honest_re_executor_accepts_is_accepted_by_no_vote_however_few_of_them_are_left(n: int, honest: Verdict) -> None:
+    """The rule of a job with full audits is the plain mean: nothing else stands against what is accepted."""
+    f = faults_tolerated(n)
+    for auditors in range(n + 1):
+        of = dataclasses.replace(terms(n, auditors, trainers=1), audited=True)
+        for lying in range(min(f, auditors) + 1):  # of the re-executors; the other liars are light voters
+            liars = {*range(lying), *range(n - min(f - lying, n - auditors), n)}
+            said = {KEYS[i]: ballot({0: ACCEPT if i in liars else honest}) for i in sorted({*range(auditors), *liars})}
+            for me in set(range(auditors, n)) - liars:
+                mine = book(me, of)
+                hear_proposal(mine, 0)
+                mine.judge(KEYS[0], ACCEPT, OPENED)
+                for voter in range(auditors):
+                    hear_ballot(mine, voter, said[KEYS[voter]])
+                ours = mine.ballot_due(mine.times_up)
+                assert ours is not None
+                said[KEYS[me]] = ours
+            assert len(said) == n and not outcome(of, said).accepted, (auditors, lying)
+
+
 def test_accepts_of_another_proposal_of_the_same_trainer_do_not_count() -> None:
     mine = light([])
     for voter in range(3):

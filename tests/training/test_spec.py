@@ -8,7 +8,7 @@ import pytest
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
 from training.replay.inner_state import inner_bytes
-from training.spec import MUON_RATE, PRESETS, SIGN_RATE, AuditMode, Inner, InnerStatePolicy, JobSpec, Outer, completed
+from training.spec import MUON_RATE, PRESETS, SIGN_RATE, AuditMode, Inner, InnerStatePolicy, JobSpec, Outer, Rule, completed
 from training.transformer import ModelSpec
 
 JOB = JobSpec(name="job", data=bytes(32))
@@ -174,6 +174,25 @@ def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, 
     """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing of them."""
     assert replace(JOB, **completed({"local_steps": 1, **fields})).checked().bits == bits
     assert completed(PRESETS["per-step"]) == PRESETS["per-step"]
+
+
+@pytest.mark.parametrize(
+    "fields, rule",
+    [
+        ({}, Rule.MEAN),
+        ({"outer": Outer.ADAMW}, Rule.MEAN),
+        ({"audit": AuditMode.SAMPLED}, Rule.ARC_NNM_TRIM),
+        ({"audit": AuditMode.OFF}, Rule.ARC_NNM_TRIM),
+        ({"audit": AuditMode.SAMPLED, "outer": Outer.ADAMW}, Rule.CENTERED_CLIPPING),
+        ({"rule": Rule.ARC_NNM_TRIM}, Rule.ARC_NNM_TRIM),
+        ({"outer": Outer.ADAMW, "rule": Rule.CENTERED_CLIPPING}, Rule.CENTERED_CLIPPING),
+    ],
+    ids=str,
+)
+def test_the_plain_mean_is_the_rule_where_all_is_re_executed_before_the_vote_and_nowhere_else(
+    fields: dict[str, Any], rule: Rule
+) -> None:
+    assert replace(JOB, **completed(fields)).rule is rule
 
 
 @pytest.mark.parametrize("rounds, warmup", [(600, 30), (2_000, 30), (100, 5), (10, 0), (None, 3)])
