@@ -76,7 +76,7 @@ def short(*settings: str) -> list[str]:
     return [word for setting in (*tiny, *settings) for word in ("--set", setting)]
 
 
-def test_who_signs_two_proposals_is_named_once_and_expelled_by_the_proof_in_the_chain(tmp_path: Path) -> None:
+def test_who_signs_two_proposals_is_expelled_by_the_proof_in_the_chain_and_the_report_is_whole(tmp_path: Path) -> None:
     status, report, said = demo(tmp_path, "--rounds", "2", "--attack", "equivocate", *short())
     assert status == 0, said
     assert report["rejected"] == {"liar-2": {"equivocation": 1}}, "from the second round on nobody waits for it"
@@ -84,19 +84,12 @@ def test_who_signs_two_proposals_is_named_once_and_expelled_by_the_proof_in_the_
     assert report["expelled"].keys() == {"liar-2"}
     assert "expelled at height" in said and "quorum 3 of 4, 2 of 3 at the end" in said
     assert command("audit", str(tmp_path / "run" / "export"))[0] == 0
-
-
-def test_four_peers_one_of_them_silent_end_with_one_root_and_a_whole_report(tmp_path: Path) -> None:
-    status, report, said = demo(tmp_path, "--rounds", "1", "--attack", "silent", *short())
-    assert status == 0, said
     assert KEYS - report.keys() == set()
     assert report["honest_roots_equal"] is True
     assert report["baseline_bits_per_byte"] is None
     losses = report["heldout_bits_per_byte"]
     assert isinstance(losses, list)
     assert losses[-1] < losses[0]
-    assert isinstance(report["rejected"], dict)
-    assert [reasons for reasons in report["rejected"].values() if reasons] == [{"absent": 1}]
     names = {file.name for file in (tmp_path / "run").iterdir()}
     assert "export" in names
     assert any(name.endswith((".png", ".svg")) for name in names)

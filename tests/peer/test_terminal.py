@@ -111,14 +111,9 @@ def demo(folder: Path, rounds: int) -> list[str]:
     return ["demo", "--report", str(folder / "run"), "--rounds", str(rounds), *settings]
 
 
-def test_a_demo_shows_the_liar_with_its_reasons_and_closing_its_terminal_leaves_no_process(tmp_path: Path) -> None:
+def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path) -> None:
     with terminal(*demo(tmp_path, 500)) as shown:
-        shown.until(r"liar-2 +0  .*replay \d.*\n(│.*│\n)*╰─+╯$")
-        frame = "\n".join(shown.lines)
-        assert re.search(r"╭─+ folkmoot demo ─+╮\n(│.*│\n)+╰─+╯", frame), frame
-        for name in ("trainer-0", "trainer-1", "voter-3"):
-            assert re.search(rf"│ {name} +\d+ ", frame), frame
-        assert "…" not in frame
+        shown.until("trainer-0")
         pids = [shown.process.pid, *descendants(shown.process.pid, 4)]
         shown.close()
         left = [pid for pid in pids if not ended(pid)]
@@ -127,14 +122,20 @@ def test_a_demo_shows_the_liar_with_its_reasons_and_closing_its_terminal_leaves_
         assert left == []
 
 
-def test_the_summary_of_a_demo_has_the_liar_s_reasons_in_words_and_its_export_is_reproduced(tmp_path: Path) -> None:
-    with terminal(*demo(tmp_path, 2), "--json", str(tmp_path / "r.json"), columns=120, rows=40) as shown:
+def test_a_demo_shows_its_liar_with_the_reasons_in_words_and_its_export_is_reproduced(tmp_path: Path) -> None:
+    with terminal(*demo(tmp_path, 3), "--json", str(tmp_path / "r.json"), columns=120, rows=40) as shown:
+        shown.until(r"liar-2 +0  .*replay \d.*\n(│.*│\n)*╰─+╯$")
+        frame = "\n".join(shown.lines)
+        assert re.search(r"╭─+ folkmoot demo ─+╮\n(│.*│\n)+╰─+╯", frame), frame
+        for name in ("trainer-0", "trainer-1", "voter-3"):
+            assert re.search(rf"│ {name} +\d+ ", frame), frame
+        assert "…" not in frame
         status = shown.wait(90)
         told = "\n".join(shown.lines)
         assert status == 0, told
-        assert re.search(r"│ liar-2 +rejected: .*replay 2 × \(re-executing it gave another update\)", told), told
+        assert re.search(r"│ liar-2 +rejected: .*replay 3 × \(re-executing it gave another update\)", told), told
         assert "all honest roots are equal, no lie was accepted" in told
         assert max(map(len, shown.lines)) <= 120
-    assert json.loads((tmp_path / "r.json").read_text())["rejected"]["liar-2"] == {"replay": 2}
+    assert json.loads((tmp_path / "r.json").read_text())["rejected"]["liar-2"] == {"replay": 3}
     status, out, error = peer("audit", str(tmp_path / "run" / "export"))
     assert (status, error) == (0, "") and "reproduced" in out
