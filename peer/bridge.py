@@ -107,7 +107,7 @@ class Bridge:
             self._token.run_sync_soon(self._start, partial(getattr(self._site, name), *arguments, **named), answer)
             return await answer
         except trio.RunFinishedError:
-            raise Problem("no-quorum", "this peer is stopping") from None
+            raise Problem("stopping", "this peer is stopping") from None
         finally:
             self._running -= 1
             del answer  # its error holds this frame, and so what was asked, such as a file
@@ -126,7 +126,7 @@ class Bridge:
             log.exception("a call of the site failed")
             result, error = None, Problem("internal", "this peer made a mistake: its operator finds it in the log")
         except BaseException:
-            self._reply(answer, None, Problem("no-quorum", "this peer is stopping"))
+            self._reply(answer, None, Problem("stopping", "this peer is stopping"))
             raise
         self._reply(answer, result, error)
         del do, answer, error  # the error holds this frame: cycles are looked for seldom

@@ -20,6 +20,7 @@ STATUS: Final = {  # code -> HTTP status
     "too-many": 429,
     "internal": 500,
     "no-quorum": 503,
+    "stopping": 503,
     "unhealthy": 503,
 }
 

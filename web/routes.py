@@ -96,6 +96,7 @@ PROJECT: Final = Reply(
 )
 SIGNED_IN: Final = Reply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
+FILE_NAME: Final = Field("name", LINE, "the file's, for what is said of its lines", default="")
 CHECKED: Final = Reply("count items preview problems", ": nothing is imported")
 TASKS: Final = Field("tasks", OBJECTS, "as lines of a [JSONL file](../guide.md#a-project)")
 DECIDES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
@@ -252,7 +253,7 @@ ROUTES: Final = (
         ids=_id("project"), upload=True,
         query=(
             Field("format", one_of("", *FILE_FORMATS), f"of a file as the body, at most {FILE_BYTES_MAX >> 20} MiB", default=""),
-            Field("check", whole_in_query(0, 1), "1: see what a file is", default=0),
+            Field("check", whole_in_query(0, 1), "1: see what a file is", default=0), FILE_NAME,
         ),
         body=(TASKS,),
         replies={201: PROJECT, 202: Reply(PROJECT.names, "if a file goes on being imported", brief="alike,"), 200: CHECKED},
@@ -263,7 +264,7 @@ ROUTES: Final = (
         about="sees what a file is for a project that is still to be made",
         query=(
             Field("format", one_of(*FILE_FORMATS)), Field("kind", one_of("label", "rating", "pair", "ranking")),
-            Field("options", TEXT, "one a line", default=""), Field("many", whole_in_query(0, 1), default=0),
+            Field("options", TEXT, "one a line", default=""), Field("many", whole_in_query(0, 1), default=0), FILE_NAME,
         ),
         replies={200: CHECKED}, codes={"misfit": "for options", "too-large": ""},
     ),

@@ -39,7 +39,11 @@ class Administering:
         return found
 
     async def operator_sign_in(self, token: str, before: str) -> Json:
-        operator = self._operators.require(token)
+        try:
+            operator = self._operators.require(token)
+        except Problem:
+            await self._operators.note_stranger()
+            raise
         async with self._operators.doing(operator, "sign in", ""):
             begun = await trio.to_thread.run_sync(self._doors.sign_in, token)
             if begun is None:

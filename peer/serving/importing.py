@@ -36,7 +36,8 @@ class Imports:
     async def add(self, operator: str, project: bytes, tasks: list[Given], about: str) -> bool:
         """Whether all is decided; if not, it goes on. Raises `Problem`, also while another file is on its way."""
         if self._is_busy or self._nursery is None:
-            raise Problem("too-many", "another file is being imported: wait until its tasks are there", 10)
+            async with self._operators.doing(operator, "import", about):
+                raise Problem("too-many", "another file is being imported: wait until its tasks are there", 10)
         self._is_busy, of = True, _Import()
         self._nursery.start_soon(self._add, of, operator, project, tasks, about)
         with trio.move_on_after(DECIDED_SECONDS):

@@ -12,6 +12,7 @@ from curation.answers import Kind, options_problem
 from curation.importing import Given, Misfits, read_tasks, tasks_of
 from curation.state import Asked, CurationState, Phase, Project
 from features.parts import Desk
+from features.tables import counted
 from ledger.members import MembersState
 from peer.serving.founding import Founding, require_alike
 from peer.serving.importing import TASKS_MAX, Imports
@@ -20,6 +21,7 @@ from protocol.errors import UserError
 from web.problems import Problem
 from web.site import Json
 
+FILE_NAME_CHARACTERS_MAX: Final = 64  # that are shown
 PREVIEWED: Final = 5  # tasks of a file that is checked
 ACTIONS: Final = {Phase.PAUSED: "pause", Phase.OPEN: "open", Phase.CLOSED: "close"}
 
@@ -58,48 +60,54 @@ class Operating:
     ) -> Json:
         operator = self._operators.require(token)
         asked_kind = Kind(kind)
-        problem = options_problem(asked_kind, options, many)
-        if problem:
-            raise Problem("misfit", problem)
-        read = [] if tasks == () else _read(tasks, asked_kind, options, many)  # an empty array is a mistake
-        items = len(read[0].task.items) if read else items
-        asked = Asked(name, asked_kind, options, many, items, None, votes, price, suggests_first)
-        async with self._operators.doing(operator, "make", f"project {name!r}, {len(read)} tasks"):
+        about = f"project {name!r}" + (f", {counted(len(tasks), 'task')}" if tasks else "")
+        async with self._operators.doing(operator, "make", about):
+            if problem := options_problem(asked_kind, options, many):
+                raise Problem("misfit", problem)
+            read = [] if tasks == () else _read(tasks, asked_kind, options, many)  # an empty array is a mistake
+            items = len(read[0].task.items) if read else items
+            asked = Asked(name, asked_kind, options, many, items, None, votes, price, suggests_first)
             return self._view(await decided(self._founding.found(asked, guidelines.encode(), read)))
 
     async def add(
-        self, token: str, project: bytes, format: str, check: int, tasks: Sequence[Json] = (), file: bytes = b""
+        self,
+        token: str,
+        project: bytes,
+        format: str,
+        check: int,
+        name: str,
+        tasks: Sequence[Json] = (),
+        file: bytes = b"",
     ) -> Json | tuple[int, Json]:
         operator, asked = self._operators.require(token), self._row(project).asked
         if format:
+            shown = _file_name(name, format)
             if check:
                 return 200, await trio.to_thread.run_sync(
-                    _checked, format, file, asked.kind, asked.options, asked.many, asked.items
+                    _checked, shown, file, asked.kind, asked.options, asked.many, asked.items
                 )
-            return await self._import(operator, project, asked, format, file)
-        read = _read(tasks, asked.kind, asked.options, asked.many)
-        async with self._operators.doing(operator, "add tasks", f"{len(read)} to project {asked.name!r}"):
-            await decided(self._founding.add(project, read))
+            return await self._import(operator, project, asked, shown, file)
+        async with self._operators.doing(operator, "add tasks", f"{len(tasks)} to project {asked.name!r}"):
+            await decided(self._founding.add(project, _read(tasks, asked.kind, asked.options, asked.many)))
         return self._view(project)
 
-    async def _import(self, operator: str, project: bytes, asked: Asked, format: str, file: bytes) -> tuple[int, Json]:
+    async def _import(self, operator: str, project: bytes, asked: Asked, name: str, file: bytes) -> tuple[int, Json]:
         try:
-            given = await trio.to_thread.run_sync(
-                read_tasks, f"tasks.{format}", file, asked.kind, asked.options, asked.many, TASKS_MAX
-            )
+            given = await trio.to_thread.run_sync(read_tasks, name, file, asked.kind, asked.options, asked.many, TASKS_MAX)
             require_alike(given, asked.items)
         except UserError as error:
-            raise Problem("misfit", str(error)) from None
-        about = f"{len(given)} tasks into project {asked.name!r}"
+            async with self._operators.doing(operator, "import", f"{name} into project {asked.name!r}"):
+                raise Problem("misfit", str(error)) from None
+        about = f"{counted(len(given), 'task')} into project {asked.name!r}"
         is_done = await self._imports.add(operator, project, given, about)
         return 201 if is_done else 202, self._view(project)
 
-    async def check(self, token: str, format: str, kind: str, options: str, many: int, file: bytes) -> Json:
+    async def check(self, token: str, format: str, kind: str, options: str, many: int, name: str, file: bytes) -> Json:
         self._operators.require(token)
         asked_kind, names = Kind(kind), tuple(options.split("\n")) if options else ()
         if problem := options_problem(asked_kind, names, bool(many)):
             raise Problem("misfit", problem)
-        return await trio.to_thread.run_sync(_checked, format, file, asked_kind, names, bool(many), None)
+        return await trio.to_thread.run_sync(_checked, _file_name(name, format), file, asked_kind, names, bool(many), None)
 
     async def redact(self, token: str, project: bytes, task: int, reason: str) -> Json:
         operator, row = self._operators.require(token), self._row(project)
@@ -138,12 +146,18 @@ class Operating:
         return dataclasses.asdict(self._founding.view(project)) | more | {"is_mine": is_mine}
 
 
-def _checked(format: str, file: bytes, kind: Kind, options: tuple[str, ...], many: bool, items: int | None) -> Json:
+def _file_name(name: str, format: str) -> str:
+    """What a file is called to whoever sent it, unless its end says another format to whoever reads it."""
+    is_apt = name and name.lower().endswith(".csv") == (format == "csv")
+    return name[-FILE_NAME_CHARACTERS_MAX:] if is_apt else f"tasks.{format}"
+
+
+def _checked(name: str, file: bytes, kind: Kind, options: tuple[str, ...], many: bool, items: int | None) -> Json:
     """What an import of this file would do. `items`: of each task, where the project has said so already."""
     given: list[Given] = []
     problems: list[str] = []
     try:
-        given = read_tasks(f"tasks.{format}", file, kind, options, many, TASKS_MAX)
+        given = read_tasks(name, file, kind, options, many, TASKS_MAX)
         require_alike(given, len(given[0].task.items) if items is None else items)
     except Misfits as error:
         problems = error.problems

@@ -18,6 +18,7 @@ from web.problems import Problem
 T = TypeVar("T")
 DECIDED_SECONDS: Final = 10.0  # a call waits that long for a decision
 ENTRIES_MAX: Final = 10_000  # of the list; the oldest goes
+STRANGER: Final = "nobody"  # who has signed in without a token
 ABOUT_CHARACTERS_MAX: Final = 200
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS log (number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL,"
@@ -39,7 +40,17 @@ class Operators:
             return operator
         if self._annotates(token):
             raise Problem("forbidden", "this token is an annotator's: `peer web token` prints one for operators")
-        raise Problem("unauthorized", "no operator has this token, or it is over: `peer web token` prints one")
+        raise Problem(
+            "unauthorized", "no operator has this token: it is over, or not all of it is here; `peer web token` prints one"
+        )
+
+    async def note_stranger(self) -> None:
+        """A sign-in without a token. Many in a row are one entry, so that no stranger fills the list."""
+        await trio.to_thread.run_sync(self._note_stranger)
+
+    def _note_stranger(self) -> None:
+        if [entry["operator"] for entry in self.entries(0, 1)] != [STRANGER]:
+            self._note(STRANGER, "sign in", "one or more, by no operator's token", "unauthorized")
 
     @asynccontextmanager
     async def doing(self, operator: str, action: str, about: str) -> AsyncIterator[None]:

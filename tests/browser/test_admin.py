@@ -55,6 +55,8 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await page.until("document.activeElement.name === 'token'")
         await page.press("x" * 32, Keys.ENTER)
         await told(page, "no operator has this token")
+        await page.open(f"{address(site)}/admin#{token[:9]}")
+        await page.until("document.querySelector('.told').textContent.includes('not all of it') && !location.hash")
         await sign_in(page, site, token)
         assert token not in await page.script("return location.href + JSON.stringify(localStorage) + document.cookie")
         await press_button(page, "Projects")
@@ -65,7 +67,7 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await press_button(page, "Look at the file")
         problems = "[...document.querySelectorAll('[data-problems] li')].map((line) => line.textContent)"
         assert await page.until(f"document.querySelector('[data-problems]') && {problems}") == [
-            "tasks.csv:2: gold 'angry' is none of the options: glad, sad"
+            "bad.csv:2: gold 'angry' is none of the options: glad, sad"
         ]
         await types_into(page, "file", str(good))
         await press_button(page, "Look at the file")

@@ -28,5 +28,8 @@ async def test_annotators_are_listed_by_points_as_soon_as_there_are_any(tmp_path
         cells = "[...document.querySelectorAll('tbody tr:first-child td')].map((cell) => cell.textContent)"
         told = await page.until(f"document.querySelector('tbody td') && {cells}")
         (row,) = (await said(site.leaderboard))["rows"]
-        assert told == ["1", f"<b>ann</b> {row['annotator'][:8]}", "2", str(row["points"])]
+        assert told == ["1", f"<b>ann</b> {row['annotator'][:8]} you", "2", str(row["points"])]
+        await page.until("document.querySelector('#status a')?.textContent === '<b>ann</b>'")
+        await page.open(f"{address(site)}/live")
+        await page.until("document.querySelector('#status a')?.textContent === '<b>ann</b>'")
         assert await page.errors() == []

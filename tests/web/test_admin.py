@@ -66,7 +66,9 @@ async def test_what_failed_stands_in_the_log_as_what_nobody_knows(tmp_path: Path
 async def test_a_token_is_exchanged_for_a_session_that_ends_with_it(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
-        assert (await signed_in(site, "x" * 32)).code == "unauthorized"
+        for wrong in ("x" * 32, token[1:]):
+            assert (await signed_in(site, wrong)).code == "unauthorized"
+        assert await log(site, token) == [("sign in", "one or more, by no operator's token", "unauthorized")]
         assert (await signed_in(site, token, {"Origin": "http://evil.example"})).code == "forbidden"
         reply = await signed_in(site, token)
         parts = {part.strip().lower() for part in reply.headers["set-cookie"].split(";")[1:]}
@@ -208,15 +210,24 @@ async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_tas
         assert found["preview"][0] == {"text": "one", "items": [], "suggestion": None, "gold": [1]}
         bad = b'text,gold\n"a\nb",glad\n ,sad\none,angry\ntwo,sad,more\n'
         problems = [
-            "tasks.csv:4: the text is empty",
-            "tasks.csv:5: gold 'angry' is none of the options: glad, sad",
-            "tasks.csv:6: this line has other columns than the first one names",
+            "moods.csv:4: the text is empty",
+            "moods.csv:5: gold 'angry' is none of the options: glad, sad",
+            "moods.csv:6: this line has other columns than the first one names",
         ]
-        assert (await sends(f"{draft}csv", bad)).body == {"count": 0, "items": 0, "preview": [], "problems": problems}
+        for name, shown in (("moods.txt", "moods.txt"), ("moods.csv", "tasks.jsonl")):
+            found = (await sends(f"{draft}jsonl&name={name}", b"{}")).body
+            assert found["problems"] == [f"{shown}:1: the text is empty"]
+        assert (await sends(f"{draft}csv&name=moods.csv", bad)).body == {
+            "count": 0,
+            "items": 0,
+            "preview": [],
+            "problems": problems,
+        }
         assert (await sends("/check?kind=label&options=glad&format=csv", bad)).code == "misfit", "one option is no choice"
         project = await empty(site, token)
         path = f"/{project}/tasks?format="
-        assert (await sends(f"{path}csv", bad)).body["detail"].split("\n") == problems
+        assert (await sends(f"{path}csv&name=moods.csv", bad)).body["detail"].split("\n") == problems
+        assert (await log(site, token))[0] == ("import", "moods.csv into project 'moods'", "misfit")
         assert (await sends(f"{path}jsonl&check=1", good)).body["count"] == 2
         assert await tasks_of(site, token, project) == 0, "nothing is imported yet"
         made = await sends(f"{path}jsonl", good)

@@ -96,6 +96,9 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
                 reply = await said(site.ask, route.method, path, body, tokens[ANNOTATOR])
                 assert (reply.status, reply.code) == (403, "forbidden"), route
             reply = await said(site.ask, route.method, path, body, tokens.get(route.who, ""))
+            if route.call == "invite":
+                assert reply.code == "refused", "sign-up is open here"
+                continue
             assert reply.status in route.replies, (route, reply)
             ids |= {"job": reply.body["job"]} if route.call == "train" else {}
             declared = route.replies[reply.status]

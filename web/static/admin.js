@@ -66,11 +66,11 @@ function open(id, project) {
 document.addEventListener("reset", (event) => { if (event.target.matches(".step")) { shut(); paint(); } });
 document.addEventListener("input", (event) => { if (state.checked && event.target.closest(".step")) { state.checked = null; paint(); } });
 
-const formatOf = ({ name }) => /\.(csv|json)$/i.exec(name)?.[1].toLowerCase() ?? "jsonl";
+const sent = ({ name }) => new URLSearchParams({ name, format: /\.(csv|json)$/i.exec(name)?.[1].toLowerCase() ?? "jsonl" });
 const path = (tail) => `${PROJECTS}/${state.project.project}/${tail}`;
 
 // What the peer says of a file. Nothing is imported yet.
-const seen = (query, file, more) => act(async () => { state.checked = { ...await ask("POST", `${query}&format=${formatOf(file)}`, file), file, ...more }; });
+const seen = (query, file, more) => act(async () => { state.checked = { ...await ask("POST", `${query}&${sent(file)}`, file), file, ...more }; });
 
 forms.make = ({ file, options, many, suggests_first, votes, price, ...rest }) => {
   const asked = { ...rest, options: /label|rating/.test(rest.kind) ? lines(options) : [], many: rest.kind === "label" && !!many,
@@ -83,7 +83,7 @@ forms.import = ({ file }) => seen(path("tasks?check=1"), file, { project: state.
 // Where its tasks were not taken, a project is not made again.
 const send = (checked) => once(async () => {
   const { asked, items, file, count } = checked, { project } = checked.project ??= await ask("POST", PROJECTS, { ...asked, items });
-  const { tasks } = await ask("POST", `${PROJECTS}/${project}/tasks?format=${formatOf(file)}`, file);
+  const { tasks } = await ask("POST", `${PROJECTS}/${project}/tasks?${sent(file)}`, file);
   if (state.checked === checked) shut();
   return `Tasks of this project: ${tasks}${count > tasks ? ", and the others follow" : ""}.`;
 });
@@ -104,7 +104,7 @@ function Checked({ checked }) {
     <ol>${preview.map(({ text, items }) => html`<li><p class="text small">${text}</p>
       ${items.length > 0 && html`<ul>${items.map((item) => html`<li>${item}</li>`)}</ul>`}</li>`)}</ol>
     ${asked && html`<p>${asked.options.map((option, index) => html`<span class="option"><kbd>${index + 1}</kbd> ${option}</span> `)}</p>`}
-    <button class="primary" type="button" onClick=${() => send(checked)}>${asked ? "Make the project" : `Import ${count} tasks`}</button></section>`;
+    <button class="primary" type="button" onClick=${() => send(checked)}>${asked ? "Make the project" : "Import"}</button></section>`;
 }
 
 // Sections ---

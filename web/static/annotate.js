@@ -170,9 +170,9 @@ const Button = ({ action }) => html`
 
 function Task({ task }) {
   if (!task) {
-    return html`<section class="card task resting" aria-live="polite" data-state="waiting">
-      <h1>${!state.isHere ? "This peer does not answer" : state.leases.isEmpty ? "No tasks for you at the moment" : "Looking for tasks …"}</h1>
-      ${state.isHere && html`<p class="quiet">New ones appear here by themselves.</p>`}
+    return state.isHere && html`<section class="card task resting" aria-live="polite" data-state="waiting">
+      <h1>${state.leases.isEmpty ? "No tasks for you at the moment" : "Looking for tasks …"}</h1>
+      <p class="quiet">New ones appear here by themselves.</p>
     </section>`;
   }
   return html`<section class="card task" aria-live="polite" data-task=${task.task} data-assignment=${task.assignment} data-state="ready">

@@ -1,5 +1,7 @@
 // The page that lists annotators by points.
-import { at, fill, html, paintStatus, patiently, pause } from "/static/page.js";
+import { at, fill, html, paintStatus, patiently, pause, tell } from "/static/page.js";
+import { known } from "/static/store.js";
+import { hex } from "/static/wire.js";
 
 const ROWS = 100;
 const AGAIN_MS = 5_000; // points change at the close of a project, answers before
@@ -8,18 +10,18 @@ const state = { network: null, isHere: true };
 
 function paint(isHere, problem = "") {
   state.isHere = isHere;
-  at("#problem").hidden = !problem;
-  at("#problem").textContent = problem;
-  paintStatus(state);
+  tell(problem, problem && "bad");
+  paintStatus({ ...state, who: state.me?.name });
 }
 
 const away = () => paint(false);
 
 function show({ rows, height }) {
+  const me = state.me && hex(state.me.publicKey);
   at("#asking")?.remove();
   at("[data-live=height]").textContent = height;
   fill("board", rows.map(({ rank, annotator, name, accepted, points }) => [annotator, rank,
-    html`<b>${name}</b> <code title="The key, which tells two of one name apart">${annotator.slice(0, 8)}</code>`, accepted, points]));
+    html`<b>${name}</b> <code title="The key, which tells two of one name apart">${annotator.slice(0, 8)}</code>${annotator === me && html` <span class="chip">you</span>`}`, accepted, points]));
 }
 
 async function follow() {
@@ -27,6 +29,7 @@ async function follow() {
     if (document.hidden) continue;
     try {
       state.network ??= await patiently("/api/v1/network", away);
+      state.me ??= await known(state.network.chain_id);
       show(await patiently(`/api/leaderboard?limit=${ROWS}`, away));
       paint(true);
     } catch (problem) {

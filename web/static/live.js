@@ -1,6 +1,7 @@
 // The page that shows how the network trains, votes, and throws out who lies. All that is live comes by one stream.
 import { allAt, at, html, paintStatus, render } from "/static/page.js";
 import { call } from "/static/session.js";
+import { known } from "/static/store.js";
 import { hasKeys } from "/static/key.js";
 import { Chart } from "/static/chart.js";
 import { verified } from "/static/verify.js";
@@ -12,7 +13,7 @@ const TONES = { critical: "bad", warning: "warn", info: "" };
 const place = (id) => at(`#${id}`);
 const reasons = Object.fromEntries(Array.from(allAt("#reasons dt"), (term) => [term.textContent, term.nextElementSibling.textContent]));
 
-let now = null, isHere = true;
+let now = null, isHere = true, me;
 const checks = {}; // by height: the verdict of this browser
 const nameOf = (peer) => now.peers.find((one) => one.peer === peer)?.name || peer.slice(0, 8);
 const time = (ms) => new Date(ms).toLocaleTimeString();
@@ -99,7 +100,7 @@ function put(id, content) {
 
 function paint() {
   place("offline").hidden = isHere;
-  paintStatus({ network: now && { name: now.status.network }, isHere });
+  paintStatus({ network: now && { name: now.status.network }, isHere, who: me?.name });
   if (!now) return;
   const job = now.jobs.findLast((one) => one.state === "running") ?? now.jobs.findLast((one) => one.state !== "waiting");
   const rounds = now.rounds.filter((one) => one.job === job?.job), { network, name, state, voters, quorum, tolerated } = now.status;
@@ -137,7 +138,10 @@ function take(changed) {
 function follow() {
   const stream = new EventSource("/api/v1/events?live=1");
   const told = (here) => { isHere = here; paint(); };
-  stream.addEventListener("live", ({ data }) => take(JSON.parse(data)));
+  stream.addEventListener("live", async ({ data }) => {
+    take(JSON.parse(data));
+    if (!me && (me = await known(now.status.chain_id))) paint();
+  });
   stream.addEventListener("block", ({ data }) => now && take({ status: { ...now.status, height: JSON.parse(data).height } }));
   stream.onopen = () => told(true);
   stream.onerror = () => {

@@ -1,9 +1,9 @@
-// What /admin and /review share: an operator signs in, what the peer says is read again and again, and steps that cannot be undone.
+// What /admin and /review share.
 import { at, copied, forms, paintStatus, pause, tell } from "/static/page.js";
 import { call } from "/static/session.js";
 
 const AGAIN_MS = 4_000;
-const TOKEN = /^[\w-]{32}$/; // of `peer web token`, behind the # of an address
+const OWN = /^([a-z]{0,8}|[\da-f]{64})$/; // behind the # of an address: a section, or a project
 const SIGN_IN = "/api/v1/admin/sign-in";
 
 const desk = { network: null, isHere: true, isIn: null }; // null: not known yet
@@ -17,7 +17,7 @@ export async function ask(method, path, body) {
     return said;
   } catch (problem) {
     if (!problem.status) desk.isHere = false;
-    if (problem.status === 401 || (problem.status === 403 && path !== SIGN_IN)) desk.isIn = false;
+    if (path !== SIGN_IN && /40[13]/.test(problem.status)) desk.isIn = false;
     throw problem;
   }
 }
@@ -74,7 +74,7 @@ export function paint() {
     if (isAsked) form.elements.token.focus();
   }
   if (desk.isIn) draw();
-  paintStatus({ ...desk, who: null });
+  paintStatus(desk);
 }
 
 async function look() {
@@ -89,10 +89,10 @@ async function look() {
   paint();
 }
 
-// A token behind the # signs in; what else stands there is the page's own.
+// What else stands behind the # is a token, which signs in.
 async function followAddress() {
   const token = location.hash.slice(1);
-  if (!TOKEN.test(token)) return look();
+  if (OWN.test(token)) return look();
   history.replaceState(null, "", location.pathname); // nobody sees it over the shoulder, or finds it in the history
   await signIn(token);
 }

@@ -1,4 +1,4 @@
-// What all pages share: templates in JavaScript, copies and tables of those in the page, forms, waiting for the peer, and what it says.
+// What all pages share.
 import { h, render } from "/vendor/preact.mjs";
 import htm from "/vendor/htm.mjs";
 import { call } from "/static/session.js";

@@ -18,7 +18,7 @@ export async function call(method, path, body, token) {
   const said = isJson ? await reply.json() : await reply.text();
   if (reply.ok) return said;
   const retryMs = 1000 * (Number(reply.headers.get("Retry-After")) || 1);
-  throw Object.assign(new Error(said.detail ?? reply.statusText), { status: reply.status, retryMs });
+  throw Object.assign(new Error(said.detail ?? reply.statusText), { status: said.code === "stopping" ? 0 : reply.status, retryMs });
 }
 
 export const sessionOf = (network, me) => (me.isCustodial ? new Account(me) : new Session(network, me));
@@ -86,7 +86,6 @@ class Account {
 
   call(method, path, body) { return call(method, path, body); }
 
-  // Throws the problem of a session that is over. A peer that is away says nothing of it.
   async begun() {
     try {
       const { annotator } = await call("GET", "/api/v1/session");

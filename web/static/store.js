@@ -1,5 +1,8 @@
 // What this browser keeps of one network: who annotates here, and answers. All its tabs share it.
 
+let person;
+export const known = (chainId) => (person ??= Store.open(chainId).then((store) => store.me()).catch(() => null));
+
 const result = (request) => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
