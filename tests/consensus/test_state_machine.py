@@ -429,7 +429,6 @@ def short_of(body: bytes) -> bytes:
 OneReplica.TestCase.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
-    deadline=None,
     database=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

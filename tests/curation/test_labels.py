@@ -111,7 +111,7 @@ def test_the_whole_estimate_finds_who_is_right(classes: int) -> None:
     assert (likeliest_of(found.posterior()) == truth).mean() >= max(0.8, by_votes)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 4), st.randoms(use_true_random=False))
 def test_the_same_bits_whatever_the_order(classes: int, draw: object) -> None:
     votes, _ = crowd(classes, 30, [0.8, 0.5, 0.9, 0.6, 0.7], 3, seed=draw.randrange(1 << 30))  # type: ignore[attr-defined]

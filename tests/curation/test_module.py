@@ -325,7 +325,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps, st.integers(1, 7))
 def test_every_count_is_that_of_the_rows(history: list[tuple[str, int, int]], votes: int) -> None:
     room = Room()

@@ -492,7 +492,7 @@ steps = st.lists(
 
 
 @given(st.integers(1, 9), steps)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sets_follow_at_h_plus_2_change_by_at_most_max_1_f_a_block_and_are_never_empty(
     founders: int, script: list[list[tuple[str, int]]]
 ) -> None:

@@ -246,7 +246,7 @@ actions = st.lists(
 
 
 @given(actions)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whoever_has_work_proposes_a_body_that_every_peer_with_the_same_state_prepares(script: list[tuple[str, int]]) -> None:
     world = World()
     for action, number in script:

@@ -237,7 +237,7 @@ actions = st.lists(
 
 
 @given(actions)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_honest_leader_with_the_same_notices_is_never_refused(script: list[tuple[str, int]]) -> None:
     world = World()
     for action, number in script:

@@ -53,7 +53,7 @@ named = st.tuples(st.sampled_from(["small", "larger", "refused"]), st.integers(1
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_pools_that_got_the_same_transactions_in_any_order_hold_and_offer_the_same(data: st.DataObject) -> None:
     """Invariant: if one honest voter waits for a transaction of a member, then every honest leader that got the same ones has it.
 

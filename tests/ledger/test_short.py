@@ -124,7 +124,7 @@ def test_bytes_that_are_no_short_body_are_refused(data: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_changed_short_body_is_refused_waited_for_or_stands_for_another_body(data: st.DataObject) -> None:
     world, body = SHARED
     short = world.ledger.condense(body)
@@ -141,7 +141,7 @@ SHARED = busy()
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_body_of_what_is_held_goes_round(data: st.DataObject) -> None:
     world = World()
     keys = [world.start(PEOPLE[i], spec) for i, spec in enumerate((LANGUAGE, SCRATCH, SCRATCH))]

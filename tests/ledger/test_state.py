@@ -85,7 +85,7 @@ def test_a_state_larger_than_any_message_is_read_back(world: World) -> None:
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_two_peers_that_apply_the_same_blocks_have_the_same_root_also_over_a_restart(data: st.DataObject) -> None:
     left, right = World(), World()
     actions = st.sampled_from(["register", "admit", "leave", "start", "close", "nothing"])

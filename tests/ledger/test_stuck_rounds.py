@@ -157,7 +157,7 @@ def test_a_job_ends_whose_trainers_are_all_gone_and_for_whom_no_other_has_room(m
     assert world.start(PEOPLE[8], UNAUDITED) in world.state.jobs.running()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 8))
 def test_whatever_becomes_of_its_members_a_running_round_can_be_closed_by_those_who_vote(seed: int, voters: int) -> None:
     draw = random.Random(seed)

@@ -834,7 +834,7 @@ def chance(seed: int, lies: tuple[str, ...]) -> Any:
 _LIVED = lived()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 99), st.lists(st.sampled_from(sorted(LIES)), max_size=3), st.floats(0.001, 2.0)),

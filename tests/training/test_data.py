@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError, UserError
@@ -166,7 +166,6 @@ def test_the_default_text_is_large_enough_and_the_same_each_time() -> None:
 # From bytes to shards and back
 
 
-@settings(deadline=None)  # it waits for the disk
 @given(st.lists(st.binary(max_size=40), max_size=20).filter(any))
 def test_a_text_comes_back_whole_whatever_the_pieces_it_arrived_in(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]

@@ -134,7 +134,7 @@ def test_going_on_from_a_buffer_of_another_size_is_a_failed_replay(tmp_path: Pat
     assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, proposals.RELATIVE_ERROR_MAX)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pattern=PATTERNS, size=SIZES, stepped=st.booleans(), rejected=st.integers(0, 2), is_previous=st.booleans())
 @example(pattern=SIGNALLING, size=SIZE, stepped=True, rejected=1, is_previous=True)
 @example(pattern=SIGNALLING, size=SIZE, stepped=False, rejected=1, is_previous=True)

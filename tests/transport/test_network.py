@@ -259,7 +259,7 @@ async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(w
 
 async def test_of_two_contributors_nobody_is_blamed_for_the_sum(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A liar serves the first part and falls silent, an honest holder the rest: the hash is wrong, whose fault is unknown."""
-    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.5)
     blob, store = blob_of(3_000_000), MemoryBlobs()
 
     class HalfALie(LyingBlobs):
@@ -283,7 +283,7 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As above, and then the honest holder stalls in the middle too: the liar must start over, and is convicted."""
-    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(exchange, "STALL_SECONDS", 0.5)
     blob, store = blob_of(3_000_000), MemoryBlobs()
     starts: list[str] = []  # who was asked for the first byte
 

@@ -541,7 +541,7 @@ def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 NO_NUMBERS = [bytes.fromhex("0100807f"), np.float32("nan").tobytes(), np.float32("inf").tobytes()]  # the first: signalling
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     steps=st.integers(0, 2**64 - 1),
     moments=st.one_of(st.binary(min_size=1, max_size=12), st.sampled_from(NO_NUMBERS)),

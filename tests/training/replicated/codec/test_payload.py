@@ -47,7 +47,7 @@ def refused(payload: bytes, mode: Mode, layout: Layout = RAGGED) -> bool:
     return caught.value.reason == "malformed" and read_both(payload, layout) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(toy_buffers, modes)
 def test_a_payload_is_the_one_that_the_page_prescribes(m: Float32Array, mode: Mode) -> None:
     said = reference.said_of(fields_of(header(0, mode)), m.tolist(), TOY.chunk_lengths.tolist())
@@ -92,7 +92,6 @@ def test_levels_next_to_an_edge_are_those_of_exact_quotients(bits: int, power: i
         assert found == [-min(level, levels.TOP[bits]) for level in exact]
 
 
-@settings(deadline=None)
 @given(toy_buffers, modes)
 def test_an_update_encodes_to_the_payload_it_was_decoded_from(m: Float32Array, mode: Mode) -> None:
     payload = codec.encode(header(0, mode), m, TOY)
@@ -100,7 +99,6 @@ def test_an_update_encodes_to_the_payload_it_was_decoded_from(m: Float32Array, m
     assert update is not None and update.encode() == payload and (update.mode, update.origin) == (mode, header(0, mode).origin)
 
 
-@settings(deadline=None)
 @given(toy_buffers, modes)
 def test_the_norm_is_exact(m: Float32Array, mode: Mode) -> None:
     update = codec.read(codec.encode(header(0, mode), m, TOY), TOY)
@@ -159,7 +157,7 @@ def mutated(payload: bytes, data: st.DataObject) -> bytes:
     return bytes(result) + data.draw(st.sampled_from([b"", b"", b"", b"", b"\0", b"\1", b"\x80"]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(toy_buffers, modes, st.data())
 def test_mutated_bytes_are_refused_or_canonical(m: Float32Array, mode: Mode, data: st.DataObject) -> None:
     payload = mutated(codec.encode(header(0, mode), m, TOY), data)
@@ -167,7 +165,7 @@ def test_mutated_bytes_are_refused_or_canonical(m: Float32Array, mode: Mode, dat
     assert update is None or update.encode() == payload
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(modes, st.data())
 def test_two_payloads_never_say_the_same(mode: Mode, data: st.DataObject) -> None:
     """Whatever is accepted: levels with a common divisor, supports with zeros or another scale are refused."""
@@ -197,7 +195,6 @@ def test_two_payloads_never_say_the_same(mode: Mode, data: st.DataObject) -> Non
 seen: dict[tuple[str, bytes], bytes] = {}
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=2 * HEADER_BYTES))
 def test_garbage_is_refused(garbage: bytes) -> None:
     assert all(refused(garbage, MODES[0], layout) for layout in LAYOUTS.values())
@@ -280,7 +277,6 @@ def test_levels_are_within_half_a_step_of_what_they_stand_for(mode: Mode) -> Non
     assert np.array_equal(np.signbit(dense)[said], np.signbit(m)[said])
 
 
-@settings(deadline=None)
 @given(toy_buffers, modes)
 def test_what_a_payload_does_not_say_is_left_over_exactly(m: Float32Array, mode: Mode) -> None:
     """Error feedback: e = m − decoded, in float32, loses nothing but that subtraction's rounding."""
