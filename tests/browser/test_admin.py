@@ -95,6 +95,8 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         assert line["label"] == [1] and len(line["votes"]) == 2
         seen = "[...document.querySelectorAll('a[download]')].filter((link) => !link.hidden)"
         links = await page.script(f"return {seen}.map((link) => link.getAttribute('href'))")
+        names = await page.script("return [...document.querySelectorAll('a[download]')].map((link) => link.download)")
+        assert names == ["moods.jsonl", "moods.json", "moods.preferences.jsonl"], "the last one is of pairs alone"
         assert links == [f"/api/v1/projects/{project}/export?format={form}" for form in ("jsonl", "label-studio")]
 
         await page.open(f"{address(site)}/admin#projects")

@@ -54,6 +54,7 @@ async def test_an_answer_is_taken_back_until_it_is_sent(tmp_path: Path) -> None:
         first = await page.join(address(site), "ann")
         await page.press("1")
         await page.count("held", 1)
+        assert "Undo (U) takes it back" in (await page.texts("[data-answer]"))[0]
         second = await page.task(first)
         await page.press("u")
         assert await page.task(second) == first, "it is asked again"

@@ -19,6 +19,13 @@ TOO_SMALL = """
     return width && (width < arguments[0] || height < arguments[0]);
   }).map((element) => element.outerHTML);
 """
+WRONG_SIGN_IN = """
+  const form = document.querySelector('#sign-in');
+  for (const field of form.querySelectorAll('input')) field.value = 'nobody';
+  scrollTo(0, 0);
+  form.requestSubmit();
+"""
+IN_SIGHT = "(({ top, bottom }) => top >= 0 && bottom <= innerHeight)(document.querySelector('.told').getBoundingClientRect())"
 LONG = "An unhurried heron, which nobody had disturbed since it came at dawn, waited in the shallow water. " * 3
 
 
@@ -40,6 +47,9 @@ async def test_a_pair_is_answered_by_a_finger_and_by_a_key(tmp_path: Path) -> No
         await page.until("document.activeElement.name === 'name'")
         await page.script("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
         await require_fit(page)
+        await page.script(WRONG_SIGN_IN)
+        await page.until(f"document.querySelector('.told').textContent.startsWith('no account') && {IN_SIGHT}")
+        assert ["401" in error for error in await page.errors()] == [True]
         shown = await page.join(address(site), "ann")
         left = {shown: int(shown[-1], 16) & 1}
         await page.until("document.querySelector('.guidelines')")
