@@ -95,7 +95,7 @@ async def test_no_answer_is_lost_or_doubled_while_the_peer_is_away(tmp_path: Pat
         await page.press("2")
         shown = await page.task(shown)
         await page.press("2")
-        await page.until("!document.querySelector('[data-task]')")
+        await page.until("document.querySelector('.resting')")
         assert (await page.script("return document.querySelector('main').innerText")).count("does not answer") == 1
         async with room.serving(web_listen=f"{site.host}:{site.port}") as (_, site):
             await page.until("document.querySelector('.here')")

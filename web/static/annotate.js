@@ -170,8 +170,8 @@ const Button = ({ action }) => html`
 
 function Task({ task }) {
   if (!task) {
-    return state.isHere && html`<section class="card task resting" aria-live="polite" data-state="waiting">
-      <h1>${state.leases.isEmpty ? "No tasks for you at the moment" : "Looking for tasks …"}</h1>
+    return html`<section class="card task resting" aria-live="polite" data-state="waiting">
+      <h1>${!state.isHere ? "No tasks meanwhile" : state.leases.isEmpty ? "No tasks for you at the moment" : "Looking for tasks …"}</h1>
       <p class="quiet">New ones appear here by themselves.</p>
     </section>`;
   }
