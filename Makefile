@@ -8,6 +8,8 @@ BIN := .venv/bin
 STAMP := .venv/.setup-complete
 # Tests wait for half of their time, for processes and browsers that start and for timers: four on two cores keep both busy.
 TEST_PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
+# What pytest makes of each test file is kept; two processes write it, or each of the four would in a fresh checkout.
+COLLECT := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only --quiet
 
 help:
 	@echo "make setup   install everything, pinned, into .venv"
@@ -51,6 +53,7 @@ demo: setup
 
 test: setup
 	@echo "the tests take about 8 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
+	@$(COLLECT) tests/[a-o]*/ tests/test_*.py > /dev/null & $(COLLECT) tests/[p-z]*/ > /dev/null; wait
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
 test-browser: setup

@@ -15,7 +15,7 @@ from tests.sim.plan import Fault, calm, expand, faults_tolerated, first_draws
 from tests.sim.simulation import Simulation
 from tests.sim.strategies import HONEST_MAJORITY
 
-FORK_SEEDS = 12
+FORK_SEEDS = 6
 SHORT = 12  # blocks
 FIRST_LIARS = tuple(name for name in HONEST_MAJORITY if name not in ("far-timeouts", "forged-names"))  # of those seeds
 
@@ -55,9 +55,7 @@ def test_the_same_seed_gives_the_same_history_whatever_the_order_of_sets() -> No
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         return subprocess.run((sys.executable, "-c", program), env=environment, capture_output=True, text=True, check=True).stdout
 
-    here = campaign.run_one(campaign.prepare("seeds", 5, 4)).history
-    assert here == campaign.run_one(campaign.prepare("seeds", 5, 4)).history
-    assert history("1").strip() == history("2").strip() == here
+    assert history("1").strip() == history("2").strip() == campaign.run_one(campaign.prepare("seeds", 5, 4)).history
 
 
 def test_what_peers_share_to_save_time_changes_nothing() -> None:
