@@ -2,9 +2,10 @@
 
 One process trains for everybody, one trainer after another; the model, the text, the batches and the number of samples are the
 same for all, and every rate below is the best of a grid, on a seed that is not reported; a grid goes on where its best lies at an
-edge, then at half its distances, and what is left at an edge is named. Ours with local steps are aggregated as a plain mean, like
-the rivals, but for the rows in which one may lie: they pay for the robust rule of a job with liars=1 too, as all rows of a
-gradient a round do for theirs. Rivals: fp32 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo,
+edge, then at half its distances, and what is left at an edge is named. Rows of a preset are not tuned: they are what `train
+--preset` starts. Ours with local steps are aggregated as a plain mean, like the rivals and as jobs are whose audits are full, but
+for the rows in which one may lie: they pay for the robust rule of a job with liars=1 too, as all rows of a gradient a round do
+for theirs. Rivals: fp32 DiLoCo (arXiv:2311.08105), also with Muon as its inner optimizer (MuLoCo,
 arXiv:2505.23725), the format of SparseLoCo (arXiv:2508.15706: top 64 of 4096, 2-bit values, 12-bit indices), FedAvg, one
 process that sees every batch: fp32 with H=1, and one trainer alone with its own batches: whoever does worse gains nothing by
 training with others.
@@ -46,7 +47,7 @@ from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.schedule import inner_rate
-from training.spec import PRESETS, Inner, JobSpec
+from training.spec import PRESETS, AuditMode, Inner, JobSpec, completed
 
 WARMUP = 0.05  # of all rounds
 TUNING_SEED = 1_000  # no row comes from it
@@ -61,6 +62,7 @@ SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
 FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "one process = fp32 H=1", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
 ALONE, SPARSE = "one trainer alone", "ours sparse k=64"
+PRESET = "preset"
 MUON = ", Muon"  # inside a round, instead of AdamW
 # Ours under the robust rule of a job with liars=1; a job that says nothing has that. Centered clipping asks for no such number.
 ONE_MAY_LIE = ", one may lie"
@@ -74,6 +76,7 @@ class Row:
     name: str
     local_steps: int
     bytes_per_parameter: float  # of one trainer's update
+    steps: int  # inner steps of every trainer, of all rounds
     heldout_nats: float  # mean over the seeds
     by_seed: list[float]
     settings: dict[str, float]
@@ -109,19 +112,32 @@ class Method:
 # Ours -----------------------------------------------------------------------------------------------------------------
 
 
+def train(budget: Budget, spec: JobSpec) -> tuple[float, float]:
+    rounds = Rounds(spec, engine_of(spec, budget.text))
+    rounds.run([trainer_key(number) for number in range(budget.trainers)])
+    return rounds.held_out(), statistics.mean(rounds.payload_bytes) / rounds.model.layout.size
+
+
 def ours(name: str, local_steps: int, preset: str, outer: bool = True, inner: Inner = Inner.ADAMW, **settings: Any) -> Method:
     """The preset with these settings; DiLoCo-like ones are tuned like DiLoCo."""
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
-        spec = budget.spec(local_steps, seed, **{**without(PRESETS[preset]), "inner": inner, **settings, **tuned})
-        rounds = Rounds(spec, engine_of(spec, budget.text))
-        rounds.run([trainer_key(number) for number in range(budget.trainers)])
-        return rounds.held_out(), statistics.mean(rounds.payload_bytes) / rounds.model.layout.size
+        return train(budget, budget.spec(local_steps, seed, **{**without(PRESETS[preset]), "inner": inner, **settings, **tuned}))
 
     grid = {"inner_rate": MUON_RATES if inner is Inner.MUON else INNER_RATES}
     if outer:
         grid |= {"outer_rate": OUTER_RATES, "outer_momentum": OUTER_MOMENTA}
     return Method(name, local_steps, run, grid)
+
+
+def shipped(preset: str, name: str = "", **settings: Any) -> Method:
+    """The preset as a job has it in which one may lie, if nobody sets anything beside it but these."""
+    spec = completed({**PRESETS[preset], **settings})
+
+    def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
+        return train(budget, budget.spec(spec["local_steps"], seed, **{**without(spec), "liars": 1}))
+
+    return Method(f"{PRESET} {preset}{name}", spec["local_steps"], run, {})
 
 
 def without(preset: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,6 +269,8 @@ MULOCO_GRID = {**DILOCO_GRID, "inner_rate": MUON_RATES}
 METHODS = (
     Method(FP32_EVERY_STEP, 1, single),
     Method(ALONE, 1, alone),
+    *map(shipped, PRESETS),
+    shipped("local", ", audits sampled", audit=AuditMode.SAMPLED),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
     ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),
@@ -322,10 +340,11 @@ def untuned(method: Method) -> Tuning:
     return Tuning({name: values[len(values) // 2] for name, values in method.grid.items()})
 
 
-def numbered(budget: Budget, seeds: Sequence[int], tuned: bool, number: int) -> Row:
-    """The row of one of `METHODS`, which no other process could be given."""
-    row = measure(METHODS[number], budget, seeds, tuned)
-    print(f"{row.name} H={row.local_steps}: {row.heldout_nats:.3f} nats", file=sys.stderr, flush=True)
+def numbered(budget: Budget, seeds: Sequence[int], tuned: bool, place: tuple[int, int]) -> Row:
+    """The row of so many steps and one of `METHODS`, which no other process could be given."""
+    steps, number = place
+    row = measure(METHODS[number], replace(budget, steps=steps), seeds, tuned)
+    print(f"{row.name} H={row.local_steps}, {steps} steps: {row.heldout_nats:.3f} nats", file=sys.stderr, flush=True)
     return row
 
 
@@ -334,11 +353,13 @@ def measure(method: Method, budget: Budget, seeds: Iterable[int], tuned: bool) -
     runs = [method.run(budget, seed, tuning.best) for seed in seeds]
     losses = [nats for nats, _ in runs]
     each = statistics.mean(size for _, size in runs)
-    return Row(method.name, method.local_steps, each, statistics.mean(losses), losses, tuning.best, tuning.tried, tuning.edges)
+    mean = statistics.mean(losses)
+    return Row(method.name, method.local_steps, each, budget.steps, mean, losses, tuning.best, tuning.tried, tuning.edges)
 
 
-def show(rows: list[Row], budget: Budget, parameters: int) -> None:
-    table = Table(title=f"{parameters} parameters, {budget.trainers} trainers, {budget.steps} steps each")
+def show(rows: list[Row], trainers: int, parameters: int) -> None:
+    """Rows of one number of steps."""
+    table = Table(title=f"{parameters} parameters, {trainers} trainers, {rows[0].steps} steps each")
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for row in rows:
@@ -354,7 +375,7 @@ def show(rows: list[Row], budget: Budget, parameters: int) -> None:
 
 
 def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
-    """What must hold, by means over the seeds, and whether it did."""
+    """What must hold of rows of one number of steps, by means over the seeds, and whether it did."""
     found = {(row.name, row.local_steps): row.heldout_nats for row in rows}
     rates = "tuned" if tuned else "untuned"
     for inner, lied in itertools.product(("", MUON), ("", ONE_MAY_LIE)):
@@ -367,16 +388,18 @@ def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
         worse = found[FOUR_BIT, 1] / found[FP32_EVERY_STEP, 1]
         yield verdict(worse <= WORSE_MAX, f"{FOUR_BIT}, H=1: ≤ {WORSE_MAX} × {rates} fp32 H=1: {worse:.3f}")
     if (ALONE, 1) in found:
-        for (name, steps), nats in found.items():
-            if name.startswith("ours"):
-                more = nats - found[ALONE, 1]
-                yield verdict(more < 0, f"{name}, H={steps}: better than {rates} {ALONE}: {more:+.3f}")
+        for row in rows:
+            if row.name.startswith(("ours", PRESET)):
+                more = row.heldout_nats - found[ALONE, 1]
+                text = f"{row.name}, H={row.local_steps}, {row.steps} steps: better than {rates} {ALONE}: {more:+.3f}"
+                yield verdict(more < 0, text)
 
 
 def main() -> int:
     parser = Parser("codec", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--steps", type=COUNT, default=300, metavar="N", help=f"of every trainer; a multiple of {STEPS_MULTIPLE}")
+    what = f"of every trainer; multiples of {STEPS_MULTIPLE}"
+    parser.add_argument("--steps", type=COUNT, nargs="+", default=(300,), metavar="N", help=what)
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of initialisation and batches")
     parser.add_argument("--trainers", type=COUNT, default=4, metavar="N", help="that share the work")
     parser.add_argument("--no-tuning", dest="tuned", action="store_false", help="the middle of each grid, untried")
@@ -386,8 +409,8 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
     options = parser.parse_args()
-    if options.steps % STEPS_MULTIPLE:
-        parser.error(f"--steps {options.steps} is not a multiple of {STEPS_MULTIPLE}")
+    if odd := [steps for steps in options.steps if steps % STEPS_MULTIPLE]:
+        parser.error(f"--steps {odd[0]} is not a multiple of {STEPS_MULTIPLE}")
     methods = [i for i, m in enumerate(METHODS) if not options.only or any(word in m.name for word in options.only)]
     if not methods:
         parser.error(f"--only {' '.join(options.only)} is in no name: {', '.join(m.name for m in METHODS)}")
@@ -399,9 +422,9 @@ def main() -> int:
     except UserError as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
-        budget = Budget(text_file(options.text, Path(folder)), options.steps, options.trainers, tuple(options.set))
+        budget = Budget(text_file(options.text, Path(folder)), STEPS_MULTIPLE, options.trainers, tuple(options.set))
         parameters = layout_of(budget.spec(1, 0)).size
-        about = {"parameters": parameters, "seeds": list(options.seeds), "steps": options.steps}
+        about = {"parameters": parameters, "seeds": list(options.seeds), "steps": list(options.steps)}
         about |= {"trainers": options.trainers, "tuned": options.tuned, "set": options.set}
         about["text"] = str(options.text or "built-in")
         try:
@@ -410,14 +433,16 @@ def main() -> int:
             parser.error(str(error))
         names = [(method.name, method.local_steps) for method in METHODS]
         rows = [Row(**row) for row in done.get("rows", ())]
-        known = {(row.name, row.local_steps) for row in rows}
-        work = partial(numbered, budget, options.seeds, options.tuned)
-        for _, row in side_by_side(work, [number for number in methods if names[number] not in known], options.jobs):
+        known = {(row.steps, names.index((row.name, row.local_steps))) for row in rows}
+        places = [place for place in itertools.product(options.steps, methods) if place not in known]
+        for _, row in side_by_side(partial(numbered, budget, options.seeds, options.tuned), places, options.jobs):
             rows.append(row)
-            rows.sort(key=lambda row: names.index((row.name, row.local_steps)))
+            rows.sort(key=lambda row: (row.steps, names.index((row.name, row.local_steps))))
             write(options.json, started, {**about, "rows": [asdict(row) for row in rows]})
-    show(rows, budget, parameters)
-    return conclude(verdicts(rows, options.tuned))
+    tables = [list(table) for _, table in itertools.groupby(rows, key=lambda row: row.steps)]
+    for table in tables:
+        show(table, options.trainers, parameters)
+    return conclude(itertools.chain.from_iterable(verdicts(table, options.tuned) for table in tables))
 
 
 if __name__ == "__main__":

@@ -476,6 +476,21 @@ def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, text: Pa
     assert methods[name].run(budget, 0, rates) != methods[f"{name}{codec.MUON}"].run(budget, 0, rates)
 
 
+def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_call_for(text: Path) -> None:
+    torch.set_num_threads(1)
+    budget = codec.Budget(text, 30, 4, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
+    methods = {method.name: method for method in codec.METHODS}
+    assert {f"{codec.PRESET} {name}" for name in PRESETS} < methods.keys()
+
+    def nats(name: str, **settings: object) -> float:
+        local = codec.without(PRESETS["local"])
+        spec = budget.spec(10, 0, **{**local, "liars": 1, **settings})
+        return abs(codec.train(budget, spec)[0] - methods[name].run(budget, 0, {})[0])
+
+    assert nats("preset local", rule=Rule.MEAN) == 0 < nats("preset local", rule=Rule.ARC_NNM_TRIM)
+    assert nats("preset local, audits sampled", rule=Rule.ARC_NNM_TRIM) == 0
+
+
 def test_one_trainer_alone_has_its_own_share_of_the_samples_and_sends_nothing(text: Path) -> None:
     torch.set_num_threads(1)
     budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
@@ -517,20 +532,22 @@ def test_bytes_and_loss_are_held_to_their_bounds() -> None:
             (codec.FOUR_BIT, 1, four_bits),
         )
         assert all((name, steps) in {(m.name, m.local_steps) for m in codec.METHODS} for name, steps, _ in names)
-        rows = [codec.Row(name, steps, 1.0, nats, [nats], {}, {}) for name, steps, nats in names]
+        rows = [codec.Row(name, steps, 1.0, 300, nats, [nats], {}, {}) for name, steps, nats in names]
         return [line.startswith("MISSED") for line in codec.verdicts(rows, tuned=True)]
 
     rows = [
-        codec.Row(name, steps, 1.0, nats, [nats], {}, {})
+        codec.Row(name, steps, 1.0, 300, nats, [nats], {}, {})
         for name, steps, nats in (
             (codec.ALONE, 1, 1.5),
             (codec.SPARSE, 15, 1.4),
             (codec.SPARSE, 30, 1.6),
+            ("preset local", 10, 1.6),
             ("SparseLoCo format", 30, 1.7),
         )
     ]
     assert [line.split(", H=")[1] for line in codec.verdicts(rows, tuned=True) if line.startswith("MISSED")] == [
-        "30: better than tuned one trainer alone: +0.100"
+        "30, 300 steps: better than tuned one trainer alone: +0.100",
+        "10, 300 steps: better than tuned one trainer alone: +0.100",
     ]
     assert missed(2.04, 2.03) == [False] * 3 and missed(2.06, 2.05) == [True] * 3
     assert list(codec.verdicts([], tuned=True)) == []
