@@ -58,14 +58,14 @@ class Detection:
 
 
 def jobs() -> dict[str, JobSpec]:
-    """Every preset under sampled audits, at the rate it says; `local` says what a job says that names none, the default. And
-    local steps at the rate of `per-step`, at which their speed has a bound.
+    """Every preset under sampled audits, at the rate it says; `local` says what a job says that names none, the default, here
+    with 30 steps, too. And 15 at the rate of `per-step`, at which their speed has a bound.
     """
     base = JobSpec(name="detection", data=bytes(32))
     found = {name: replace(base, **{**preset, "audit": AuditMode.SAMPLED}) for name, preset in PRESETS.items()}
-    if {"sparse", "per-step"} <= found.keys():
-        seldom = found["per-step"]
-        found["sparse, seldom"] = replace(found["sparse"], local_steps=15, audit_rate=seldom.audit_rate, auditors=seldom.auditors)
+    found["local, H=30"] = replace(found["local"], local_steps=30)
+    if seldom := found.get("per-step"):
+        found["local, seldom"] = replace(found["local"], local_steps=15, audit_rate=seldom.audit_rate, auditors=seldom.auditors)
     return found
 
 

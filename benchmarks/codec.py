@@ -47,7 +47,7 @@ from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.schedule import inner_rate
-from training.spec import PRESETS, AuditMode, Inner, JobSpec, completed
+from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec, completed
 
 WARMUP = 0.05  # of all rounds
 TUNING_SEED = 1_000  # no row comes from it
@@ -64,6 +64,8 @@ FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "one process = fp32 H=1", "DiLoCo fp3
 ALONE, SPARSE = "one trainer alone", "ours sparse k=64"
 PRESET = "preset"
 MUON = ", Muon"  # inside a round, instead of AdamW
+# Kept moments bridge the rounds until an element is said.
+OF_SPARSE = {"compression": Compression.SPARSE, "keep": 64, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
 # Ours under the robust rule of a job with liars=1; a job that says nothing has that. Centered clipping asks for no such number.
 ONE_MAY_LIE = ", one may lie"
 NATS_MORE_MAX, NATS_MORE_AIM = 0.05, 0.01  # of one bit every H=15 steps over fp32 DiLoCo
@@ -279,10 +281,10 @@ METHODS = (
     Method(f"{DILOCO}{MUON}", 15, run_diloco(15, Inner.MUON), MULOCO_GRID),
     ours(f"{DENSE}{MUON}", 15, "local", inner=Inner.MUON),
     ours(f"{DENSE}{MUON}{ONE_MAY_LIE}", 15, "local", inner=Inner.MUON, liars=1),
-    ours(SPARSE, 15, "sparse"),
+    ours(SPARSE, 15, "local", **OF_SPARSE),
     Method("FedAvg", 15, run_fedavg(15), FEDAVG_GRID),
     Method(DILOCO, 30, run_diloco(30), DILOCO_GRID),
-    ours(SPARSE, 30, "sparse"),
+    ours(SPARSE, 30, "local", **OF_SPARSE),
     Method("SparseLoCo format", 30, run_sparseloco(30), {"inner_rate": INNER_RATES, "outer_rate": OUTER_RATES}),
 )
 
@@ -395,6 +397,12 @@ def verdicts(rows: list[Row], tuned: bool) -> Iterator[str]:
                 yield verdict(more < 0, text)
 
 
+def named(word: str) -> list[int]:
+    """Places of the methods with this name or, if there is none, with this word in their names."""
+    exact = [i for i, method in enumerate(METHODS) if method.name == word]
+    return exact or [i for i, method in enumerate(METHODS) if word in method.name]
+
+
 def main() -> int:
     parser = Parser("codec", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
@@ -403,7 +411,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of initialisation and batches")
     parser.add_argument("--trainers", type=COUNT, default=4, metavar="N", help="that share the work")
     parser.add_argument("--no-tuning", dest="tuned", action="store_false", help="the middle of each grid, untried")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="methods whose name holds one of these")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="methods that are called so, or whose name holds one of these")
     parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
@@ -411,7 +419,7 @@ def main() -> int:
     options = parser.parse_args()
     if odd := [steps for steps in options.steps if steps % STEPS_MULTIPLE]:
         parser.error(f"--steps {odd[0]} is not a multiple of {STEPS_MULTIPLE}")
-    methods = [i for i, m in enumerate(METHODS) if not options.only or any(word in m.name for word in options.only)]
+    methods = sorted({i for word in options.only or [""] for i in named(word)})
     if not methods:
         parser.error(f"--only {' '.join(options.only)} is in no name: {', '.join(m.name for m in METHODS)}")
     end_like_ctrl_c()

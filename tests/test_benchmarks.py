@@ -110,7 +110,7 @@ def test_a_missed_bound_is_the_exit_status(
     monkeypatch.setattr(sys, "argv", command)
     assert attacks.main() == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("held", "MISSED"))]
-    seldom = ("per-step", "sparse, seldom")
+    seldom = ("per-step", "local, seldom")
     assert {line.split()[0] for line in lines if any(name in line for name in seldom)} == {"MISSED"}
     assert {line.split()[0] for line in lines if not any(name in line for name in seldom)} == {"held"}
     monkeypatch.setattr(attacks_detection, "PRESETS", {"local": PRESETS["local"]})
@@ -481,6 +481,8 @@ def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_cal
     budget = codec.Budget(text, 30, 4, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
     methods = {method.name: method for method in codec.METHODS}
     assert {f"{codec.PRESET} {name}" for name in PRESETS} < methods.keys()
+    assert [codec.METHODS[i].name for i in codec.named("preset local")] == ["preset local"]
+    assert [codec.METHODS[i].name for i in codec.named("local")] == ["preset local", "preset local, audits sampled"]
 
     def nats(name: str, **settings: object) -> float:
         local = codec.without(PRESETS["local"])
@@ -690,7 +692,7 @@ def test_attacks_on_vectors_need_nothing_but_what_is_known(name: str) -> None:
 def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
     """Accomplices among the drawn find nothing, whatever the rate; and rounds in which nothing can be found count."""
     jobs = attacks_detection.jobs()
-    often = attacks_detection.detection("sparse", jobs["sparse"], peers, 1_000)
+    often = attacks_detection.detection("local, H=30", jobs["local, H=30"], peers, 1_000)
     assert attacks_detection.ROUNDS - attacks_detection.UNSEEN_ROUNDS == EFFECTIVE
     assert often.suspended == pytest.approx(1 - escape(peers) ** EFFECTIVE, abs=0.01)
     assert often.replayed == pytest.approx(2 / (30 * (peers - 1)), rel=0.05)
@@ -706,7 +708,7 @@ def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
 def test_one_false_step_in_a_round_is_found_much_later(peers: int) -> None:
     """And any change fits into one step."""
     jobs = attacks_detection.jobs()
-    for name in ("local", "sparse"):
+    for name in ("local", "local, H=30"):
         steps = jobs[name].local_steps
         one = attacks_detection.detection(name, jobs[name], peers, 1_000, attacks_detection.ONE_STEP)
         survives = (1 - min(1, 2 / (peers - 1)) / steps) ** (peers - faults_tolerated(peers))

@@ -11,12 +11,16 @@ from peer.driver.caveats import SAMPLED_AUDITS
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 
-PRESETS = ("local", "sparse", "per-step")  # of `training.spec`, which is imported only where they are used
+# Of `training.spec`, which is imported only where they are used: name -> what for.
+PRESETS = {
+    "local": "one bit of every element after ten steps of one's own; for most links (default)",
+    "per-step": "four bits of every gradient; most progress a sample, for fast links",
+}
 PRESET = Argument(
     "--preset",
-    choices=PRESETS,
+    choices=tuple(PRESETS),
     metavar="NAME",
-    help=f"{', '.join(PRESETS)}: settings that go together (default: those of `local`)",
+    help="settings that go together. " + ". ".join(f"{name}: {about}" for name, about in PRESETS.items()),
 )
 SET = Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="other fields of the job")
 

@@ -70,7 +70,7 @@ class Lateness:
         patience = f"the others wait {PROPOSALS_FACTOR:.0f} times what most of them take, `proposal_seconds` of the job at most"
         if 2 * sum(round.proposed for round in absent) > len(absent):
             why = "they were computed in time and reached too few voters in time: this peer's link is too slow, or cut"
-            helps = "a faster link, or a job that sends less (`--preset sparse`)"
+            helps = "a faster link, or a job that sends less often (more `local_steps`)"
         else:
             took = sum(round.seconds for round in absent) / len(absent)
             why = f"a round closes after {took:.1f} s, before they are computed"

@@ -34,7 +34,7 @@ def offered(bash: Path, *typed: str) -> set[str]:
 def test_commands_options_and_choices_are_offered_where_they_may_stand(bash: Path, tmp_path: Path) -> None:
     assert offered(bash, "peer", "st") == {"stats", "status"}
     assert offered(bash, "peer", "train", "--pre") == {"--preset"}
-    assert offered(bash, "peer", "train", "--preset", "") == {"local", "sparse", "per-step"}
+    assert offered(bash, "peer", "train", "--preset", "") == {"local", "per-step"}
     assert offered(bash, "peer", "run", "--listen", "") == set(), "that may be anything"
     assert offered(bash, "peer", "config", "s") == {"show"}
     assert offered(bash, "peer", "help", "audit") == {"audit", "audits"}
@@ -47,7 +47,7 @@ def test_commands_options_and_choices_are_offered_where_they_may_stand(bash: Pat
 def test_behind_console_stand_the_words_of_the_prompt_and_behind_a_word_its_arguments(bash: Path) -> None:
     assert words().keys() < offered(bash, "peer", "console", "")
     assert "demo" not in offered(bash, "peer", "console", "")
-    assert offered(bash, "peer", "console", "--data-dir", "/x", "train", "--preset", "s") == {"sparse"}
+    assert offered(bash, "peer", "console", "--data-dir", "/x", "train", "--preset", "p") == {"per-step"}
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -82,7 +82,7 @@ def test_who_computes_too_slowly_is_told_of_threads_and_steps() -> None:
 
 def test_who_proposes_and_is_not_heard_is_told_of_its_link() -> None:
     why = after(True, False, True).why("text")
-    assert "link is too slow, or cut" in why and "`--preset sparse`" in why and "`proposal_seconds`" in why
+    assert "link is too slow, or cut" in why and "more `local_steps`" in why and "`proposal_seconds`" in why
 
 
 def test_it_is_told_ever_more_rarely() -> None:

@@ -151,9 +151,10 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
     assert (status, out) == (2, "") and "1.bin is missing" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "settings", [("per-step",), ("sparse", "audit=full", "inner=muon"), ("sparse", "audit=sampled")], ids=str
-)
+SPARSE = ("local", "compression=sparse", "inner_state=keep", "beta1=0.9")
+
+
+@pytest.mark.parametrize("settings", [("per-step",), (*SPARSE, "audit=full", "inner=muon"), (*SPARSE, "audit=sampled")], ids=str)
 async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(trainer: Daemon, settings: tuple[str, ...]) -> None:
     preset, *fields = settings
     steps = "1" if preset == "per-step" else "2"

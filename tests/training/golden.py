@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import dispatch
-from tests.training.replicated.support import JOB, ODD, RAGGED, SMALL, buffer, header, proposed, trainer, update
+from tests.training.replicated.support import JOB, ODD, RAGGED, RATE, SMALL, buffer, header, proposed, trainer, update
 from training import stream
 from training.objectives.scratch import Scratch
 from training.replicated import aggregate, codec, feedback, outer
@@ -37,7 +37,7 @@ from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.replicated.schedule import inner_rate
 from training.sequences import batch_offsets
-from training.spec import BITS, PRESETS, Compression, JobSpec, Outer, Rule
+from training.spec import BITS, PRESETS, Compression, InnerStatePolicy, JobSpec, Outer, Rule
 from training.transformer import ModelSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -47,6 +47,12 @@ SPECS = {
     "odd": ODD,
     "default": JobSpec(name="default", data=bytes(32)),
     "one head": JobSpec(name="wide", data=bytes(32), seed=7, model=ModelSpec(width=32, layers=2, heads=1, kv_heads=1, hidden=40)),
+}
+OF_SPARSE = {"compression": Compression.SPARSE, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "local": PRESETS["local"] | {"outer_rate": RATE},
+    "sparse": {"local_steps": 30, **OF_SPARSE},
+    "per-step": PRESETS["per-step"],
 }
 MODES = (
     *(codec.Mode(Compression.DENSE, bits, CHUNK) for bits in BITS),
@@ -181,13 +187,13 @@ def _flushed(vector: Any) -> Any:
 
 
 def models() -> Named:
-    for name, preset in PRESETS.items():
-        yield from _model(name, replace(SMALL, **preset))
+    for name, settings in SETTINGS.items():
+        yield from _model(name, replace(SMALL, **settings))
     yield from _model("scratch", _scratch())
 
 
 def _scratch() -> JobSpec:
-    return JobSpec(name="scratch", objective="scratch", rounds=ROUNDS)
+    return JobSpec(name="scratch", objective="scratch", rounds=ROUNDS, outer_rate=RATE)
 
 
 def _model(name: str, spec: JobSpec) -> Named:
