@@ -60,7 +60,7 @@ RATES = ("inner_rate", "outer_rate")  # their grids go on beyond an edge; a mome
 KEEP = (0.0, 1.0)  # whether the moments of the inner optimizer outlive a round; without, they average over less
 SPARSELOCO_KEEP = 64
 SPARSELOCO_DECAY = 0.95
-FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "one process = fp32 H=1", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
+FP32_EVERY_STEP, DILOCO, DENSE, FOUR_BIT = "all samples, one process", "DiLoCo fp32", "ours dense 1-bit", "ours per-step 4-bit"
 ALONE, SPARSE = "one trainer alone", "ours sparse k=64"
 PRESET = "preset"
 MUON = ", Muon"  # inside a round, instead of AdamW

@@ -1,8 +1,9 @@
 """Finds and checks the default hyper-parameters: `python -m benchmarks.tuning --json FILE [--set field=value …]`.
 
 One process, no network: the proposals of every accepted trainer go through the real engine, codec, error feedback, aggregation
-and outer step. The rival is one process with plain AdamW, the same model and text, the same global batch and as many samples as
-the network accepts, with the best of several rates. Both are measured on the same held-out windows.
+and outer step. The rivals are one process each with plain AdamW, the same model and text, with the best of several rates: one has
+as many samples as the network accepts, in the same global batch; the other is one trainer alone with its own share of them. All
+are measured on the same held-out windows.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from training.spec import JobSpec
 ACCEPTED = 2  # trainers accepted in each round of the default demo: three, one of which lies
 TRAINERS = 3
 CORES = 2
+RIVALS = {"all samples, one process": ACCEPTED, "one trainer alone": 1}  # how many trainers' samples each has
 BASELINE_RATES = (3e-3, 5e-3, 8e-3, 1.2e-2)
 EVALUATIONS = 8
 
@@ -97,14 +99,14 @@ def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
     }
 
 
-def train_rival(spec: JobSpec, text: Path, rates: list[float]) -> dict[str, Any]:
-    """The best of these rates, and of those beyond while the best lies at an edge."""
-    steps, batch = spec.rounds * spec.local_steps, ACCEPTED * spec.batch
+def train_rival(spec: JobSpec, text: Path, rates: list[float], name: str, shares: int) -> dict[str, Any]:
+    """One process with the samples of so many trainers: the best rate of these, and of those beyond while it lies at an edge."""
+    steps, batch = spec.rounds * spec.local_steps, shares * spec.batch
     runs = dict[float, list[float]]()
 
     def last(rate: float) -> float:
         runs[rate] = train_baseline(spec, text, steps, batch, rate, evaluations=EVALUATIONS)
-        print(f"one process, {rate:g}: {runs[rate][-1]:.3f} bits per byte", file=sys.stderr, flush=True)
+        print(f"{name}, {rate:g}: {runs[rate][-1]:.3f} bits per byte", file=sys.stderr, flush=True)
         return runs[rate][-1]
 
     losses = grid.search(rates, last)
@@ -117,7 +119,7 @@ def train_rival(spec: JobSpec, text: Path, rates: list[float]) -> dict[str, Any]
     }
 
 
-def table(spec: JobSpec, network: dict[str, Any], rival: dict[str, Any] | None) -> str:
+def table(spec: JobSpec, network: dict[str, Any], rivals: dict[str, dict[str, Any]]) -> str:
     ours, seconds = network["heldout_bits_per_byte"], network["demo_compute_seconds"]
     lines = [
         f"{layout_of(spec).size} parameters, {network['payload_bytes']} bytes per proposal",
@@ -125,9 +127,9 @@ def table(spec: JobSpec, network: dict[str, Any], rival: dict[str, Any] | None) 
         f"{network['step_ms']:.1f} ms per step on one thread; a demo computes {seconds:.0f} s on {CORES} cores",
         "held-out bits/byte: " + row(ours),
     ]
-    if rival:
+    for name, rival in rivals.items():
         theirs = rival["heldout_bits_per_byte"]
-        lines.append(f"one process, {rival['rate']:g}:  " + row(theirs))
+        lines.append(f"{name}, {rival['rate']:g}:  " + row(theirs))
         lines.append("  at the end, by rate: " + ", ".join(f"{rate} {bits:.3f}" for rate, bits in rival["rates"].items()))
         if rival["at_edge"]:
             lines.append("  a better rate may lie beyond those tried")
@@ -162,12 +164,13 @@ def main() -> None:
         text.write_bytes(default_text())
         for seed in arguments.seeds:
             spec = replace(base, seed=seed)
-            runs.append({"seed": seed, "network": train_network(spec, text), "one_process": None})
+            network, rivals = train_network(spec, text), dict[str, dict[str, Any]]()
+            runs.append({"seed": seed, "network": network, "rivals": rivals})
             keep()
-            if arguments.baseline_rates:
-                runs[-1]["one_process"] = train_rival(spec, text, arguments.baseline_rates)
+            for name, shares in RIVALS.items() if arguments.baseline_rates else ():
+                rivals[name] = train_rival(spec, text, arguments.baseline_rates, name, shares)
                 keep()
-            print(table(spec, runs[-1]["network"], runs[-1]["one_process"]), flush=True)
+            print(table(spec, network, rivals), flush=True)
 
 
 if __name__ == "__main__":
