@@ -42,7 +42,7 @@ from rich.table import Table
 from benchmarks.provenance import earlier, write
 from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
-from benchmarks.rivals.processes import reports
+from benchmarks.rivals.processes import pin, reports
 from benchmarks.rivals.sockets import Traffic
 from benchmarks.rivals.work import LOCAL, SETUPS, Result, Work
 from benchmarks.settings import with_settings
@@ -62,7 +62,7 @@ from training.transformer import ModelSpec
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
 BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)
-PEERS = 4
+PEERS = 4  # unless said otherwise
 GLOBAL_BATCH = 128  # sequences
 LOCAL_STEPS = 15  # of ours-h15
 WARMUP = 0.05  # of all steps
@@ -122,6 +122,13 @@ class Task:
     rate: float
     seconds_max: float
     model: ModelSpec = MODEL
+    peers: int = PEERS
+    pinned: bool = False  # each peer, with all that it starts, to a core of its own
+
+    @property
+    def cores(self) -> list[int]:
+        """Of each peer; none: wherever the system puts it."""
+        return sorted(os.sched_getaffinity(0))[: self.peers] if self.pinned else []
 
     def spec(self, **settings: Any) -> JobSpec:
         """Of a job that ends after `steps` optimizer steps; H of them are a round."""
@@ -132,8 +139,8 @@ class Task:
             model=self.model,
             data=bytes(32),
             seed=self.seed,
-            batch=GLOBAL_BATCH // PEERS,
-            micro_batch=GLOBAL_BATCH // PEERS,
+            batch=GLOBAL_BATCH // self.peers,
+            micro_batch=GLOBAL_BATCH // self.peers,
             inner_rate=self.rate,
             **{**values, "rounds": rounds, "warmup_rounds": max(1, round(WARMUP * rounds))},
         ).checked()
@@ -147,14 +154,16 @@ def rival(module: str, processes: int, threads: int, task: Task, python: str = s
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
         spec = task.spec()
         warm = min(WARM_UPDATES, spec.rounds - 1)
-        work = Work(folder, str(task.text), spec.encode().hex(), warm, PEERS, threads, seconds_max=task.seconds_max, **settings)
-        return [Result(**report) for report in reports(python, module, work, processes, task.seconds_max + LEAVE_SECONDS)]
+        most = task.seconds_max
+        work = Work(folder, str(task.text), spec.encode().hex(), warm, task.peers, threads, seconds_max=most, **settings)
+        cores = task.cores if processes > 1 else []
+        return [Result(**report) for report in reports(python, module, work, processes, most + LEAVE_SECONDS, cores)]
 
 
 def row_of(name: str, task: Task, results: list[Result], **settings: Any) -> Row:
     """Speeds add up: a process that waits at the end for one that is gone holds up only its own."""
     spec = task.spec()
-    whole = (spec.rounds - min(WARM_UPDATES, spec.rounds - 1)) * PEERS * spec.batch
+    whole = (spec.rounds - min(WARM_UPDATES, spec.rounds - 1)) * task.peers * spec.batch
     updates = statistics.median_low(result.updates for result in results)
     seconds = max(result.seconds for result in results)
     samples = sum(result.samples for result in results)
@@ -180,11 +189,11 @@ def single(task: Task) -> Row:
 
 
 def alone(task: Task) -> Row:
-    return row_of("without-network", task, rival("alone", PEERS, 1, task))
+    return row_of("without-network", task, rival("alone", task.peers, 1, task))
 
 
 def gloo(task: Task) -> Row:
-    return row_of("gloo", task, rival("gloo", PEERS, 1, task))
+    return row_of("gloo", task, rival("gloo", task.peers, 1, task))
 
 
 def hivemind(task: Task) -> Row:
@@ -223,7 +232,7 @@ def _hivemind(name: str, task: Task, seconds: float, setup: str) -> Row:
     python = str(environment.hivemind())
     each = LOCAL_STEPS if setup == LOCAL else 1
     settings = {"matchmaking_seconds": seconds, "setup": setup, "local_steps": each}
-    return row_of(name, task, rival("hivemind_peer", PEERS, 1, task, python, **settings), **settings)
+    return row_of(name, task, rival("hivemind_peer", task.peers, 1, task, python, **settings), **settings)
 
 
 # Ours -----------------------------------------------------------------------------------------------------------------
@@ -243,13 +252,16 @@ def ours(name: str, task: Task, **settings: Any) -> Row:
 
 async def _ours(name: str, task: Task, spec: JobSpec, settings: dict[str, Any]) -> Row:
     place = Path(tempfile.mkdtemp(prefix="folkmoot-bench-"))
-    options = argparse.Namespace(peers=PEERS, malicious=0, seed=task.seed, attack="", mixed=False)
+    options = argparse.Namespace(peers=task.peers, malicious=0, seed=task.seed, attack="", mixed=False)
     peers = cast_roles(options, place)
     for peer in peers:
         peer.trains = True
     network = scenario.Network(Trainers(options, place, peers))
     try:
         await network.start()
+        for peer, core in zip(network.peers, task.cores, strict=False):
+            if peer.process:
+                pin(peer.process.pid, core)
         row = await _timed(name, network, task, spec)
         row.settings = {key: getattr(value, "value", value) for key, value in settings.items()}
         await trio.to_thread.run_sync(network.stop)
@@ -285,7 +297,7 @@ async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec
     seconds = closed[last] - (closed[warm - 1] if warm else min(closed.values()))
     views = [view for view in await first.client.rounds(spec.rounds) if warm <= view.round <= last]
     accepted = sum(verdict == "accept" for view in views for verdict in view.verdicts.values())
-    samples, each = accepted * spec.batch * spec.local_steps, PEERS * (last + 1 - warm)
+    samples, each = accepted * spec.batch * spec.local_steps, task.peers * (last + 1 - warm)
     lapsed = sum(standing.lapsed for standing in audits.standings)
     sampled = spec.audit is AuditMode.SAMPLED
     return Row(
@@ -448,9 +460,9 @@ def _said(ratio: float | None) -> str:
     return "not measured" if ratio is None else f"{ratio:.3f}"
 
 
-def show(rows: list[Row], compared: dict[str, float], parameters: int) -> None:
+def show(rows: list[Row], compared: dict[str, float], parameters: int, peers: int) -> None:
     console = Console(width=130)
-    table = Table(title=f"{parameters} parameters, {PEERS} peers, {GLOBAL_BATCH} sequences a step")
+    table = Table(title=f"{parameters} parameters, {peers} peers, {GLOBAL_BATCH} sequences a step")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", overflow="fold")
     for row in rows:
@@ -498,6 +510,10 @@ def main() -> int:
     parser.add_argument("--steps", type=COUNT, default=150, metavar="N", help="optimizer steps of the global batch")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of model and batches; medians")
     parser.add_argument("--only", nargs="+", choices=MEASURED, default=tuple(MEASURED), metavar="NAME", help="just these rows")
+    parser.add_argument(
+        "--peers", type=COUNT, default=PEERS, metavar="N", help=f"that share the {GLOBAL_BATCH} sequences of a step"
+    )
+    parser.add_argument("--pinned", action="store_true", help="each peer of ours and of the rivals on a core of its own")
     parser.add_argument("--turns", type=COUNT, default=TURNS, metavar="N", help="of pairs that a bound compares, each seed")
     parser.add_argument("--text", type=Path, metavar="FILE", help="to train on; default: the text inside every Python")
     parser.add_argument("--rate", type=duration, default=3e-3, help="peak of everybody's learning rate")
@@ -513,11 +529,16 @@ def main() -> int:
         model = with_settings(BASE, options.set).model
     except UserError as error:
         parser.error(str(error))
+    if GLOBAL_BATCH % options.peers:
+        parser.error(f"--peers {options.peers}: {GLOBAL_BATCH} sequences cannot be shared alike")
+    cores = len(os.sched_getaffinity(0))
+    if options.pinned and options.peers > cores:
+        parser.error(f"--pinned: {options.peers} peers need as many cores, here are {cores}")
     end_like_ctrl_c()
     torch.set_num_threads(1)
     about = {"set": options.set, "parameters": model.parameters, "steps": options.steps, "rate": options.rate}
     about |= {"seeds": list(options.seeds), "turns": options.turns, "seconds": options.seconds}
-    about["text"] = str(options.text or "built-in")
+    about |= {"peers": options.peers, "pinned": options.pinned, "text": str(options.text or "built-in")}
     try:
         done = earlier(options.json, about) if options.resume else {}
     except UserError as error:
@@ -538,7 +559,7 @@ def main() -> int:
         text = text_file(options.text, Path(folder))
         rows = summary()
         for seed in options.seeds[whole:]:
-            task = Task(text, options.steps, seed, options.rate, options.seconds, model)
+            task = Task(text, options.steps, seed, options.rate, options.seconds, model, options.peers, options.pinned)
             for names in groups(options.only):
                 turns: dict[str, list[Row]] = {name: [] for name in names}
                 for name in names * (options.turns if len(names) > 1 else 1):
@@ -548,7 +569,7 @@ def main() -> int:
                 for name, found in turns.items():
                     runs[name].append(of_turns(found))
                 rows = summary()
-    show(rows, ratios(runs), model.parameters)
+    show(rows, ratios(runs), model.parameters, options.peers)
     return conclude(verdicts(rows, ratios(runs), options.only))
 
 

@@ -476,6 +476,16 @@ def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, text: Pa
     assert methods[name].run(budget, 0, rates) != methods[f"{name}{codec.MUON}"].run(budget, 0, rates)
 
 
+def test_a_pinned_process_and_all_that_it_starts_stay_on_one_core() -> None:
+    core = min(os.sched_getaffinity(0))
+    look = "import os, subprocess, sys; input(); print(subprocess.check_output([sys.executable, '-c', ASK]).decode())"
+    ask = "import os; print(sorted(os.sched_getaffinity(0)))"
+    command = [sys.executable, "-c", look.replace("ASK", repr(ask))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        processes.pin(process.pid, core)
+        assert process.communicate(b"\n")[0].split() == f"[{core}]".encode().split()
+
+
 def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_call_for(text: Path) -> None:
     torch.set_num_threads(1)
     budget = codec.Budget(text, 30, 4, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,15 @@ CHECKOUT = Path(__file__).parents[2]
 LOOK_SECONDS = 0.1  # whether somebody has ended; nothing that is timed waits for it
 
 
-def reports(python: str, module: str, work: Work, processes: int, seconds_max: float) -> list[dict[str, Any]]:
-    """What each process of `benchmarks.rivals.MODULE` reports. `Unavailable` with its last words if one fails."""
+def reports(
+    python: str, module: str, work: Work, processes: int, seconds_max: float, cores: Sequence[int] = ()
+) -> list[dict[str, Any]]:
+    """What each process of `benchmarks.rivals.MODULE` reports, each on its core where some are named. `Unavailable` with its last
+    words if one fails.
+    """
     with running(python, module, work.save(), processes) as started:
+        for process, core in zip(started, cores, strict=False):
+            pin(process.pid, core)
         wait(started, Path(work.folder), seconds_max)
     return [json.loads(work.result_file(rank).read_text()) for rank in range(processes)]
 
@@ -41,6 +47,15 @@ def running(python: str, module: str, work: Path, processes: int) -> Iterator[li
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself
             process.wait()
+
+
+def pin(pid: int, core: int) -> None:
+    """This process and its children with all their threads; what they start later stays there, too."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+            os.sched_setaffinity(int(thread.name), {core})
+            for child in (thread / "children").read_text().split():
+                pin(int(child), core)
 
 
 def wait(processes: list[subprocess.Popen[bytes]], folder: Path, seconds_max: float) -> None:
