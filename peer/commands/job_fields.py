@@ -15,6 +15,7 @@ from protocol.errors import UserError
 PRESETS = {
     "local": "one bit of every element after ten steps of one's own; for most links (default)",
     "per-step": "four bits of every gradient; most progress a sample, for fast links",
+    "unaudited": "one bit of every gradient, nobody re-executes: statistics alone stand against liars",
 }
 PRESET = Argument(
     "--preset",
@@ -104,7 +105,7 @@ def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]
         yield SAMPLED_AUDITS
     if overrides.get("outer") != "adamw":
         return
-    if overrides.get("bits") == "1":
+    if overrides.get("bits") == "1" and overrides.get("memory") != "estimates":
         yield (
             "bits=1 with outer=adamw trains badly: one bit gives all elements of a chunk one size, and AdamW divides by sizes; "
             "take bits=4 (the default with adamw), or outer=nesterov"
