@@ -19,7 +19,7 @@ from ledger.network import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.identity import Signed, short_id
-from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
+from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
 from rounds.ballots import Outcome, RoundTerms
 
@@ -45,10 +45,23 @@ class AuditTerms:
     window: int  # rounds in which it may be reported and judged
     steps: int  # inner steps of a proposal, of which each re-executor replays one
     suspension_rounds: int  # the first time; doubled each time after
+    # Of a trainer's least link. 0: a window is counted in rounds alone.
+    answer_ms: int = 0  # until the first bytes come, whatever is shown
+    reveal_ms: int = 0  # for all that one re-executor fetches of a proposal
+    version: int = 1  # of the module `audits` that knows what these terms follow from
+
+    def served_ms(self, reexecutors: int) -> int:
+        """How long the least link takes to show a proposal to all re-executors of its round but the trainer itself."""
+        return self.answer_ms + self.reveal_ms * max(1, reexecutors - 1)
+
+    def window_ms(self, reexecutors: int) -> int:
+        """How long a proposal may be reported and judged at least: it is shown, and then what they say has to be heard."""
+        return self.served_ms(reexecutors) + self.answer_ms
 
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
+TIMED_AUDITS = 2  # the first version of the module `audits` whose windows are counted in seconds, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +248,7 @@ class JobsModule(Module[JobsState]):
         match said.content:
             case Start(spec):
                 self._require_known(spec, view.of(NetworkState))
+                self._require_in_time(spec, members, view.of(NetworkState))
                 key = job_id(author, said.transaction)
                 return Change(self._start(state, members, key, spec, author, context.height))
             case Stop(key):
@@ -247,6 +261,21 @@ class JobsModule(Module[JobsState]):
             if network.version(needed.name) < needed.version:
                 needs = f"a job like this needs {needed.name} {needed.version}"
                 raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
+
+    def _require_in_time(self, spec: bytes, members: MembersState, network: NetworkState) -> None:
+        """Refuses sampled audits for which the least link would take too long, so that nobody is suspended for its link."""
+        terms = self.rules.terms(spec)
+        if terms.audits is None:
+            return
+        if network.version("audits") < terms.audits.version:
+            raise Refused(f"its fields need audits {terms.audits.version}, which this network does not run")
+        workers = [key for key in members.round_voters if terms.role in members.members[key].roles]
+        reexecutors = len(workers) if terms.needs_worker else len(members.round_voters)
+        window_ms = terms.audits.window_ms(reexecutors)
+        if network.version("audits") >= TIMED_AUDITS and window_ms > AUDIT_WINDOW_MS_MAX:
+            takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
+            most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
+            raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher least_uplink")
 
     def end_block(self, state: JobsState, view: View, context: Context) -> Change:
         """Counts closed rounds, opens the next ones and those of jobs that begin, renews rounds that might never be closed, ends

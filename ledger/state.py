@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.evidence import Evidence, verify_evidence
 from ledger import members as membership
-from ledger.audits.docket import AuditsModule
+from ledger.audits.docket import AuditsModule, FirstAuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Replaced, Said
@@ -160,7 +160,8 @@ class StoredState:
 def core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
     """The modules of every network in all their versions, in their order inside a block."""
     jobs = JobsModule(job_rules), JobsOfEstimatesModule(job_rules)
-    return MembersModule(), *jobs, AuditsModule(job_rules), NetworkModule()
+    audits = FirstAuditsModule(job_rules), AuditsModule(job_rules)
+    return MembersModule(), *jobs, *audits, NetworkModule()
 
 
 def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
@@ -266,7 +267,7 @@ class Rules:
             yield from found
 
     def module(self, kind: type[M]) -> M:
-        """The module of this class."""
+        """The module of this class, and not of an earlier version's."""
         (found,) = (module for module in self._known.values() if type(module) is kind)
         return found
 

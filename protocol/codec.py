@@ -65,7 +65,7 @@ def added(default: Any = dataclasses.MISSING, *, factory: Any = dataclasses.MISS
     """A field of a record that an earlier release did not have. The default, or what `factory` makes, is what its absence means,
     for ever.
     """
-    field: Any = dataclasses.field(default=default, default_factory=factory, metadata=_ADDED)
+    field: Any = dataclasses.field(default=default, default_factory=factory, metadata=_ADDED, kw_only=False)
     return field
 
 

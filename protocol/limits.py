@@ -43,6 +43,12 @@ UPGRADE_NOTICE_HEIGHTS: Final = 10  # from an upgrade's decision to its first bl
 UPGRADE_AHEAD_HEIGHTS_MAX: Final = 1_000_000  # weeks of a busy network; further away nobody knows who will vote
 ADVERTISED_MAX: Final = 8  # addresses of one peer, or in one invitation: several networks, both IP versions, a name
 
+LEAST_UPLINK_MBIT: Final = 2  # a second: no trainer is suspended for a faster link; a job may ask for more
+LEAST_ROUND_TRIP_MS: Final = 300  # of such a link: a mobile phone in the country, another continent
+UPLINK_MBIT_MAX: Final = 10_000  # that a job may ask for
+ANSWER_MS: Final = 50 * LEAST_ROUND_TRIP_MS  # eight blobs one after another, each with three round trips, and the same again
+AUDIT_WINDOW_MS_MAX: Final = 600_000  # so long a liar may go on, and its proposals stay on every disk
+
 assert BLOCK_BYTES_MAX + VOTERS_MAX * 200 < MESSAGE_BYTES_MAX
 assert TRANSACTION_BYTES_MAX < BLOCK_BYTES_MAX
 assert BLOB_CHUNK_BYTES + 128 <= FRAME_BYTES_MAX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from ledger.jobs import JOBS_OF_ESTIMATES, AuditTerms, Base, ClosedRound, JobTer
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
+from protocol.limits import ANSWER_MS, LEAST_UPLINK_MBIT
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
+from training.replay.trace import reveal_bytes_max
 from training.replicated import files
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.model import Accepted, ReplicatedModel
@@ -220,4 +223,8 @@ class ModelHost:
 
 def _audit_terms(job: JobSpec) -> AuditTerms:
     steps = job.kind.steps(job)
-    return AuditTerms(job.audit_rate, job.auditors, job.audit_window, steps, job.suspension_rounds)
+    # Half of the least uplink is for what audits ask for: so many bits in a millisecond.
+    reveal_ms = math.ceil(8 * reveal_bytes_max(job) / (job.least_uplink * 500))
+    version = 1 if job.least_uplink == LEAST_UPLINK_MBIT else 2
+    rounds = (job.audit_window, steps, job.suspension_rounds)
+    return AuditTerms(job.audit_rate, job.auditors, *rounds, ANSWER_MS, reveal_ms, version)

@@ -13,7 +13,7 @@ from ledger.jobs import Base
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX, TRAINERS_MAX
+from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX, LEAST_UPLINK_MBIT, TRAINERS_MAX, UPLINK_MBIT_MAX
 from protocol.messages import Name
 from protocol.names import name_problem
 from training.objectives import registry
@@ -161,6 +161,8 @@ class JobSpec:
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
     settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
     memory: Memory = codec.added(Memory.RESIDUAL)
+    # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its states.
+    least_uplink: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added(LEAST_UPLINK_MBIT)
 
     @property
     def kind(self) -> Objective:
@@ -292,6 +294,8 @@ class JobSpec:
         return None
 
     def _audit_problem(self) -> str | None:
+        if self.audit is not AuditMode.SAMPLED and self.least_uplink != LEAST_UPLINK_MBIT:
+            return f"least_uplink {self.least_uplink} says nothing with audit {self.audit.value!r}: leave it out"
         inner = 8 + 8 * self.model.parameters
         if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
             size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"

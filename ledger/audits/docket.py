@@ -65,7 +65,10 @@ T = TypeVar("T")
 
 
 class AuditsModule(Module[AuditsState]):
+    """Version 1 counts windows in rounds alone, and a judge that did not see the step counts as one that found it false."""
+
     name = "audits"
+    version = 2
     contents: ClassVar[Mapping[str, type]] = dict.fromkeys(KINDS, StepFinding)
     state_type = AuditsState
 
@@ -74,6 +77,9 @@ class AuditsModule(Module[AuditsState]):
 
     def genesis(self, genesis: Genesis) -> AuditsState:
         return AuditsState()
+
+    def upgraded(self, old: AuditsState, version: int) -> AuditsState:
+        return old
 
     def apply(self, state: AuditsState, said: Said, view: View, context: Context) -> Change:
         found: StepFinding = said.content
@@ -97,7 +103,7 @@ class AuditsModule(Module[AuditsState]):
         """Audits of closed rounds lapse, rewards vest, audits are drawn. Suspended trainers are barred from the next rounds."""
         members, jobs = view.of(MembersState), view.of(JobsState).jobs
         for closed in context.of(ClosedRound):
-            state = self.close_round(state, jobs[closed.job], members, context.height, closed)
+            state = self.close_round(state, jobs[closed.job], members, context, closed)
         barred = (Barred(key, audits.suspended) for key, audits in state.jobs.items() if audits.suspended)
         return Change(state, (*barred, *map(Needed, state.jobs)))
 
@@ -127,12 +133,14 @@ class AuditsModule(Module[AuditsState]):
     def _of(self, key: bytes, state: Applied) -> Docket:
         return self._docket(state.audits, key, state.jobs.jobs[key], state.members, state.height)
 
-    def close_round(self, state: AuditsState, job: Job, members: MembersState, height: int, closed: ClosedRound) -> AuditsState:
+    def close_round(
+        self, state: AuditsState, job: Job, members: MembersState, context: Context, closed: ClosedRound
+    ) -> AuditsState:
         """`job` is still the closed round's."""
         if closed.job not in state.jobs:
             return state
-        docket = self._docket(state, closed.job, job, members, height)
-        docket.settle(closed.round)
+        docket = self._docket(state, closed.job, job, members, context.height)
+        docket.settle(closed.round, context.time_ms if self.version > 1 else None)
         docket.draw(closed)
         return docket.done()
 
@@ -180,11 +188,16 @@ class AuditsModule(Module[AuditsState]):
     def _settled(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> AuditsState:
         """What is open runs out, every reward vests, and the job's tables go."""
         docket = self._docket(state, key, job, members, height)
-        docket.settle(NO_ROUND)
+        docket.settle(NO_ROUND, None)
         return _without_job(docket.done(), key)
 
     def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> Docket:
-        return Docket(follow(state, members.current), key, job, self.rules.terms(job.spec), members, height)
+        told_apart = self.version > 1
+        return Docket(follow(state, members.current), key, job, self.rules.terms(job.spec), members, height, told_apart)
+
+
+class FirstAuditsModule(AuditsModule):
+    version = 1
 
 
 def _without_job(state: AuditsState, key: bytes) -> AuditsState:
@@ -197,8 +210,12 @@ def _without_job(state: AuditsState, key: bytes) -> AuditsState:
 class Docket:
     """The audits of one job while a block changes them. Raises `Refused`, and is then thrown away."""
 
-    def __init__(self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int) -> None:
+    def __init__(
+        self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int, told_apart: bool
+    ) -> None:
+        """`told_apart`: judges that did not see a step are no judges that found it false."""
         assert terms.audits is not None
+        self._told_apart = told_apart
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
         self._is_rewarded = terms.needs_worker  # everybody knows the update of a scratch job: it costs its trainer nothing
@@ -222,7 +239,7 @@ class Docket:
         for dispute in self._disputes:
             audits = self._rounds[dispute.round]
             assert dispute.trainer in audits.drawn, "judges need the proposal"
-            assert not set(dispute.guilty) & set(dispute.innocent), "one verdict each"
+            assert len(set(dispute.judged)) == len(dispute.judged), "one verdict each"
             assert dispute.challenges.keys() <= set(dispute.judged) <= set(audits.reexecutors), "a challenge is a verdict"
             assert self._members.current(dispute.trainer) not in self._suspended, "its suspension ended its disputes"
             assert dispute.opened <= self._job.round
@@ -262,10 +279,14 @@ class Docket:
             raise Refused(f"{short_id(author)} may not judge this dispute")
         if judge in dispute.judged:
             raise Refused(f"{short_id(author)} has given its verdict")
-        if verdict.finding is Finding.MATCH:
-            self._judge(dispute, replace(dispute, innocent=(*dispute.innocent, judge)))
-        else:
-            self._judge(dispute, replace(dispute, guilty=(*dispute.guilty, judge)))
+        self._judge(dispute, self._with_verdict(dispute, judge, verdict.finding))
+
+    def _with_verdict(self, dispute: Dispute, judge: bytes, finding: Finding) -> Dispute:
+        if finding is Finding.MATCH:
+            return replace(dispute, innocent=(*dispute.innocent, judge))
+        if finding is Finding.WITHHELD and self._told_apart:
+            return replace(dispute, unseen=(*dispute.unseen, judge))
+        return replace(dispute, guilty=(*dispute.guilty, judge))
 
     def may_challenge(self, author: bytes, place: Place) -> bool:
         try:
@@ -276,7 +297,9 @@ class Docket:
 
     def is_challengeable(self, place: Place) -> bool:
         number, trainer, step = place
-        return self._drawn(number, trainer) is not None and self._is_open(number) and step < self._terms.steps
+        drawn = self._drawn(number, trainer)
+        # If rounds have gone by and no report is awaited, the proposal is kept for a dispute alone.
+        return drawn is not None and (self._has_rounds(number) or bool(drawn.steps)) and step < self._terms.steps
 
     def _challenger(self, author: bytes, place: Place) -> bytes:
         """The author's key of that round, with which it may challenge this step undrawn. Raises `Refused` if it may not."""
@@ -323,15 +346,15 @@ class Docket:
                     raise AssertionError(f"{effect!r} of a step")
 
     def _challenge(self, place: Place, auditor: bytes, person: bytes, finding: Finding) -> None:
-        """Opens a dispute or joins it. A challenge counts as a verdict of guilty, unless its author gave a verdict before."""
+        """Opens a dispute or joins it. A challenge counts as a verdict, unless its author gave one before."""
         self._require_heard(person)
         dispute = self._dispute(place)
         if dispute is None:
             dispute = Dispute(*place, self._job.round, {auditor: finding}, (), ())
             self._disputes.append(dispute)
         challenges = dict(sorted({**dispute.challenges, auditor: finding}.items()))
-        guilty = dispute.guilty if auditor in dispute.judged else (*dispute.guilty, auditor)
-        self._judge(dispute, replace(dispute, challenges=challenges, guilty=guilty))
+        judged = dispute if auditor in dispute.judged else self._with_verdict(dispute, auditor, finding)
+        self._judge(dispute, replace(judged, challenges=challenges))
 
     def _judge(self, before: Dispute, dispute: Dispute) -> None:
         self._disputes[self._disputes.index(before)] = dispute
@@ -339,8 +362,13 @@ class Docket:
         # More than half of the judges, so that both sides cannot have it; and more than f, so that one of them is honest.
         needed = max(len(judges) // 2 + 1, audits.faults + 1)
         assert 2 * needed > len(judges) and needed > audits.faults
-        if len(dispute.guilty) >= needed:
+        guilty, unseen = len(dispute.guilty), len(dispute.unseen)
+        # A liar may show its step to some judges alone. More than f that found it false are one honest judge at least.
+        is_shown_to_some = guilty > audits.faults and guilty + unseen >= needed
+        if guilty >= needed or is_shown_to_some:
             event = Event.GUILTY
+        elif unseen >= needed:
+            event = Event.UNSEEN
         elif len(dispute.innocent) >= needed:
             event = Event.SHUNNED if self._is_to_be_shunned(dispute) else Event.INNOCENT
         else:
@@ -360,7 +388,8 @@ class Docket:
         challengers = {self._members.current(key): finding for key, finding in dispute.challenges.items()}
         if moved.result is not None:
             first = next(iter(dispute.challenges))
-            self._write(dispute.place, first, moved.result, dispute.challenges[first])
+            finding = Finding.WITHHELD if event is Event.UNSEEN else dispute.challenges[first]
+            self._write(dispute.place, first, moved.result, finding)
         for effect in moved.effects:
             match effect:
                 case Effect.UPHOLD:
@@ -428,14 +457,21 @@ class Docket:
 
     # Time
 
-    def settle(self, closed: int) -> None:
-        """This round closes: audits and disputes run out, rewards vest, suspensions end, claims are forgotten."""
+    def settle(self, closed: int, now_ms: int | None) -> None:
+        """This round closes: audits and disputes run out, rewards vest, suspensions end, claims are forgotten.
+
+        `now_ms` is the time of the parent block. Without it windows are counted in rounds alone.
+        """
         self._closed = closed
+        if now_ms is not None:
+            self._date(max(1, now_ms))
         for number, audits in list(self._rounds.items()):
-            if not self._is_open(number):
+            if not self._has_rounds(number) and not self._has_time(number, audits.closed_ms, now_ms):
                 self._lapse(number, audits)
-        for dispute in [dispute for dispute in self._disputes if dispute.opened + self._terms.window <= closed]:
-            self._move_dispute(Event.TIME, dispute)
+        for dispute in list(self._disputes):
+            has_rounds = dispute.opened + self._terms.window > closed
+            if not has_rounds and not self._has_time(dispute.round, dispute.opened_ms, now_ms):
+                self._move_dispute(Event.TIME, dispute)
         for trainer, rounds in list(self._unvested.items()):
             self._vest(trainer, rounds, closed)
         assert TRANSITIONS[Stage.SUSPENDED, Event.TIME].after is Stage.TRAINS  # for a trainer whose round has come
@@ -453,9 +489,28 @@ class Docket:
         recent = {key: tuple(number for number in rounds if number >= first) for key, rounds in claims.items()}
         return {key: rounds for key, rounds in recent.items() if rounds}
 
-    def _is_open(self, number: int) -> bool:
-        """Whether the window of that closed round is."""
+    def _date(self, now_ms: int) -> None:
+        """Notes a time for each round that closed, and each dispute that opened, before the parent block.
+
+        The block that closes a round does not know its own time, and its parent may be much older: a window that began then would
+        be too short. So the window begins at the parent of the block that closes the next round.
+        """
+        for number, audits in self._rounds.items():
+            if not audits.closed_ms:
+                self._rounds[number] = replace(audits, closed_ms=now_ms)
+        for at, dispute in enumerate(self._disputes):
+            if not dispute.opened_ms and dispute.opened < self._closed:  # others may have opened in this very block
+                self._disputes[at] = replace(dispute, opened_ms=now_ms)
+
+    def _has_rounds(self, number: int) -> bool:
+        """Whether rounds are left of the window of that closed round."""
         return number + self._terms.window > self._closed
+
+    def _has_time(self, number: int, since_ms: int, now_ms: int | None) -> bool:
+        """Whether time is left of a window that began then, for what re-executors of that round have to say."""
+        if now_ms is None:
+            return False
+        return not since_ms or now_ms < since_ms + self._terms.window_ms(len(self._rounds[number].reexecutors))
 
     def _lapse(self, number: int, audits: RoundAudits) -> None:
         """No report on this round is awaited any more. Its open disputes go on, so their proposals stay."""
@@ -468,8 +523,12 @@ class Docket:
 
     def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:
         """A reward is the trainer's own once the window of its round is over and no dispute about that round is open."""
-        disputed = {dispute.round for dispute in self._disputes if self._members.current(dispute.trainer) == trainer}
-        waiting = tuple(number for number in rounds if number + self._terms.window > closed or number in disputed)
+        current = self._members.current
+        open_rounds = {dispute.round for dispute in self._disputes if current(dispute.trainer) == trainer}
+        for number, audits in self._rounds.items():
+            if any(drawn.steps and current(key) == trainer for key, drawn in audits.drawn.items()):
+                open_rounds.add(number)  # a report is awaited
+        waiting = tuple(number for number in rounds if number + self._terms.window > closed or number in open_rounds)
         self._count(trainer, rewards=len(rounds) - len(waiting))
         if waiting:
             self._unvested[trainer] = waiting
@@ -503,7 +562,7 @@ class Docket:
         for number, audits in list(self._rounds.items()):
             missed = (key for key in audits.reexecutors if key in revealed and self._commitments[key].round < number)
             nonces = {key: revealed[key] for key in missed}
-            if audits.nonces and self._is_open(number):  # without nonces all drew by the model root
+            if audits.nonces and self._has_rounds(number):  # without nonces all drew by the model root
                 more = {trainer: self._steps(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
                 drawn = {
                     key: replace(old, steps=dict(sorted((old.steps | more[key]).items()))) for key, old in audits.drawn.items()
@@ -559,7 +618,7 @@ class Docket:
     def _tidy(self) -> None:
         """Forgets proposals about which nobody may say anything any more."""
         for number, audits in list(self._rounds.items()):
-            if self._job.phase is not Phase.RUNNING or not self._is_open(number):
+            if self._job.phase is not Phase.RUNNING or not self._has_rounds(number):
                 self._forget_unawaited(number, audits)
         self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
 

@@ -19,6 +19,7 @@ from typing import Annotated, Protocol
 from ledger.audits.draws import Commitment
 from ledger.jobs import FINISHED_KEPT_MAX, NOBODY, RUNNING_MAX, JobsState, Suspended
 from ledger.members import MembersState
+from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Proposal
@@ -62,6 +63,7 @@ class RoundAudits:
     reexecutors: Keys  # may be drawn, may challenge, and judge
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
     challengers: Keys = ()  # re-executors that have challenged a step that they were not drawn for
+    closed_ms: Count = codec.added(0)  # time of a block soon after the round's closing; 0: no such block is decided yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,10 @@ class Dispute:
     opened: Count  # the round that was open then
     # By auditors that were drawn for this step, and one re-executor at most that was not. Each challenge is a verdict, too.
     challenges: Annotated[dict[Key, Finding], Length(1, VOTERS_MAX)]
-    guilty: Keys
+    guilty: Keys  # by their replay, or by what they got instead of something to replay
     innocent: Keys
+    opened_ms: Count = codec.added(0)  # time of a block soon after it opened; 0: no such block is decided yet
+    unseen: Keys = codec.added(())  # what they had to replay did not come; in version 1 they are among the guilty
 
     @property
     def place(self) -> Place:
@@ -84,7 +88,7 @@ class Dispute:
     @property
     def judged(self) -> tuple[bytes, ...]:
         """The re-executors that have given a verdict."""
-        return self.guilty + self.innocent
+        return self.guilty + self.innocent + self.unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Result(enum.StrEnum):
     CHALLENGED = "challenged"  # a re-executor, drawn or not, says that a step is false
     LAPSED = "lapsed"  # a drawn auditor did not report in time
     # Of a dispute's end
-    SUSPENDED = "suspended"  # enough judges say guilty: the trainer is suspended
+    SUSPENDED = "suspended"  # enough judges say guilty, or could not see the step: the trainer is suspended
     REFUTED = "refuted"  # enough judges say innocent
     SHUNNED = "shunned"  # enough judges say innocent, but more than f auditors are apart from the trainer: it is suspended
     DROPPED = "dropped"  # neither side had enough in time

@@ -28,6 +28,7 @@ class Event(enum.StrEnum):
     CHALLENGED = "a re-executor says `audit/challenge`"
     JUDGED = "a challenge or a verdict, and neither side has enough"
     GUILTY = "enough re-executors say guilty"
+    UNSEEN = "enough could not see the step"
     INNOCENT = "enough say innocent; the trainer is not to be shunned"
     SHUNNED = "enough say innocent; the trainer is to be shunned"
     TIME = "its time is over"
@@ -65,6 +66,7 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
     (Stage.UNDISPUTED, Event.CHALLENGED): Transition(Stage.OPEN, Result.CHALLENGED, (Effect.USE_UP, Effect.DISPUTE)),
     (Stage.OPEN, Event.JUDGED): Transition(Stage.OPEN),
     (Stage.OPEN, Event.GUILTY): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND)),
+    (Stage.OPEN, Event.UNSEEN): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND)),
     (Stage.OPEN, Event.INNOCENT): Transition(Stage.OVER, Result.REFUTED, (Effect.HOLD_AGAINST, Effect.NOTE_CLAIMS)),
     (Stage.OPEN, Event.SHUNNED): Transition(Stage.OVER, Result.SHUNNED, (Effect.HOLD_AGAINST, Effect.SUSPEND)),
     (Stage.OPEN, Event.TIME): Transition(Stage.OVER, Result.DROPPED),

@@ -269,6 +269,77 @@ def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_au
     assert list(court.audits.rounds) == [1, 2, 3]
 
 
+TIMED = {"answer_ms": 8, "reveal_ms": 4}  # of blocks that are a millisecond apart: four re-executors have 28 of them
+
+
+def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> None:
+    court = Court(auditors=3, **TIMED)
+    court.round()
+    auditor, due = court.due()[0]
+    other, of_other = court.due()[-1]
+    court.round(1 + 28 - 1)
+    assert court.problem(court.said(auditor, due)) is None
+    assert 0 in court.audits.rounds and court.rules.audits.is_challengeable(due, court.state)
+    assert len(court.audits.unvested[due.trainer]) == 29, "no reward is its trainer's own while a report is awaited"
+    court.say(auditor, due)
+    court.round()
+    assert "is awaited" in (court.problem(court.said(other, of_other)) or "")
+    assert {result for result, _, _ in court.log} == {Result.PASSED, Result.LAPSED}
+    assert 0 not in court.audits.rounds
+
+
+def test_once_all_have_reported_only_rounds_keep_a_proposal() -> None:
+    court = Court(**TIMED)
+    court.round()
+    for auditor, due in court.due():
+        court.say(auditor, due)
+    court.round(AUDITS.window - 1)
+    assert 0 in court.audits.rounds, "it may be challenged"
+    court.round()
+    assert 0 not in court.audits.rounds
+
+
+def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> None:
+    court = Court(**TIMED)
+    court.round()
+    court.challenge(A)
+    (dispute,) = court.audits.disputes
+    court.round(2)
+    assert court.audits.disputes[0].opened_ms > court.audits.rounds[dispute.round].closed_ms > 0
+    court.round(28 - 1)
+    assert court.audits.disputes
+    court.round()
+    assert not court.audits.disputes and Result.DROPPED in [result for result, _, _ in court.log]
+
+
+def test_the_time_of_a_window_begins_when_its_round_is_closed_and_not_with_an_older_block() -> None:
+    court = Court(auditors=3, **TIMED)
+    court.decide_body(codec.encode(Body((court.closing(court.key),), (), ())), after_ms=1_000)
+    auditor, due = court.due()[0]
+    court.round(AUDITS.window + 1)
+    assert court.problem(court.said(auditor, due)) is None
+
+
+@pytest.mark.parametrize(
+    ("reveal_ms", "version", "refused"), [(190_000, 2, None), (191_000, 2, "10 minutes over"), (191_000, 1, None)]
+)
+def test_a_job_of_which_the_least_link_shows_too_little_in_time_does_not_start(
+    reveal_ms: int, version: int, refused: str | None
+) -> None:
+    audits = replace(AUDITS, answer_ms=15_000, reveal_ms=reveal_ms)
+    world = World(4, 4, audits, audits_version=version)
+    if refused is None:
+        assert world.start(spec=SAMPLED) in world.state.audits.jobs
+    else:
+        with pytest.raises(Refused, match=f"{refused}.*higher least_uplink"):
+            world.start(spec=SAMPLED)
+
+
+def test_a_network_whose_windows_are_rounds_starts_no_job_that_names_a_least_link() -> None:
+    with pytest.raises(Refused, match="audits 2, which this network does not run"):
+        World(4, 4, replace(AUDITS, version=2), audits_version=1).start(spec=SAMPLED)
+
+
 def test_the_log_keeps_the_last_results_only(court: Court) -> None:
     court.round(AUDITS.window + 12)
     assert len(court.log) == LOG_MAX and court.state.audits.log[-1].round == 11
@@ -296,8 +367,49 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
     court.judge(MISMATCH, max(0, needed - 2))
     assert court.suspended(A) == (needed == 1)
     if needed > 1:
-        court.judge(WITHHELD, 1)
+        court.judge(UNCONFIRMED, 1)
     assert court.suspended(A) and court.log[-1][:2] == (Result.SUSPENDED, A)
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ("dddd", (Result.SUSPENDED, MISMATCH)),
+        ("dddu", (Result.SUSPENDED, MISMATCH)),  # it showed the step to some: three of seven are one honest judge at least
+        ("dduuu", None),  # two may be liars, and those that saw nothing may have had no time
+        ("dduum", None),
+        ("duuuu", (Result.SUSPENDED, WITHHELD)),
+        ("uuuu", (Result.SUSPENDED, WITHHELD)),
+        ("uuumm", None),
+        ("uummmm", (Result.REFUTED, WITHHELD)),
+        ("duummm", None),
+    ],
+)
+def test_judges_that_did_not_see_a_step_are_no_judges_that_found_it_false(said: str, ends: tuple[Result, Finding] | None) -> None:
+    """Seven voters, of which two may lie; six judge, and four are most of them. The first verdict is the challenge."""
+    court, verdicts = Court(7), {"d": MISMATCH, "u": WITHHELD, "m": MATCH}
+    court.until_drawn(A)
+    court.challenge(A, verdicts[said[0]])
+    for letter in said[1:]:
+        assert court.audits.disputes, "not decided yet"
+        court.judge(verdicts[letter], 1)
+    entry = court.state.audits.log[-1]
+    assert (ends is None) == bool(court.audits.disputes)
+    assert ends is None or (entry.result, entry.finding) == ends
+    assert court.suspended(A) == (ends is not None and ends[0] is Result.SUSPENDED)
+
+
+def test_in_version_1_whoever_did_not_see_a_step_counts_as_if_it_found_it_false_and_windows_are_rounds() -> None:
+    """What old networks have decided has the same root."""
+    court = Court(7, version=1, answer_ms=1_000)
+    court.until_drawn(A)
+    court.challenge(A)
+    court.judge(WITHHELD, 3)
+    assert court.suspended(A) and court.state.audits.log[-1].finding is MISMATCH
+    court.round(AUDITS.window + 1)
+    assert Result.LAPSED in [result for result, _, _ in court.log]
+    assert not any(of.closed_ms for of in court.audits.rounds.values())
+    assert min(court.audits.rounds) == court.job(court.key).round - AUDITS.window
 
 
 @pytest.mark.parametrize(("n", "needed"), [(4, 2), (7, 4), (10, 5)])

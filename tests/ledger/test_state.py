@@ -23,7 +23,7 @@ from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Verdict
 from rounds.ballots import Closing
-from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
+from tests.ledger.world import AUDITS, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
 from tests.sim.keys import FastSigner
 from training.spec import JobSpec
 
@@ -260,10 +260,11 @@ def test_nobodys_cheap_jobs_make_others_results_go(world: World, monkeypatch: py
     assert set(world.state.jobs.jobs) == {result, *scratch[-2:], *others[-2:]}
 
 
-def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would end audits and suspensions of others, or let nobody begin a job any more."""
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
     monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
+    world = World(audits=replace(AUDITS, auditors=3))  # everybody is drawn for all
 
     def ended(author: FastSigner) -> bytes:
         key = world.start(author, SAMPLED + b":1")
@@ -275,9 +276,10 @@ def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(world
     assert world.problem(world.tx(PEOPLE[0], "job/start", Start(SAMPLED))) is None
 
 
-def test_cheap_jobs_end_no_audits_of_dear_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cheap_jobs_end_no_audits_of_dear_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a liar would end a job, and then with some scratch jobs the audits in which its last lies are found."""
     monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
+    world = World(audits=replace(AUDITS, auditors=3))  # everybody is drawn for all
 
     def ended(author: FastSigner, spec: bytes) -> bytes:
         key = world.start(author, spec)

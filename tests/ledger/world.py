@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from consensus.evidence import Evidence
+from ledger.audits.docket import AuditsModule
 from ledger.audits.draws import commitment_to
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
@@ -66,11 +67,17 @@ class World:
     """The first `voters` people are founders; the first `trainers` of them train."""
 
     def __init__(
-        self, voters: int = 4, trainers: int = 3, audits: AuditTerms = AUDITS, modules: tuple[Module[Any], ...] = ()
+        self,
+        voters: int = 4,
+        trainers: int = 3,
+        audits: AuditTerms = AUDITS,
+        modules: tuple[Module[Any], ...] = (),
+        audits_version: int = 2,
     ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         known = *core_modules(PlainJobs(audits)), *modules
-        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(known))
+        runs = [module for module in known if module.name != AuditsModule.name or module.version <= audits_version]
+        self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(runs))
         self.rules = Rules(self.genesis, FastVerifier(), known)
         self.chain = self.genesis.chain_id
         self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
@@ -124,10 +131,10 @@ class World:
     def decide(self, *transactions: Signed, closings: tuple[Closing, ...] = (), evidence: tuple[Evidence, ...] = ()) -> State:
         return self.decide_body(codec.encode(Body(closings, evidence, transactions)))
 
-    def decide_body(self, body: bytes) -> State:
+    def decide_body(self, body: bytes, after_ms: int = 1) -> State:
         """What every peer does with a decided body; a model's new root is a hash of nothing real."""
         before = self.state
-        transition = self.rules.transition(before, before.height + 1, before.time_ms + 1, before.root, decode_body(body))
+        transition = self.rules.transition(before, before.height + 1, before.time_ms + after_ms, before.root, decode_body(body))
         state = transition.finish({job: self.new_root(transition.state.jobs.jobs[job], job) for job in stepped(transition)})
         self.keep(before, state, body)
         self.ledger.advance(state, before.root)

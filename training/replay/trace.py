@@ -72,6 +72,15 @@ def needed(trace: Trace, step: int, spec: JobSpec) -> dict[bytes, int]:
     return {**parameters, **inner}
 
 
+def reveal_bytes_max(spec: JobSpec) -> int:
+    """What one auditor fetches of a proposal, but for what its declaration names: `needed`, the trace, and the buffers."""
+    vector = 4 * layout_of(spec).size
+    buffers = vector * (2 if spec.feedback_decay > 0 else 1)
+    if spec.traces_states:
+        return buffers + trace_bytes_max(spec) + 3 * vector + 2 * inner_bytes(spec)
+    return buffers + 2 * inner_bytes(spec) * spec.keeps_inner_state
+
+
 def _read_parameters(trace: Trace, step: int) -> Iterable[StateDigests]:
     return (*trace.states[max(1, step) : step + 2], trace.states[-1])
 
