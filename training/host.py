@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,8 @@ ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-ex
 # From one durable model to the next: the disk may take longer to make one durable than a whole round of single steps takes, and
 # a machine that stopped computes fifteen rounds anew in seconds.
 DURABLE_ROUNDS = 16
+# Of models that only audits need whose rounds are long over: auditors that find theirs gone report nothing.
+AUDITED_BYTES_MAX = 16 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +208,17 @@ class ModelHost:
         self._models[model.job] = mapped
         return model.root
 
-    def prune(self, job: bytes, number: int, spec: JobSpec) -> None:
+    def prune(self, job: bytes, number: int, spec: JobSpec, audited: Collection[int] = ()) -> None:
         """Retires models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.
 
+        `audited` are rounds of which proposals may still be replayed, however long ago they closed.
         The last durable one stays: from it the others can be computed anew. Whoever comes too late finds nothing left to do.
         """
         kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
         base = self._last_durable(job, number)
-        needed = {self.directory(job, of) for of in (base, *(of for name, of in self._pinned if name == job)) if of is not None}
+        pinned = [of for name, of in self._pinned if name == job]
+        late = sorted(audited)[-max(1, AUDITED_BYTES_MAX // spec.model_bytes) :]
+        needed = {self.directory(job, of) for of in (base, *pinned, *late) if of is not None}
         for of, directory in list(self._directories(job)):
             if of <= number - kept and directory not in needed:
                 files.retire(directory)

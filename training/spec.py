@@ -330,8 +330,13 @@ class JobSpec:
         and parameters and moments of every step, or the moments alone after a single one. Others keep the models.
         """
         own = 3 * (self.local_steps + 1) if self.traces_states else 2 * self.keeps_inner_state
-        vectors = 1 + OUTER_SLOTS[self.outer] + 1 + own
-        return 4 * self.model.parameters * vectors * (self.rounds_audited + 1)
+        of_round = self.model_bytes + 4 * self.model.parameters * (1 + own)
+        return of_round * (self.rounds_audited + 1)
+
+    @property
+    def model_bytes(self) -> int:
+        """The parameters, with the outer optimizer's state beside them."""
+        return 4 * self.model.parameters * (1 + OUTER_SLOTS[self.outer])
 
     def encode(self) -> bytes:
         return codec.encode(self)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -139,6 +140,7 @@ class Exchange:
         self.bytes_received = 0
         self.reveals_sent = 0  # of them, what serves audits alone
         self.reveals_received = 0
+        self.reveals_to = Counter[bytes]()  # bytes of `reveals_sent`, by peer
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -198,7 +200,9 @@ class Exchange:
         chunk = None if size is None else self._read(request, size)
         if chunk is not None and self._send(peer, chunk, Priority.BULK):
             self.bytes_sent += len(chunk.chunk)
-            self.reveals_sent += len(chunk.chunk) if self._blobs.is_reveal(request.digest) else 0
+            if self._blobs.is_reveal(request.digest):
+                self.reveals_sent += len(chunk.chunk)
+                self.reveals_to[peer] += len(chunk.chunk)
         else:  # also if the queue is full: "not now" is said at once, rather than left to be found out by a deadline
             self._send(peer, NoBlob(request.digest), Priority.CONTROL)
 

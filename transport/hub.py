@@ -192,6 +192,9 @@ class Hub:
         blobs, reveals = (exchange.bytes_sent, exchange.bytes_received), (exchange.reveals_sent, exchange.reveals_received)
         return Traffic(sent, received, *blobs, *reveals)
 
+    def reveals_sent(self) -> Mapping[bytes, int]:
+        return self._exchange.reveals_to
+
     def refused(self) -> Mapping[str, int]:
         return dict(self._refused)
 

@@ -130,6 +130,9 @@ class Network(Protocol):
 
     def traffic(self) -> Traffic: ...
 
+    def reveals_sent(self) -> Mapping[bytes, int]:
+        """`Traffic.reveals_sent` by peer."""
+
     def refused(self) -> Mapping[str, int]:
         """Everything refused so far, by reason: connections, handshakes, frames, messages and payloads."""
 

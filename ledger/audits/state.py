@@ -260,6 +260,22 @@ def others_audited(me: bytes, state: Applied) -> list[Due]:
     return sorted(found, key=lambda due: (due.round, due.job, due.trainer))
 
 
+def awaited_of(me: bytes, state: Applied) -> dict[bytes, set[tuple[bytes, Place]]]:
+    """By auditor and judge: the steps of mine, with their jobs, on which it has not said anything yet."""
+    current, found = state.members.current, dict[bytes, set[tuple[bytes, Place]]]()
+    for job, audits in state.audits.jobs.items():
+        for number, of in audits.rounds.items():
+            for trainer, drawn in of.drawn.items():
+                for auditor, step in drawn.steps.items() if current(trainer) == me else ():
+                    found.setdefault(current(auditor), set()).add((job, (number, trainer, step)))
+        for dispute in audits.disputes:
+            judges = set(audits.rounds[dispute.round].reexecutors) - set(dispute.judged)
+            for judge in judges if current(dispute.trainer) == me else ():
+                found.setdefault(current(judge), set()).add((job, dispute.place))
+    found.pop(me, None)
+    return found
+
+
 def asked_of(me: bytes, state: Applied) -> list[Proposal]:
     """My proposals whose trace, states and buffers an auditor may still ask for."""
     return [

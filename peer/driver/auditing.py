@@ -22,9 +22,11 @@ from typing import TypeVar
 import trio
 
 from consensus.block import decode_header
+from consensus.quorum import quorum
 from ledger.audits.docket import AFTERMATH_HEIGHTS
 from ledger.audits.state import Due, Entry, Result, StepFinding, asked_of, due_for
-from ledger.jobs import Job, Phase
+from ledger.jobs import TIMED_AUDITS, Job, Phase
+from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
 from peer.driver.driver import Driver
@@ -42,6 +44,10 @@ from training.tasks import Reexecute, Replayed
 from transport.exchange import REVEALS_MAX
 
 AT_ONCE_MAX = 16  # audits whose blobs are fetched or here; each fetches one at a time, for which the exchange has a turn
+OF_TRAINER_MAX = 4  # of them, of one trainer: one that shows its states slowly holds up its own audits alone
+ASKING_SECONDS_MIN = (
+    10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
+)
 RETRY_SECONDS = 5.0  # after this peer's own worker failed, or its transaction was refused; doubled each time
 RETRY_SECONDS_MAX = 300.0
 # An auditor waits at least so long before it says `withheld`: a holder has a second for its first answer, then the others are
@@ -74,6 +80,10 @@ class Auditing:
         self._driver, self._author = driver, author
         self._me = driver.signer.public
         self._running: dict[Key, trio.CancelScope] = {}
+        self._queued: dict[Key, float] = {}  # since when audits wait for others of the same trainer, and for nothing else
+        self._shown: set[tuple[bytes, int]] = (
+            set()
+        )  # job and round of what was found false here: judges may fetch it from this peer
         self._rests: dict[Key, tuple[float, float]] = {}  # by audit that failed and is still due: (again at, last pause)
         self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
@@ -120,13 +130,19 @@ class Auditing:
         if self._is_behind:
             self._entered = {key: job.round for key, job in state.jobs.running().items()}
             self._is_behind = False
+            self._queued.clear()
         for key, item in due.items():
             if len(self._running) < AT_ONCE_MAX and key not in self._running and key not in waiting:
-                self._running[key] = trio.CancelScope()
-                self._nursery.start_soon(self._audit, key, item)
+                if sum(running[2] == item.trainer for running in self._running) < OF_TRAINER_MAX:
+                    self._running[key] = trio.CancelScope()
+                    self._nursery.start_soon(self._audit, key, item, now - self._queued.pop(key, now))
+                else:
+                    self._queued.setdefault(key, now)
+        self._queued = {key: since for key, since in self._queued.items() if key in due}
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
 
-    async def _audit(self, key: Key, due: Due) -> None:
+    async def _audit(self, key: Key, due: Due, queued: float) -> None:
+        waiting, late = trio.CancelScope(), trio.Event()
         try:
             with self._running[key]:
                 past = await self._past_round(due)
@@ -135,15 +151,18 @@ class Auditing:
                     return  # nobody awaits it any more
                 begun = job.round + (self._entered.get(due.job) == job.round)
                 until = patience(due, past.spec.audit_window, begun)
-                late = partial(self._opened, due.job, until, past.spec.audit_window)
-                replayed = await self._replayed(due, past, late)
+                opened = partial(self._opened, due.job, until, past.spec.audit_window)
+                self._nursery.start_soon(self._note_late, waiting, late, opened, self._shown_seconds(due, queued))
+                replayed = await self._replayed(due, past, late.wait)
+                if replayed.finding is not Finding.MATCH:
+                    self._shown.add((due.job, due.round))
                 if due.is_dispute:
                     await self._say("audit/verdict", due, replayed)
                     return
                 if _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
                 elif replayed.finding is Finding.MISMATCH and past.spec.traces_states:
-                    replayed = await self._unless_chosen(due, past, replayed, late)
+                    replayed = await self._unless_chosen(due, past, replayed, late.wait)
                 await self._say("audit/report", due, replayed)
         except (FolkmootError, OSError) as error:
             went = isinstance(error, MissingBlobError)  # states that were fetched for an audit are deleted after it
@@ -151,8 +170,43 @@ class Auditing:
                 raise
             self._rest(key, due, error)
         finally:
+            waiting.cancel()
             del self._running[key]
             self._release(due)
+
+    def _shown_seconds(self, due: Due, queued: float) -> float:
+        """How long this auditor fetches before it says `withheld`: the least link shows the proposal to everybody meanwhile.
+
+        It has waited so long already for other audits of that trainer, which a trainer can help: it proposes when it has time.
+        """
+        state = self._driver.state
+        audits, job = state.audits.jobs.get(due.job), state.jobs.jobs.get(due.job)
+        of = audits.rounds.get(due.round) if audits else None
+        if of is None or job is None or state.of(NetworkState).version("audits") < TIMED_AUDITS:
+            return 0.0
+        terms = self._driver.rules.jobs.rules.terms(job.spec).audits
+        assert terms is not None
+        served = terms.served_ms(len(of.reexecutors)) / 1_000
+        return max(served - queued, min(served, ASKING_SECONDS_MIN))
+
+    async def _note_late(
+        self, waiting: trio.CancelScope, late: trio.Event, opened: Callable[[], Awaitable[None]], seconds: float
+    ) -> None:
+        """Sets `late` when what has not come by then is withheld."""
+        with waiting:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(opened)
+                nursery.start_soon(self._stay_in_touch, seconds)
+            late.set()
+
+    async def _stay_in_touch(self, seconds: float) -> None:
+        """Returns after so many seconds in which this peer could hear most voters: otherwise its own link is dead."""
+        while seconds > 0:
+            step = min(1.0, seconds)
+            await trio.sleep(step)
+            voters, heard = self._driver.state.members.round_voters, self._driver.network.connected()
+            if sum(key in heard or key == self._me for key in voters) >= quorum(len(voters)) and not self._is_behind:
+                seconds -= step
 
     async def _unless_chosen(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> Replayed:
         """The finding to report of a drawn step that is false here.
@@ -230,7 +284,7 @@ class Auditing:
         await self._author.submit(kind, said, math.inf, queued)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
-        if (due.job, due.round) not in (self._challenged, *(key[:2] for key in self._running)):
+        if (due.job, due.round) not in (self._challenged, *self._shown, *(key[:2] for key in self._running)):
             self._driver.blobs.release(audit_of(due.job, due.round))
         self._has_ended = True
         self._wake.set()
@@ -422,6 +476,11 @@ class Auditing:
 
         The audit window bounds the states that may be asked for; `training.spec.AUDIT_BYTES_MAX` bounds them when a job begins.
         """
+        disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
+        busy = {self._challenged, *disputes, *(key[:2] for key in self._running)}
+        for of in [of for of in self._shown if of not in busy]:
+            self._shown.remove(of)
+            self._driver.blobs.release(audit_of(*of))
         if self._has_ended and not self._running:
             self._has_ended = False
             await trio.to_thread.run_sync(self._driver.workshop.delete_passed)

@@ -92,7 +92,17 @@ class Driver:
         self.node = self._restored_node()
         self.witness = Witness(event_log, self.now, self.state)
         self.workshop = Workshop(
-            signer.public, role, self.rounds, store, blobs, host, network, event_log, call=self.call, now=self.now
+            signer.public,
+            role,
+            self.rounds,
+            store,
+            blobs,
+            host,
+            network,
+            event_log,
+            call=self.call,
+            now=self.now,
+            state=lambda: self.state,
         )
         self.snapshots = Snapshots(
             self.rules,

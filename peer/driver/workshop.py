@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 import trio
 
 from ledger.jobs import Job
+from ledger.state import State
 from peer.driver.eventlog import EventLog
+from peer.driver.showing import Showing
 from peer.node.early import RoundKey
 from peer.node.rounds import Effects, Rounds
 from peer.roles.base import Judged, OpenRound, RoundWork
@@ -41,16 +43,19 @@ class Workshop:
         event_log: EventLog,
         call: CallDriver,
         now: Callable[[], float],
+        state: Callable[[], State],
     ) -> None:
         self.role = role
         self._me, self._rounds, self._store, self._blobs, self._host = me, rounds, store, blobs, host
         self._network, self._events, self._call, self._now = network, event_log, call, now
+        self._state, self._showing = state, Showing(me, network, state)
         self._open: dict[RoundKey, OpenRound] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
         self._judging: set[tuple[RoundKey, bytes]] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._showing.run)
             task_status.started()
             await trio.sleep_forever()
 
@@ -73,7 +78,7 @@ class Workshop:
 
     def finish(self, key: RoundKey, job: Job) -> None:
         """No round opens any more in which the job's last model would be measured."""
-        self._host.prune(*key, JobSpec.decode(job.spec))
+        self._host.prune(*key, JobSpec.decode(job.spec), self._audited(key[0]))
         self._nursery.start_soon(self._guarded, "measuring", self.role.observe, self.view(key, job))
         self._nursery.start_soon(trio.to_thread.run_sync, self.delete_passed)
 
@@ -90,6 +95,11 @@ class Workshop:
             await trio.to_thread.run_sync(self._store.measure, *key, {name: value})
             self._events.detail("measured", _figure(name, value, key[1]), job=key[0], round=key[1], name=name, value=value)
 
+        async def ready() -> None:
+            audits = self._host.terms(job.spec).audits
+            if audits is not None:
+                await self._showing.ready(JobSpec.decode(job.spec), audits.served_ms(len(job.auditors)) / 1_000)
+
         return OpenRound(
             me=self._me,
             terms=job.terms(key[0]),
@@ -98,6 +108,7 @@ class Workshop:
             model_directory=self._host.directory(*key),
             blobs=self._blobs,
             fetch=self._network.fetch,
+            ready=ready,
             publish=publish,
             delivered=delivered,
             measured=measured,
@@ -128,9 +139,14 @@ class Workshop:
 
     def _tidy(self, key: RoundKey, spec: JobSpec) -> None:
         """Deletes what nobody needs any more: old models, states, and what trainers go on from behind the last accepted."""
-        self._host.prune(*key, spec)
+        self._host.prune(*key, spec, self._audited(key[0]))
         self._store.forget_round_votes(*key)
         self.delete_passed()
+
+    def _audited(self, job: bytes) -> frozenset[int]:
+        """The rounds of which proposals may still be replayed."""
+        audits = self._state().audits.jobs.get(job)
+        return frozenset(audits.rounds) if audits else frozenset()
 
     def delete_passed(self) -> None:
         """It may run in a thread."""

@@ -53,6 +53,7 @@ class OpenRound(Round):
     """An open one. Whatever awaits here is cancelled when the round closes."""
 
     terms: RoundTerms
+    ready: Callable[[], Awaitable[None]]  # this peer can show what another proposal commits to in time
     publish: Callable[[Proposal], Awaitable[None]]  # our proposal: durable, then sent
     delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
     measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people

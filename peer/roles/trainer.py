@@ -74,6 +74,7 @@ class Trainer(Voter):
         try:
             done = await self.ask(round, request)
             left = self._left - made  # one job trains at a time, so the worker is done with them
+            await round.ready()
             await publish(round, request, done)
             await trio.to_thread.run_sync(_delete, left)
             self._left -= left

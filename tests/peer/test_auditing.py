@@ -35,7 +35,7 @@ from storage.blobs import Blobs
 from tests.ledger.court import Court, withheld
 from tests.ledger.world import PEOPLE
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, has_finished, network, poll, service_of, settled
-from training import tasks
+from training import host, tasks
 from training.data import corpus as data
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
@@ -116,7 +116,13 @@ SPEC = JobSpec(
     auditors=3,
     audit_window=40,  # rounds here are over in no time
     held_out_permille=0,
+    least_uplink=1_000,  # audits have no time beside their rounds
 )
+
+
+@pytest.fixture(autouse=True)
+def links_that_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "ANSWER_MS", 0)
 
 
 class Trainers(Network):

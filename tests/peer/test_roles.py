@@ -56,6 +56,7 @@ class World:
             blobs=Blobs(folder / "blobs", folder / "buffers"),
             fetch=self._fetch,
             publish=self._publish,
+            ready=_ready,
             measured=_measured,
             delivered=_delivered,
         )
@@ -75,6 +76,10 @@ class World:
 
     async def verdict(self, proposal: Proposal) -> Verdict:
         return (await Voter().judge(self.round, signed(proposal), proposal)).verdict
+
+
+async def _ready() -> None:
+    pass
 
 
 async def _measured(name: str, value: float) -> None:

@@ -1,0 +1,99 @@
+"""What auditors still ask of this trainer, and whether its uplink has room for another proposal.
+
+An honest trainer on a slow link would be suspended if it proposed faster than its uplink can show what it commits to. So it
+proposes only while the rest takes a quarter of the time that auditors have. Where links are fast, that is always so. Silent
+auditors, and those that ask slowly, are not waited for: otherwise one liar could stop every trainer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+
+import trio
+
+from ledger.audits.state import asked_of, awaited_of
+from ledger.state import State
+from training.replay.trace import reveal_bytes_max
+from training.spec import AUDIT_BYTES_MAX, JobSpec
+from transport.network import Network
+
+RATE_SECONDS = 10  # over which rates are measured: what the queues of a link take at once is little in so long
+FADING = 0.998  # of the best rate, a second: half in six minutes, after which a link may be another one
+# An auditor that gets less than such a part of an equal share could ask faster: it is slow itself, or holds this trainer up.
+ASKING_SHARE = 1 / 4
+OWED_SHARE = 1 / 4  # of the time that auditors have: what is owed before a proposal, and what all ask for of it, fit in
+
+Audits = Mapping[Hashable, int]  # of one auditor: the bytes that it has to fetch for each
+
+
+class Uplink:
+    """How fast this peer shows what audits ask for, and what it still owes. Pure: `note` is called once a second."""
+
+    def __init__(self) -> None:
+        self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # bytes by auditor, since the start
+        self._best = 0.0  # bytes a second
+        self._owed: dict[bytes, tuple[Audits, int]] = {}  # by auditor: its audits, and what it had got before them
+
+    def note(self, sent: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
+        self._sent.append(dict(sent))
+        self._best = max(FADING * self._best, sum(self._rates().values()))
+        owed = dict[bytes, tuple[Audits, int]]()
+        for auditor, audits in awaited.items():
+            before, base = self._owed.get(auditor, ({}, sent.get(auditor, 0)))
+            if before.keys() - audits.keys():  # it has reported: what it got until now was for that
+                base = sent.get(auditor, 0)
+            owed[auditor] = audits, base
+        self._owed = owed
+
+    def _rates(self) -> dict[bytes, float]:
+        """Bytes a second in the last seconds, by auditor that got any."""
+        first, last = self._sent[0], self._sent[-1]
+        got = {auditor: sent - first.get(auditor, 0) for auditor, sent in last.items()}
+        return {auditor: sent / RATE_SECONDS for auditor, sent in got.items() if sent}
+
+    def seconds_owed(self, least: float) -> float:
+        """How long this uplink takes for what is still asked for; `least` is its rate in bytes a second if it is not known."""
+        rates, best = self._rates(), max(self._best, least)
+        owed = 0
+        for auditor, (audits, base) in self._owed.items():
+            if rates.get(auditor, 0.0) >= ASKING_SHARE * best / max(1, len(rates)):
+                owed += max(0, sum(audits.values()) - (self._sent[-1].get(auditor, 0) - base))
+        return owed / best
+
+
+class Showing:
+    """`run` it once; `ready` is awaited before each proposal."""
+
+    def __init__(self, me: bytes, network: Network, state: Callable[[], State]) -> None:
+        self._me, self._network, self._state = me, network, state
+        self._uplink, self._noted = Uplink(), trio.Event()
+
+    async def run(self) -> None:
+        while True:
+            self._note()
+            self._noted.set()
+            self._noted = trio.Event()
+            await trio.sleep(1.0)
+
+    def _note(self) -> None:
+        state, awaited = self._state(), dict[bytes, Audits]()
+        sizes = dict[bytes, int]()  # by job
+        for auditor, due in awaited_of(self._me, state).items():
+            for job, _ in due:
+                if job not in sizes:
+                    sizes[job] = reveal_bytes_max(JobSpec.decode(state.jobs.jobs[job].spec))
+            awaited[auditor] = {audit: sizes[audit[0]] for audit in due}
+        self._uplink.note(self._network.reveals_sent(), awaited)
+
+    async def ready(self, spec: JobSpec, served_seconds: float) -> None:
+        """Returns when this trainer may propose: at once, mostly, and at the latest when its audits of now are over."""
+        least = reveal_bytes_max(spec) / served_seconds
+        with trio.move_on_after(2 * served_seconds):
+            while self._uplink.seconds_owed(least) > OWED_SHARE * served_seconds or self._is_full(spec):
+                await self._noted.wait()
+
+    def _is_full(self, spec: JobSpec) -> bool:
+        """Whether the states of another round are too much for the disk."""
+        of_round = spec.audit_bytes // (spec.rounds_audited + 1)
+        return (len(asked_of(self._me, self._state())) + 1) * of_round > AUDIT_BYTES_MAX
