@@ -363,9 +363,7 @@ class Docket:
         needed = max(len(judges) // 2 + 1, audits.faults + 1)
         assert 2 * needed > len(judges) and needed > audits.faults
         guilty, unseen = len(dispute.guilty), len(dispute.unseen)
-        # A liar may show its step to some judges alone. More than f that found it false are one honest judge at least.
-        is_shown_to_some = guilty > audits.faults and guilty + unseen >= needed
-        if guilty >= needed or is_shown_to_some:
+        if guilty >= needed or is_shown_to_some(guilty, unseen, needed, audits.faults):
             event = Event.GUILTY
         elif unseen >= needed:
             event = Event.UNSEEN
@@ -652,6 +650,11 @@ class Docket:
         assert result is not None
         number, trainer, step = place
         self._log.append(Entry(self._height, self._key, number, trainer, auditor, step, result, finding, ppm))
+
+
+def is_shown_to_some(guilty: int, unseen: int, needed: int, faults: int) -> bool:
+    """Whether a liar showed its false step to some judges alone. Of more than f that found it false one is honest."""
+    return guilty > faults and guilty + unseen >= needed
 
 
 def _apart(claims: Claims) -> set[bytes]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 SAMPLED_AUDITS = (
-    "audit=sampled is not for links slower than a LAN yet: a trainer whose states reach its auditors too late is suspended "
-    "as if it hid them; take audit=full there, which suspends nobody, or audit=off liars=0 among people who trust one another"
+    "audit=sampled needs a steady uplink of least_uplink (2 Mbit/s unless the job says more): a trainer with less, or away for "
+    "minutes while its states are asked for, is suspended as if it hid them; audit=full suspends nobody"
 )
 NOBODY_LIES = (
     "audits are off and liars=0: nobody is assumed to lie, and one trainer that does moves the model anywhere; take audit=full "

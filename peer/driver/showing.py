@@ -7,12 +7,14 @@ auditors, and those that ask slowly, are not waited for: otherwise one liar coul
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 
 import trio
 
 from ledger.audits.state import asked_of, awaited_of
+from ledger.jobs import RUNNING_MAX
 from ledger.state import State
 from training.replay.trace import reveal_bytes_max
 from training.spec import AUDIT_BYTES_MAX, JobSpec
@@ -62,6 +64,12 @@ class Uplink:
         return owed / best
 
 
+@functools.lru_cache(maxsize=RUNNING_MAX)
+def shown_bytes(spec: bytes) -> int:
+    """What one auditor fetches of a proposal of this job."""
+    return reveal_bytes_max(JobSpec.decode(spec))
+
+
 class Showing:
     """`run` it once; `ready` is awaited before each proposal."""
 
@@ -78,12 +86,8 @@ class Showing:
 
     def _note(self) -> None:
         state, awaited = self._state(), dict[bytes, Audits]()
-        sizes = dict[bytes, int]()  # by job
         for auditor, due in awaited_of(self._me, state).items():
-            for job, _ in due:
-                if job not in sizes:
-                    sizes[job] = reveal_bytes_max(JobSpec.decode(state.jobs.jobs[job].spec))
-            awaited[auditor] = {audit: sizes[audit[0]] for audit in due}
+            awaited[auditor] = {(job, place): shown_bytes(state.jobs.jobs[job].spec) for job, place in due}
         self._uplink.note(self._network.reveals_sent(), awaited)
 
     async def ready(self, spec: JobSpec, served_seconds: float) -> None:

@@ -30,6 +30,7 @@ from peer.roles.trainer import CHALLENGE, Trainer
 from peer.roles.voter import Voter, fetch_reveal
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
+from protocol.messages import GetBlob, NoBlob
 from protocol.reasons import Finding
 from storage.blobs import Blobs
 from tests.ledger.court import Court, withheld
@@ -42,6 +43,7 @@ from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import Trace
 from training.spec import AuditMode, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
+from transport.network import Priority
 
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 TEXT = b"Nobody is above the others. " * 40
@@ -184,11 +186,11 @@ async def test_every_drawn_step_of_honest_trainers_is_replayed_and_passes(tmp_pa
         assert received.reveals_sent > 0
 
 
-async def test_every_peer_says_at_the_start_that_sampled_audits_are_not_for_slow_links(tmp_path: Path) -> None:
+async def test_every_peer_says_at_the_start_what_link_sampled_audits_need(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         await made.train(replace(SPEC, rounds=1))
         for seat in made.seats:
-            await seat.event("warning", "not for links slower than a LAN")
+            await seat.event("warning", "needs a steady uplink")
 
 
 async def test_a_single_step_is_re_executed_whole(tmp_path: Path) -> None:
@@ -288,6 +290,46 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
         job = await made.train(replace(SPEC, rounds=60, auditors=2, audit_window=window))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 16)
         assert Result.LAPSED in results(made.seats[0]) and Result.CHALLENGED not in results(made.seats[0])
+
+
+async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_however_many_rounds_go_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "ANSWER_MS", 1_500)
+    async with trainers(tmp_path, "withhold-states") as made:
+        job, driver = await made.train(replace(SPEC, rounds=400, audit_window=2)), made.seats[0].driver
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
+        at = {entry.height: entry for entry in driver.state.audits.log if entry.result is Result.CHALLENGED}
+        (height, entry), *_ = sorted(at.items())
+        closed = next(item.height for item in driver.store.rounds(400) if item.round == entry.round)
+        times = [decode_header(driver.store.header(of) or b"").time_ms for of in (closed, height)]
+        assert times[1] - times[0] >= 1_500 and entry.finding is Finding.WITHHELD
+        assert driver.state.jobs.jobs[job].round > entry.round + 2
+        assert {standing(made, number).suspensions for number in range(3)} == {0}
+
+
+async def test_a_step_that_is_shown_to_one_auditor_alone_is_shown_to_the_judges_by_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "ANSWER_MS", 3_000)
+    async with trainers(tmp_path, "wrong-steps") as made:
+        me, liar = made.seats[0].public, made.seats[3]
+        monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: dict.fromkeys({me} & tickets.keys(), SPEC.local_steps - 1))
+        exchange: Any = liar.network._exchange  # type: ignore[attr-defined]
+        answer = exchange.on_get_blob
+
+        def answer_one(peer: bytes, request: GetBlob) -> None:
+            if peer == me or not liar.blobs.is_reveal(request.digest):
+                answer(peer, request)
+            else:
+                exchange._send(peer, NoBlob(request.digest), Priority.CONTROL)
+
+        monkeypatch.setattr(exchange, "on_get_blob", answer_one)
+        job = await made.train(replace(SPEC, rounds=400))
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
+        cause = made.seats[0].driver.state.audits.jobs[job].causes[liar.public]
+        assert cause.finding is Finding.MISMATCH and cause.result is Result.SUSPENDED
+        await poll(lambda: not made.seats[0].auditing._shown)
 
 
 async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -370,7 +370,7 @@ async def test_who_starts_sampled_audits_is_told_that_they_are_not_for_slow_link
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, told: bool
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
-    assert status == 0 and ("not for links slower than a LAN" in " ".join(printed.split())) is told
+    assert status == 0 and ("audit=sampled needs a steady uplink" in " ".join(printed.split())) is told
 
 
 async def test_a_test_shows_its_own_phases_until_it_is_done(

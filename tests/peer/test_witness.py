@@ -50,7 +50,7 @@ async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventL
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        (JobSpec(name="text", data=bytes(32), audit=AuditMode.SAMPLED), "audit=sampled is not for links slower than a LAN yet: "),
+        (JobSpec(name="text", data=bytes(32), audit=AuditMode.SAMPLED), "audit=sampled needs a steady uplink of "),
         (JobSpec(name="text", data=bytes(32), audit=AuditMode.OFF, liars=0), "audits are off and liars=0: nobody is assumed to"),
         (JobSpec(name="text", data=bytes(32), audit=AuditMode.OFF, liars=1), None),
         (JobSpec(name="text", data=bytes(32)), None),

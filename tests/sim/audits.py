@@ -7,6 +7,7 @@ replays one of them sees.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -46,8 +47,20 @@ def _is_false(trace: bytes, step: int) -> bool:
 class Auditor:
     """Honest as it stands."""
 
+    waits = True  # for what it has to replay; liars that say the same of everything need not see it
+
     def __init__(self, colluders: tuple[bytes, ...] = ()) -> None:
         self.colluders = colluders
+
+    def shows(self, due: Due, to: bytes) -> float:
+        """As a trainer: after which part of the least link's time this auditor or judge has all of a step, if not later."""
+        return 0.0
+
+    def says(self, due: Due, shown: bool, is_late: bool) -> Finding | None:
+        """`shown`: what it has to replay is here; `is_late`: the least link would have shown it by now."""
+        if shown or not self.waits:
+            return self.finding(due)
+        return Finding.WITHHELD if is_late else None
 
     def started(self, node: Node) -> None:
         """Its node has started."""
@@ -84,8 +97,48 @@ class Cheats(Auditor):
         return Finding.MATCH if due.trainer in self.colluders else found(due)
 
 
+class Hides(Auditor):
+    """As a trainer it shows nothing to anybody but its like."""
+
+    def shows(self, due: Due, to: bytes) -> float:
+        return 0.0 if to in self.colluders else math.inf
+
+
+class ShowsSome(Cheats):
+    """Shows its false steps to one honest auditor more than may lie, so that most judges do not see them."""
+
+    def __init__(self, colluders: tuple[bytes, ...] = (), shown: int | None = None) -> None:
+        super().__init__(colluders)
+        self._shown = len(colluders) + 1 if shown is None else shown
+        self._chosen = dict[tuple[bytes, int], list[bytes]]()  # by job and round: those that asked first
+
+    def shows(self, due: Due, to: bytes) -> float:
+        chosen = self._chosen.setdefault((due.job, due.round), [])
+        if to not in chosen and to not in self.colluders and len(chosen) < self._shown:
+            chosen.append(to)
+        return 0.0 if to in (*chosen, *self.colluders) else math.inf
+
+
+class Blind(Auditor):
+    """Honest, but as a judge it sees nothing: its own link is dead for long enough."""
+
+    def says(self, due: Due, shown: bool, is_late: bool) -> Finding | None:
+        return super().says(due, shown and not due.is_dispute, is_late)
+
+
+class Claims(Auditor):
+    """Says of every trainer but its like that it shows nothing."""
+
+    waits = False
+
+    def finding(self, due: Due) -> Finding | None:
+        return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
+
+
 class Challenges(Auditor):
     """Everybody, drawn or not, and finds everybody guilty."""
+
+    waits = False
 
     def finding(self, due: Due) -> Finding | None:
         return Finding.MISMATCH
@@ -97,12 +150,16 @@ class Challenges(Auditor):
 class Passes(Auditor):
     """Everybody."""
 
+    waits = False
+
     def finding(self, due: Due) -> Finding | None:
         return Finding.MATCH
 
 
 class Colludes(Cheats):
     """Cheats, finds its like innocent and all others guilty."""
+
+    waits = False
 
     def finding(self, due: Due) -> Finding | None:
         return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
@@ -129,7 +186,12 @@ class Withholds(Auditor):
         return None
 
 
-LIES: tuple[type[Auditor], ...] = (Auditor, Cheats, Challenges, Passes, Colludes, Withholds)
+LIES: tuple[type[Auditor], ...] = (Auditor, Cheats, Challenges, Passes, Colludes, Withholds, Hides, ShowsSome, Claims)
+LINKS = (0.0, 0.5, 0.95)  # slowness of honest trainers; the last one has the least link that is allowed, nearly
+
+
+def slowness(seed: int, number: int) -> float:
+    return random.Random(f"link {seed} {number}").choice(LINKS)
 
 
 def drawn(seed: int, number: int, colluders: tuple[bytes, ...]) -> Auditor:

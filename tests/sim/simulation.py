@@ -523,6 +523,10 @@ class Simulation:
         self.numbers: dict[bytes, list[int]] = {}
         for peer in self.peers:
             self.numbers.setdefault(peer.key, []).append(peer.number)
+        for peer in self.peers:
+            peer.author.trainers = lambda key: self.peers[self.numbers[key][0]].author if key in self.numbers else None
+            peer.author.now = lambda: self.now
+            peer.author.slowness = audits.slowness(plan.seed, peer.number)
         self._make_liars(plan, tuple(founders))
         self._mark_twins()
         self.honest = [peer for peer in self.peers if peer.is_honest]

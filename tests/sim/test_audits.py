@@ -6,7 +6,19 @@ import pytest
 
 from ledger.audits.state import Due, Standing
 from protocol.reasons import Finding
-from tests.sim.audits import Auditor, Challenges, Cheats, Colludes, Distrusts, Passes, Withholds, found
+from tests.sim.audits import (
+    Auditor,
+    Challenges,
+    Cheats,
+    Claims,
+    Colludes,
+    Distrusts,
+    Hides,
+    Passes,
+    ShowsSome,
+    Withholds,
+    found,
+)
 from tests.sim.plan import calm
 from tests.sim.simulation import Simulation
 from tests.sim.strategies import Strategy
@@ -29,14 +41,15 @@ class Undrawn(Distrusts):
 
 
 def run(
-    lies: type[Auditor], n: int = 4, liars: int = 1, blocks: int = BLOCKS, honest: type[Auditor] = Auditor
+    lies: type[Auditor], n: int = 4, liars: int = 1, blocks: int = BLOCKS, honest: type[Auditor] = Auditor, slowness: float = 0.0
 ) -> tuple[Simulation, list[Standing], list[Standing]]:
     """Standings of the liars and of the others; the invariants have looked after every block."""
-    plan = calm(SAMPLED_SEED, n, ("but for audits",) * liars, blocks=BLOCKS)
+    plan = calm(SAMPLED_SEED, n, ("but for audits",) * liars, blocks=blocks)
     simulation = Simulation(plan, {"but for audits": Strategy})
     keys = tuple(peer.key for peer in simulation.peers if not peer.is_honest)
     for peer in simulation.peers:
         peer.author.auditor = honest() if peer.is_honest else lies(keys)
+        peer.author.slowness = slowness
     simulation.run()
     node = simulation.honest[0].node
     assert node is not None
@@ -51,6 +64,23 @@ def test_who_cheats_in_half_of_its_steps_is_suspended(lies: type[Auditor], n: in
     assert all(standing.suspensions and standing.lost for standing in of_liars)
     assert not any(standing.suspensions or standing.refuted for standing in of_honest)
     assert sum(standing.upheld for standing in of_honest) >= liars
+
+
+@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
+def test_whose_link_is_nearly_as_slow_as_is_allowed_is_not_suspended_and_passes(n: int, liars: int) -> None:
+    _, _, of_honest = run(Claims, n, liars, slowness=0.95)
+    assert not any(standing.suspensions or standing.refuted for standing in of_honest)
+    assert all(standing.reports for standing in of_honest) and sum(standing.rewards for standing in of_honest)
+
+
+@pytest.mark.parametrize(
+    ("lies", "n", "liars", "blocks"),
+    [(Hides, 4, 1, BLOCKS), (Hides, 7, 2, BLOCKS), (ShowsSome, 4, 1, BLOCKS), (ShowsSome, 7, 2, 110)],
+)
+def test_who_shows_nothing_or_its_false_steps_to_some_is_suspended(lies: type[Auditor], n: int, liars: int, blocks: int) -> None:
+    _, of_liars, of_honest = run(lies, n, liars, blocks, slowness=0.3)
+    assert all(standing.suspensions for standing in of_liars)
+    assert not any(standing.suspensions or standing.refuted for standing in of_honest)
 
 
 def test_who_challenges_everybody_is_refuted_and_suspends_nobody() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from protocol.reasons import Finding
 from tests.sim.audits import Auditor
 from tests.sim.crowd import Desk
 from tests.sim.keys import FastSigner, another
-from tests.sim.ledgers import Add
+from tests.sim.ledgers import AUDITS, Add
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Peer
@@ -59,6 +60,10 @@ class Author:
     invitation: Admit | None = None  # of a peer that is no founder
     wishes: deque[tuple[str, Any]] = field(default_factory=deque)
     auditor: Auditor = field(default_factory=Auditor)
+    slowness: float = 0.0  # of its link: which part of the least link's time it takes to show a proposal
+    trainers: Callable[[bytes], Author | None] = lambda key: None  # by key
+    now: Callable[[], float] = lambda: 0.0  # seconds
+    asked: dict[Any, float] = field(default_factory=dict)  # since when it fetches, by step
     desk: Desk | None = None  # where the network curates
     outstanding: Signed | None = None
     submitted: int = 0
@@ -99,7 +104,7 @@ class Author:
         if self.wishes:
             return self.wishes.popleft()
         for due in due_for(me, state):
-            finding = self.auditor.finding(due)
+            finding = self._found(due, state)
             if finding is not None:
                 return said_of(due, finding)
         for due in others_audited(me, state):
@@ -118,9 +123,19 @@ class Author:
             return "counter/add", Add(number)
         return None
 
+    def _found(self, due: Due, state: State) -> Finding | None:
+        """Once it has come, or the least link would have brought it."""
+        asked = self.asked.setdefault((due.job, *due.place, due.is_dispute), self.now())
+        reexecutors = len(state.audits.jobs[due.job].rounds[due.round].reexecutors)
+        least = (AUDITS.answer_ms + AUDITS.reveal_ms * (reexecutors - 1)) / 1_000  # seconds that the least link takes
+        trainer, waited = self.trainers(due.trainer), self.now() - asked
+        shown = trainer is None or waited >= max(trainer.slowness, trainer.auditor.shows(due, self.signer.public)) * least
+        return self.auditor.says(due, shown, waited >= AUDITS.served_ms(reexecutors) / 1_000)
+
     def restarted(self) -> None:
         """The pool was in memory: what was waiting there is put forward again."""
         self.outstanding = None
+        self.asked.clear()
 
 
 def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Admit:

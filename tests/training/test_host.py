@@ -15,6 +15,7 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Signed
 from rounds.ballots import Outcome
 from tests.training.replicated.support import round_of
+from training import host as host_module
 from training.host import DURABLE_ROUNDS, ROUNDS_KEPT, JudgedRound, ModelHost
 from training.replicated import files
 from training.spec import AuditMode, JobSpec
@@ -81,6 +82,20 @@ def test_what_belongs_to_a_forgotten_job_is_deleted_once_no_snapshot_names_it(tm
 
 def rounds_on_disk(host: ModelHost) -> list[int]:
     return sorted(int(folder.name) for folder in host.directory(JOB, 0).parent.iterdir() if folder.name != ".spare")
+
+
+def test_models_of_rounds_that_are_still_audited_stay_the_newest_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, spec = ModelHost(tmp_path), JobSpec.decode(SPEC)
+    host.create(JOB, SPEC)
+    for number in range(8):
+        host.step(closed(number), no_payload)
+    host.prune(JOB, 7, spec, {2, 4})
+    assert rounds_on_disk(host) == [0, 2, 4, 6, 7, 8]
+    monkeypatch.setattr(host_module, "AUDITED_BYTES_MAX", spec.model_bytes)
+    host.prune(JOB, 7, spec, {2, 4})
+    assert rounds_on_disk(host) == [0, 4, 6, 7, 8]
 
 
 def prune_as_a_peer_does(host: ModelHost, rounds: range, spec: bytes = SPEC) -> None:

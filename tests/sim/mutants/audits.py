@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+from ledger.audits import docket
 from ledger.audits.docket import Docket
 from ledger.audits.state import Dispute, StepFinding
 from ledger.audits.transitions import Event
+from ledger.jobs import AuditTerms
 from protocol.reasons import Finding
-from tests.sim.audits import Challenges, Cheats, Distrusts
+from tests.sim.audits import Auditor, Blind, Challenges, Cheats, Claims, Distrusts
 from tests.sim.mutants.agreement import with_liar
 from tests.sim.mutants.planting import Mutant, Planter
+from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
 
+CALM_SAMPLED = Scenario(blocks=30)
+BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
 
 
@@ -60,6 +66,54 @@ def _false_steps(simulation: Simulation) -> None:
         peer.author.auditor = Distrusts() if peer.is_honest else Cheats()
 
 
+def _unseen_is_false(planter: Planter) -> None:
+    verdict = Docket._with_verdict
+
+    def harsh(self: Docket, dispute: Dispute, judge: bytes, finding: Finding) -> Dispute:
+        return verdict(self, dispute, judge, Finding.MISMATCH if finding is Finding.WITHHELD else finding)
+
+    planter.replace(Docket, "_with_verdict", harsh)
+    planter.simulation(partial(_blind, Challenges, 2))
+
+
+def _one_and_unseen(planter: Planter) -> None:
+    planter.replace(docket, "is_shown_to_some", lambda guilty, unseen, needed, faults: guilty > 0 and guilty + unseen >= needed)
+    planter.simulation(partial(_blind, Challenges, 2))
+
+
+def _few_unseen(planter: Planter) -> None:
+    judge = Docket._judge
+
+    def harsh(self: Docket, before: Dispute, dispute: Dispute) -> None:
+        if len(dispute.unseen) > self._rounds[dispute.round].faults:
+            self._disputes[self._disputes.index(before)] = dispute
+            self._move_dispute(Event.UNSEEN, dispute)
+        else:
+            judge(self, before, dispute)
+
+    planter.replace(Docket, "_judge", harsh)
+    planter.simulation(partial(_blind, Claims, 1))
+
+
+def _windows_ignored(planter: Planter) -> None:
+    planter.replace(AuditTerms, "served_ms", lambda self, reexecutors: 0)
+    planter.simulation(_slow)
+
+
+def _blind(lies: type[Auditor], count: int, simulation: Simulation) -> None:
+    """So many honest judges see nothing, beside f liars that say one thing of everybody."""
+    liars = [peer for peer in simulation.peers if not peer.is_honest]
+    for peer in liars:
+        peer.author.auditor = lies(tuple(liar.key for liar in liars))
+    for peer in simulation.honest[:count]:
+        peer.author.auditor = Blind()
+
+
+def _slow(simulation: Simulation) -> None:
+    for peer in simulation.peers:
+        peer.author.slowness = 0.9
+
+
 AUDITS = (
     Mutant("one-convicts", "a challenge is enough to suspend somebody", ("honest suspended",), _one_convicts, CHALLENGED),
     Mutant(
@@ -75,5 +129,33 @@ AUDITS = (
         ("honest refuted",),
         _every_challenge_is_false,
         CHALLENGED,
+    ),
+    Mutant(
+        "unseen-is-false",
+        "judges that did not see a step count as if they had found it false",
+        ("honest suspended",),
+        _unseen_is_false,
+        BLINDED,
+    ),
+    Mutant(
+        "one-and-unseen",
+        "one judge that finds a step false is enough where others did not see it",
+        ("honest suspended",),
+        _one_and_unseen,
+        BLINDED,
+    ),
+    Mutant(
+        "few-unseen",
+        "one more than may lie that did not see a step are enough to suspend its trainer",
+        ("honest suspended",),
+        _few_unseen,
+        BLINDED,
+    ),
+    Mutant(
+        "least-link-ignored",
+        "auditors say withheld before the least link could have shown anything",
+        ("honest suspended",),
+        _windows_ignored,
+        CALM_SAMPLED,
     ),
 )

@@ -1,0 +1,90 @@
+"""What a trainer still owes its auditors, and when it proposes again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from peer.driver import showing as showing_module
+from peer.driver.showing import RATE_SECONDS, Audits, Showing, Uplink
+from tests.ledger.court import A, B, C, Court, D
+from training.spec import AuditMode, JobSpec
+
+LEAST = 100.0  # bytes a second
+AUDIT = 9_000  # bytes
+FIRST, BOTH = {"first": AUDIT}, {"first": AUDIT, "second": AUDIT}
+
+
+def noted(uplink: Uplink, seconds: int, rates: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
+    """So many seconds in which auditors get what they ask for at these rates."""
+    sent = dict(uplink._sent[-1])
+    for _ in range(seconds):
+        sent = {key: sent.get(key, 0) + rates.get(key, 0) for key in {*sent, *rates}}
+        uplink.note(sent, awaited)
+
+
+def test_what_auditors_have_got_is_owed_no_more_and_the_rest_takes_as_long_as_the_link() -> None:
+    uplink = Uplink()
+    noted(uplink, 1, {}, {B: FIRST, C: FIRST})
+    noted(uplink, RATE_SECONDS, {B: 300, C: 300}, {B: FIRST, C: FIRST})
+    assert uplink.seconds_owed(LEAST) == pytest.approx(2 * (9_000 - 3_000) / 600, rel=0.05)
+    noted(uplink, 20, {B: 300, C: 300}, {B: FIRST, C: FIRST})
+    assert uplink.seconds_owed(LEAST) == 0
+
+
+def test_audits_add_up_and_a_report_ends_what_was_got_for_it() -> None:
+    uplink = Uplink()
+    noted(uplink, 1, {}, {B: BOTH})
+    noted(uplink, RATE_SECONDS, {B: 600}, {B: BOTH})
+    assert uplink.seconds_owed(LEAST) == pytest.approx((18_000 - 6_000) / 600, rel=0.05)
+    noted(uplink, 1, {B: 600}, {B: {"second": AUDIT}})
+    assert uplink.seconds_owed(LEAST) == pytest.approx(9_000 / 600, rel=0.05)
+
+
+@pytest.mark.parametrize(("rate", "owes"), [(0, False), (20, False), (300, True)])
+def test_a_liar_that_asks_for_nothing_or_slowly_holds_up_nobody(rate: int, owes: bool) -> None:
+    uplink = Uplink()
+    noted(uplink, RATE_SECONDS, {C: 600}, {C: FIRST})
+    noted(uplink, RATE_SECONDS + 1, {B: rate}, {B: {"third": 10**6}})
+    assert bool(uplink.seconds_owed(LEAST)) is owes
+
+
+def test_a_link_that_became_slower_is_known_by_and_by() -> None:
+    uplink = Uplink()
+    noted(uplink, RATE_SECONDS, {C: 1_000}, {C: FIRST})
+    before = uplink._best
+    noted(uplink, 700, {}, {})
+    assert before / 5 < uplink._best < before / 3
+
+
+async def test_a_trainer_proposes_when_it_has_shown_enough_and_silent_auditors_stop_nobody(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(showing_module, "shown_bytes", lambda spec: 6_000_000)
+    court, spec, sent = Court(auditors=3), JobSpec(name="slow", audit=AuditMode.SAMPLED), dict[bytes, int]()
+    court.round()
+    network: Any = SimpleNamespace(reveals_sent=lambda: sent)
+    showing = Showing(A, network, lambda: court.state)
+
+    async def asking(auditor: bytes, rate: int) -> None:
+        while sent.get(auditor, 0) < 6_000_000:
+            await trio.sleep(1.0)
+            sent[auditor] = sent.get(auditor, 0) + rate
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(showing.run)
+        await trio.sleep(30)
+        start = trio.current_time()
+        await showing.ready(spec, 160.0)
+        assert trio.current_time() == start, "nobody asks"
+        for auditor in (B, C, D):
+            nursery.start_soon(asking, auditor, 80_000)
+        await trio.sleep(10)
+        await showing.ready(spec, 160.0)
+        took = trio.current_time() - start
+        assert 30 < took < 60, "75 s for everything, and 40 s of it may be owed"
+        nursery.cancel_scope.cancel()
