@@ -31,6 +31,8 @@ from protocol.limits import UPGRADE_AHEAD_HEIGHTS_MAX, UPGRADE_NOTICE_HEIGHTS, V
 from protocol.messages import Name
 from protocol.names import check_name
 
+LOSSES_VERSION = 2  # of the module `audits`, from which on proposals commit to losses and reports carry one
+
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
@@ -50,6 +52,11 @@ class NetworkState:
     def version(self, module: str) -> int:
         """The one that runs; 0 if the network has no such module."""
         return next((running.version for running in self.modules if running.name == module), 0)
+
+    @property
+    def commits_to_losses(self) -> bool:
+        """Whether proposals of jobs with sampled audits commit to the losses of their steps."""
+        return self.version("audits") >= LOSSES_VERSION
 
     def due_at(self, height: int) -> tuple[Upgrade, ...]:
         """The upgrades that the block of this height begins with."""

@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.identity import Signed
 from protocol.limits import (
@@ -205,6 +206,14 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class LossesCommitment:
+    """What a trainer computed at each inner step, hidden until reports of auditors are in (`ledger.audits.losses`)."""
+
+    digest: Digest  # of a secret and the losses
+    key: Key  # X25519, of the same secret: auditors seal for it
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """A trainer's claim: `payload` is my update for this round, computed on this model root."""
 
@@ -220,6 +229,7 @@ class Proposal:
     inner: Digest | None = None  # of the inner optimizer's state after the last step, where a job keeps it
     inner_from: Digest | None = None  # the `inner` of my last accepted proposal, from which the first step goes on; None: fresh
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
+    losses: LossesCommitment | None = codec.added(None)  # where audits are sampled, from version 2 of the module `audits` on
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
+from ledger.audits.losses import LOSSES_MAX, Loss
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
@@ -56,6 +57,7 @@ class Proposed:
     feedback: Digest | None = None
     inner_from: Digest | None = None
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # of the proposal; its blobs are in `declared_out`
+    losses: Annotated[tuple[Loss, ...], Length(0, LOSSES_MAX)] = ()  # of the inner steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Audited:
     verdict: Verdict
     relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
     seconds: float
+    loss: Loss | None = None  # of the first step; None: nothing was replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Replayed:
     finding: Finding
     relative_error: float  # see `training.replay.trace.step_error`; zero where the step was not replayed
     seconds: float
+    loss: Loss | None = None  # of the step; None: it was not replayed
 
 
 @dataclass(frozen=True, slots=True)

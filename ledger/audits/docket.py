@@ -12,14 +12,17 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from consensus.quorum import faults_tolerated
-from ledger.audits import draws
+from ledger.audits import draws, losses
 from ledger.audits.draws import Commitment
+from ledger.audits.losses import Compared, Opening, Sealed, SealedLoss, Unopened
 from ledger.audits.state import (
     CHALLENGES_OPEN_MAX,
     DRAWN_MAX,
     FALSE_CHALLENGES_MAX,
     KINDS,
     LOG_MAX,
+    OPENS,
+    UNOPENED_MAX,
     Applied,
     AuditsState,
     Claims,
@@ -28,11 +31,13 @@ from ledger.audits.state import (
     Due,
     Entry,
     JobAudits,
+    OpeningDue,
     Place,
     Result,
     RoundAudits,
     Standing,
     StepFinding,
+    openings_of,
     others_audited,
 )
 from ledger.audits.transitions import TRANSITIONS, Effect, Event, Stage
@@ -52,9 +57,10 @@ from ledger.jobs import (
     Phase,
 )
 from ledger.members import MembersState
+from ledger.network import LOSSES_VERSION
 from protocol import codec
 from protocol.identity import Signed, short_id
-from protocol.messages import Proposal
+from protocol.messages import LossesCommitment, Proposal
 from protocol.reasons import Finding
 
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
@@ -65,11 +71,13 @@ T = TypeVar("T")
 
 
 class AuditsModule(Module[AuditsState]):
-    """Version 1 counts windows in rounds alone, and a judge that did not see the step counts as one that found it false."""
+    """In version 1 windows are counted in rounds alone, a judge that did not see the step counts as one that found it false, and
+    nothing binds an auditor to its replay.
+    """
 
     name = "audits"
-    version = 2
-    contents: ClassVar[Mapping[str, type]] = dict.fromkeys(KINDS, StepFinding)
+    version = LOSSES_VERSION
+    contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, StepFinding), OPENS: Opening}
     state_type = AuditsState
 
     def __init__(self, rules: JobRules) -> None:
@@ -82,18 +90,20 @@ class AuditsModule(Module[AuditsState]):
         return old
 
     def apply(self, state: AuditsState, said: Said, view: View, context: Context) -> Change:
-        found: StepFinding = said.content
+        found: StepFinding | Opening = said.content
         job = view.of(JobsState).jobs.get(found.job)
         if job is None or found.job not in state.jobs:
             raise Refused("no audits of such a job are open")
         docket = self._docket(state, found.job, job, view.of(MembersState), context.height)
-        match said.transaction.kind:
-            case "audit/report":
+        match said.transaction.kind, found:
+            case "audit/report", StepFinding():
                 docket.report(said.author, found)
-            case "audit/verdict":
+            case "audit/verdict", StepFinding():
                 docket.rule(said.author, found)
-            case "audit/challenge":
+            case "audit/challenge", StepFinding():
                 docket.challenge(said.author, found)
+            case _, Opening():
+                docket.open_losses(said.author, found)
         return Change(docket.done())
 
     def rekeyed(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
@@ -112,7 +122,7 @@ class AuditsModule(Module[AuditsState]):
         started = [fact.job for fact in context.of(JobStarted)]
         return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
 
-    def can_wait(self, content: StepFinding) -> bytes:
+    def can_wait(self, content: StepFinding | Opening) -> bytes:
         """Until the job's next closing: windows are counted in rounds, so nothing is late before that."""
         return content.job
 
@@ -120,6 +130,11 @@ class AuditsModule(Module[AuditsState]):
         """Accepted proposals of which I may challenge a step now although I was not drawn, the last rounds last."""
         dockets = {key: self._of(key, state) for key in state.audits.jobs}
         return [due for due in others_audited(me, state) if dockets[due.job].may_challenge(me, due.place)]
+
+    def openings_due(self, me: bytes, state: Applied) -> list[OpeningDue]:
+        """My proposals whose losses I may open now."""
+        mine = openings_of(me, state)
+        return [due for due in mine if self._of(due.job, state).may_open(due.round, due.trainer)]
 
     def is_disputed(self, due: Due, state: Applied) -> bool:
         """Whether a dispute about that step is open."""
@@ -181,7 +196,8 @@ class AuditsModule(Module[AuditsState]):
         state = self._docket(
             state, key, job, members, height
         ).done()  # `done` forgets proposals that are only kept to be challenged
-        if (state.jobs[key].rounds or state.jobs[key].disputes) and height <= job.opened + AFTERMATH_HEIGHTS:
+        audits = state.jobs[key]
+        if (audits.rounds or audits.disputes or audits.unopened) and height <= job.opened + AFTERMATH_HEIGHTS:
             return state
         return self._settled(state, key, job, members, height)
 
@@ -192,12 +208,13 @@ class AuditsModule(Module[AuditsState]):
         return _without_job(docket.done(), key)
 
     def _docket(self, state: AuditsState, key: bytes, job: Job, members: MembersState, height: int) -> Docket:
-        told_apart = self.version > 1
-        return Docket(follow(state, members.current), key, job, self.rules.terms(job.spec), members, height, told_apart)
+        terms = self.rules.terms(job.spec)
+        return Docket(follow(state, members.current), key, job, terms, members, height, self.version)
 
 
 class FirstAuditsModule(AuditsModule):
     version = 1
+    contents: ClassVar[Mapping[str, type]] = dict.fromkeys(KINDS, StepFinding)
 
 
 def _without_job(state: AuditsState, key: bytes) -> AuditsState:
@@ -211,26 +228,28 @@ class Docket:
     """The audits of one job while a block changes them. Raises `Refused`, and is then thrown away."""
 
     def __init__(
-        self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int, told_apart: bool
+        self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int, version: int
     ) -> None:
-        """`told_apart`: judges that did not see a step are no judges that found it false."""
         assert terms.audits is not None
-        self._told_apart = told_apart
+        self._told_apart = version > 1  # judges that did not see a step, and those that found it false
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
         self._is_rewarded = terms.needs_worker  # everybody knows the update of a scratch job: it costs its trainer nothing
+        self._binds = version >= LOSSES_VERSION and terms.needs_worker  # what costs nothing to replay has no loss
         self._closed = job.round - 1  # the last closed round
         audits = state.jobs[key]
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
         self._commitments, self._unvested = dict(audits.commitments), dict(audits.unvested)
         self._suspended, self._unheard = dict(audits.suspended), dict(audits.unheard)
         self._withheld, self._causes = dict(audits.withheld), dict(audits.causes)
+        self._unopened, self._compared = {key: dict(of) for key, of in audits.unopened.items()}, dict(audits.compared)
         self._standings, self._log = dict(state.standings), list(state.log)
 
     def done(self) -> AuditsState:
         self._tidy()
         self._assert_sound()
-        tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes)
+        unopened = {number: of for number, of in self._unopened.items() if of}
+        tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes, unopened, self._compared)
         audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables)
         return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
 
@@ -252,7 +271,10 @@ class Docket:
         auditor = self._speaking_for(drawn.steps, author) if drawn else None
         if drawn is None or auditor is None or drawn.steps[auditor] != report.step:
             raise Refused(f"no report of {short_id(author)} on that step is awaited")
+        self._require_loss(report, drawn.proposal)
         self._put(report.round, report.trainer, _without(drawn, auditor))
+        if report.loss is not None and drawn.proposal.losses is not None:
+            self._seal(report, auditor, report.loss, drawn.proposal.losses)
         event = Event.PASSES if report.finding is Finding.MATCH else Event.FAILS
         self._move_step(Stage.AWAITED, event, report.place, auditor, report)
 
@@ -262,6 +284,7 @@ class Docket:
         A false challenge costs every judge a replay, so each re-executor has one in a round, and no claim: a refuted claim counts
         against nobody.
         """
+        self._refuse_loss(said)
         challenger = self._challenger(author, said.place)
         if said.finding is Finding.MATCH or said.finding.is_claim:
             raise Refused(f"a re-executor that was not drawn cannot challenge with the finding {said.finding.label!r}")
@@ -271,6 +294,7 @@ class Docket:
 
     def rule(self, author: bytes, verdict: StepFinding) -> None:
         """A judge gives its verdict on an open dispute."""
+        self._refuse_loss(verdict)
         dispute = self._dispute(verdict.place)
         if dispute is None:
             raise Refused("no dispute about that step is open")
@@ -405,7 +429,7 @@ class Docket:
                     raise AssertionError(f"{effect!r} of a dispute")
 
     def _suspend(self, trainer: bytes, cause: Entry) -> None:
-        assert trainer not in self._suspended, "a suspended trainer has no open disputes"
+        assert trainer not in self._suspended, "a suspended trainer has no open disputes, and its reports are not compared"
         times = min(self._standing(trainer).suspensions, DOUBLINGS_MAX)
         self._suspended[trainer] = self._job.round + 1 + (self._terms.suspension_rounds << times)
         self._causes[trainer] = cause
@@ -421,6 +445,10 @@ class Docket:
     def _drop_audits_of(self, trainer: bytes) -> None:
         """One suspension is enough for all that the trainer did before it."""
         self._withheld.pop(trainer, None)
+        self._compared.pop(trainer, None)
+        for of in self._unopened.values():
+            for key in [key for key in of if self._members.current(key) == trainer]:
+                del of[key]
         for dispute in [dispute for dispute in self._disputes if self._members.current(dispute.trainer) == trainer]:
             self._move_dispute(Event.VOID, dispute)
         for number, audits in list(self._rounds.items()):
@@ -453,6 +481,100 @@ class Docket:
         reexecutors = {self._members.current(key) for key in audits.reexecutors}
         return len(_apart(self._claims_with(dispute)) & reexecutors) > audits.faults
 
+    # Losses. Decision 0057: a loss convicts an auditor alone, and only where more voters contradict it than may lie.
+
+    def _require_loss(self, report: StepFinding, proposal: Proposal) -> None:
+        is_bound = self._binds and report.finding is Finding.MATCH and proposal.losses is not None
+        if is_bound and report.loss is None:
+            raise Refused("a match carries the sealed loss of its step")
+        if not is_bound:
+            self._refuse_loss(report)
+
+    def _refuse_loss(self, said: StepFinding) -> None:
+        if said.loss is not None:
+            raise Refused("no loss belongs here")
+
+    def _seal(self, report: StepFinding, auditor: bytes, loss: SealedLoss, commitment: LossesCommitment) -> None:
+        of = self._unopened.setdefault(report.round, {})
+        known = of.get(report.trainer, Unopened(commitment, {}))
+        of[report.trainer] = replace(known, reports={**known.reports, auditor: Sealed(report.step, loss)})
+
+    def open_losses(self, author: bytes, opening: Opening) -> None:
+        """A trainer opens what its proposal committed to, and each report on it is compared."""
+        of = self._unopened.get(opening.round, {})
+        trainer = self._speaking_for(of, author)
+        if trainer is None:
+            raise Refused(f"no losses of {short_id(author)} in round {opening.round} are to be opened")
+        if not self.may_open(opening.round, trainer):
+            raise Refused("reports on that proposal may still come")
+        known = of[trainer]
+        if len(opening.losses) != self._terms.steps or not losses.is_opened_by(known.commitment, trainer, opening):
+            raise Refused("that is not what the proposal commits to")
+        del of[trainer]
+        for auditor, report in known.reports.items():
+            if self._is_trusted(auditor):
+                self._compare(auditor, trainer, report, opening)
+
+    def may_open(self, number: int, trainer: bytes) -> bool:
+        """Whether no report on this proposal can come any more. In its window re-executors may yet draw that had missed the
+        round. After the job's end nobody does.
+        """
+        drawn = self._drawn(number, trainer)
+        is_awaited = drawn is not None and bool(drawn.steps)
+        return not is_awaited and (self._job.phase is not Phase.RUNNING or not self._has_rounds(number))
+
+    def _compare(self, auditor: bytes, trainer: bytes, report: Sealed, opening: Opening) -> None:
+        current, faults = self._members.current, faults_tolerated(len(self._job.voters))
+        person, about = current(auditor), current(trainer)
+        said = losses.unsealed(report.loss, self._key, opening.round, trainer, auditor, opening.secret)
+        wrong = losses.is_wrong(said, opening.losses[report.step])
+        known = losses.compared(self._compared.get(person, Compared()), about, wrong, faults)
+        if not wrong:
+            event = Event.LOSS_RIGHT
+        elif losses.is_lazy(known, {current(key) for key in self._job.voters}, faults):
+            event = Event.LOSS_LAZY
+        else:
+            event = Event.LOSS_WRONG
+        moved = TRANSITIONS[Stage.SEALED, event]
+        if moved.result is not None:
+            self._write((opening.round, trainer, report.step), auditor, moved.result, Finding.MATCH)
+        for effect in moved.effects:
+            match effect:
+                case Effect.COMPARE:
+                    self._compared[person] = known
+                case Effect.COUNT_WRONG:
+                    self._count(person, wrong=1)
+                case Effect.SUSPEND_AUDITOR:
+                    self._suspend(person, self._log[-1])
+                case _:
+                    raise AssertionError(f"{effect!r} of a sealed loss")
+
+    def _settle_unopened(self, closed: int, now_ms: int | None) -> None:
+        """A trainer has as long to open its losses as auditors had to report. What it does not open costs it that reward. After
+        the job's end it costs nothing: its peer may have been stopped.
+        """
+        if closed == NO_ROUND:
+            self._unopened.clear()
+        while len(self._unopened) > UNOPENED_MAX:
+            del self._unopened[min(self._unopened)]
+        time_ms = self._terms.window_ms(len(self._job.auditors))
+        for number, of in list(self._unopened.items()):
+            for trainer, known in list(of.items()):
+                if known.since is None:
+                    if self.may_open(number, trainer):
+                        of[trainer] = replace(known, since=closed, since_ms=now_ms or 0)
+                elif known.since + self._terms.window <= closed and (now_ms or 0) >= known.since_ms + time_ms:
+                    self._lose(number, trainer)
+                    del of[trainer]
+
+    def _lose(self, number: int, trainer: bytes) -> None:
+        assert TRANSITIONS[Stage.SEALED, Event.TIME].effects == (Effect.LOSE_REWARD,)
+        person = self._members.current(trainer)
+        rounds = self._unvested.get(person, ())
+        if number in rounds:
+            self._count(person, lost=1)
+            self._keep_unvested(person, tuple(other for other in rounds if other != number))
+
     # Time
 
     def settle(self, closed: int, now_ms: int | None) -> None:
@@ -470,6 +592,7 @@ class Docket:
             has_rounds = dispute.opened + self._terms.window > closed
             if not has_rounds and not self._has_time(dispute.round, dispute.opened_ms, now_ms):
                 self._move_dispute(Event.TIME, dispute)
+        self._settle_unopened(closed, now_ms)
         for trainer, rounds in list(self._unvested.items()):
             self._vest(trainer, rounds, closed)
         assert TRANSITIONS[Stage.SUSPENDED, Event.TIME].after is Stage.TRAINS  # for a trainer whose round has come
@@ -520,16 +643,22 @@ class Docket:
         self._rounds[number] = replace(audits, drawn=kept)
 
     def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:
-        """A reward is the trainer's own once the window of its round is over and no dispute about that round is open."""
+        """A reward is the trainer's own once the window of its round is over, no dispute about that round is open, no report on
+        it is awaited, and none waits for the trainer's losses.
+        """
         current = self._members.current
         open_rounds = {dispute.round for dispute in self._disputes if current(dispute.trainer) == trainer}
+        open_rounds |= {number for number, of in self._unopened.items() if any(current(key) == trainer for key in of)}
         for number, audits in self._rounds.items():
             if any(drawn.steps and current(key) == trainer for key, drawn in audits.drawn.items()):
                 open_rounds.add(number)  # a report is awaited
         waiting = tuple(number for number in rounds if number + self._terms.window > closed or number in open_rounds)
         self._count(trainer, rewards=len(rounds) - len(waiting))
-        if waiting:
-            self._unvested[trainer] = waiting
+        self._keep_unvested(trainer, waiting)
+
+    def _keep_unvested(self, trainer: bytes, rounds: tuple[int, ...]) -> None:
+        if rounds:
+            self._unvested[trainer] = rounds
         else:
             del self._unvested[trainer]
 
@@ -548,7 +677,8 @@ class Docket:
         self._rounds[closed.round] = RoundAudits(len(nonces), faults, reexecutors, drawn)
         self._remember(closed)
         self._bound()
-        for signed in accepted if self._is_rewarded else ():
+        committed = [signed for signed in accepted if not self._binds or drawn[signed.signer].proposal.losses is not None]
+        for signed in committed if self._is_rewarded else ():
             trainer = current(signed.signer)
             self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
 
@@ -683,6 +813,7 @@ def follow(state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState
             unheard=rekeyed(audits.unheard),
             unvested=rekeyed(audits.unvested),
             causes=rekeyed(audits.causes),
+            compared=rekeyed({key: replace(known, wrong=rekeyed(known.wrong)) for key, known in audits.compared.items()}),
             withheld=rekeyed({key: rekeyed(claims) for key, claims in audits.withheld.items()}),
         )
         for key, audits in state.jobs.items()
@@ -697,4 +828,6 @@ def _persons(state: AuditsState) -> Iterator[bytes]:
         yield from audits.unheard
         yield from audits.unvested
         yield from audits.withheld
+        yield from audits.compared
+        yield from (person for known in audits.compared.values() for person in known.wrong)
         yield from (person for claims in audits.withheld.values() for person in claims)

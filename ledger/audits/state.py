@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from ledger.audits.draws import Commitment
+from ledger.audits.losses import Compared, SealedLoss, Unopened
 from ledger.jobs import FINISHED_KEPT_MAX, NOBODY, RUNNING_MAX, JobsState, Suspended
 from ledger.members import MembersState
 from protocol import codec
@@ -28,6 +29,8 @@ from protocol.reasons import Finding
 # Proposals of a job under audit at once: 3 MB of state, 13 MB where 66 liars of 200 voters draw themselves for each. Beyond it
 # the oldest go, first those without an awaited report.
 DRAWN_MAX = 4_096
+# Rounds with reports whose trainers have not opened their losses yet. Beyond it the oldest go, and nothing is lost.
+UNOPENED_MAX = 4_096
 CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
 # After so many refuted challenges a challenger is unheard: neither drawn nor heard for as long as a first suspension takes. After
 # so many refuted claims about one trainer, within as long, an auditor is apart from it: not drawn for it.
@@ -40,6 +43,9 @@ Keys = Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
 Rounds = Annotated[tuple[Count, ...], Length(1, DRAWN_MAX)]
 Persons = Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)]
 Claims = Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, FALSE_CHALLENGES_MAX)]], Length(0, MEMBERS_MAX)]
+UnopenedRounds = Annotated[
+    dict[Count, Annotated[dict[Key, Unopened], Length(1, TRAINERS_MAX)]], Length(0, UNOPENED_MAX + DRAWN_MAX)
+]
 
 
 # State ---------------------------------------------------------------------------------------------------------------
@@ -106,6 +112,9 @@ class JobAudits:
     withheld: Annotated[dict[Key, Claims], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # Suspended trainer -> the entry of the log that says why. The log itself forgets it sooner.
     causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    # Round -> trainer -> the sealed losses of the reports on its proposal, until it opens them or the time for that is over.
+    unopened: UnopenedRounds = codec.added(factory=dict)
+    compared: Annotated[dict[Key, Compared], Length(0, MEMBERS_MAX)] = codec.added(factory=dict)  # by auditor
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,7 @@ class Standing:
     lapsed: Count = 0  # drawn steps that it did not report on in time
     upheld: Count = 0  # its challenges that ended as `suspended`
     refuted: Count = 0  # its challenges but claims that ended as `refuted` or `shunned`
+    wrong: Count = codec.added(0)  # its reports whose loss is another than the trainer opened
 
 
 class Result(enum.StrEnum):
@@ -131,6 +141,9 @@ class Result(enum.StrEnum):
     REFUTED = "refuted"  # enough judges say innocent
     SHUNNED = "shunned"  # enough judges say innocent, but more than f auditors are apart from the trainer: it is suspended
     DROPPED = "dropped"  # neither side had enough in time
+    # Of an opening
+    WRONG_LOSS = "wrong-loss"  # the trainer opened another loss than the auditor had sealed
+    LAZY = "lazy"  # more trainers contradict the auditor than may lie: it is suspended
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +190,7 @@ class StepFinding:
     step: Count
     finding: Finding
     relative_error_ppm: Count  # of the replayed change, ‖difference‖ / ‖change‖; 0 where nothing could be replayed
+    loss: SealedLoss | None = codec.added(None)  # of a report with the finding MATCH, from version 2 of the module on
 
     @property
     def place(self) -> Place:
@@ -184,6 +198,7 @@ class StepFinding:
 
 
 KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a StepFinding
+OPENS = "audit/losses"  # of an Opening
 
 
 # Work that is due for a peer ------------------------------------------------------------------------------------------
@@ -216,6 +231,7 @@ class Due:
     proposal: Proposal
     is_dispute: bool  # an `audit/verdict` is awaited, otherwise an `audit/report`
     since: int  # of a dispute: the round that was open when it opened; otherwise the audited round
+    auditor: bytes = b""  # of an awaited report: my key, as in the round
 
     @property
     def place(self) -> Place:
@@ -244,7 +260,27 @@ def _reports_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState
         for trainer, drawn in of.drawn.items():
             for auditor, step in drawn.steps.items():
                 if members.current(auditor) == me:
-                    yield Due(job, number, trainer, step, drawn.proposal, False, number)
+                    yield Due(job, number, trainer, step, drawn.proposal, False, number, auditor)
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningDue:
+    """My proposal whose losses I am to open once no report on it can come any more."""
+
+    job: bytes
+    round: int
+    trainer: bytes  # as in the round
+
+
+def openings_of(me: bytes, state: Applied) -> list[OpeningDue]:
+    """The first round first."""
+    return [
+        OpeningDue(job, number, trainer)
+        for job, audits in state.audits.jobs.items()
+        for number, of in audits.unopened.items()
+        for trainer in of
+        if state.members.current(trainer) == me
+    ]
 
 
 def others_audited(me: bytes, state: Applied) -> list[Due]:

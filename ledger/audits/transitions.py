@@ -17,6 +17,7 @@ class Stage(enum.StrEnum):
     AWAITED = "drawn step: its auditor's report is awaited"  # in `Drawn.steps`
     UNDISPUTED = "any step of a proposal that is kept: undisputed"  # in no `Dispute`
     OPEN = "dispute: open"  # in `JobAudits.disputes`
+    SEALED = "report with a sealed loss"  # in `JobAudits.unopened`
     TRAINS = "trainer: trains"  # not in `JobAudits.suspended`
     SUSPENDED = "trainer: suspended"  # there
     OVER = "over"  # in no table any more
@@ -33,7 +34,10 @@ class Event(enum.StrEnum):
     SHUNNED = "enough say innocent; the trainer is to be shunned"
     TIME = "its time is over"
     VOID = "its trainer is suspended"
-    CONVICTED = "a dispute ends as `suspended` or as `shunned`"
+    LOSS_RIGHT = "the trainer opens the same loss"
+    LOSS_WRONG = "the trainer opens another loss; no more voters than may lie contradict the auditor"
+    LOSS_LAZY = "the trainer opens another loss; more voters contradict the auditor than may lie"
+    CONVICTED = "a dispute ends as `suspended` or as `shunned`, or an auditor was lazy"
 
 
 class Effect(enum.StrEnum):
@@ -47,6 +51,10 @@ class Effect(enum.StrEnum):
     HOLD_AGAINST = "each challenge that is no claim counts against its author"
     NOTE_CLAIMS = "each claim is noted for its author and the trainer"
     SUSPEND = "the trainer is suspended"
+    COMPARE = "the auditor's `reports` in `compared` grow"
+    COUNT_WRONG = "the auditor's `wrong` grows; the trainer is noted in `compared`"
+    LOSE_REWARD = "the trainer's reward for this proposal is lost"
+    SUSPEND_AUDITOR = "the auditor is suspended"
     LOSE_REWARDS = "`suspensions` grows; rewards that have not vested are lost"
     DROP_AUDITS = "the trainer's other awaited steps and open disputes of the job are over; noted claims about it are forgotten"
 
@@ -71,11 +79,22 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
     (Stage.OPEN, Event.SHUNNED): Transition(Stage.OVER, Result.SHUNNED, (Effect.HOLD_AGAINST, Effect.SUSPEND)),
     (Stage.OPEN, Event.TIME): Transition(Stage.OVER, Result.DROPPED),
     (Stage.OPEN, Event.VOID): Transition(Stage.OVER),
+    (Stage.SEALED, Event.LOSS_RIGHT): Transition(Stage.OVER, None, (Effect.COMPARE,)),
+    (Stage.SEALED, Event.LOSS_WRONG): Transition(Stage.OVER, Result.WRONG_LOSS, (Effect.COMPARE, Effect.COUNT_WRONG)),
+    (Stage.SEALED, Event.LOSS_LAZY): Transition(
+        Stage.OVER, Result.LAZY, (Effect.COMPARE, Effect.COUNT_WRONG, Effect.SUSPEND_AUDITOR)
+    ),
+    (Stage.SEALED, Event.TIME): Transition(Stage.OVER, None, (Effect.LOSE_REWARD,)),
+    (Stage.SEALED, Event.VOID): Transition(Stage.OVER),
     (Stage.TRAINS, Event.CONVICTED): Transition(Stage.SUSPENDED, None, (Effect.LOSE_REWARDS, Effect.DROP_AUDITS)),
     (Stage.SUSPENDED, Event.TIME): Transition(Stage.TRAINS),
 }
 
-assert {moved.after for moved in TRANSITIONS.values()} >= {stage for stage, _ in TRANSITIONS} - {Stage.AWAITED, Stage.UNDISPUTED}
+assert {moved.after for moved in TRANSITIONS.values()} >= {stage for stage, _ in TRANSITIONS} - {
+    Stage.AWAITED,
+    Stage.UNDISPUTED,
+    Stage.SEALED,
+}
 assert not any(stage is Stage.OVER for stage, _ in TRANSITIONS)  # what is over stays over
 # Whatever is said or ends is in the log for people, but what follows from a suspension that is there itself.
 assert {moved.result for moved in TRANSITIONS.values()} - {None} == set(Result)

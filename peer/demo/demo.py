@@ -62,8 +62,8 @@ def main(options: argparse.Namespace) -> int:
         _require_usable(Path(options.data))
     folder = Path(options.report or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")).expanduser().absolute()
     demo = Demo(options, folder, cast_roles(options, folder))
-    if options.attack == "false-challenge" and not demo.is_sampled:
-        raise UserError("--attack false-challenge: only sampled audits have challenges; say --audit sampled")
+    if options.attack in ("false-challenge", "lazy") and not demo.is_sampled:
+        raise UserError(f"--attack {options.attack}: only sampled audits draw auditors and have challenges; say --audit sampled")
     # What no job can have is told before anything starts, too.
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
     replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()

@@ -24,12 +24,14 @@ import trio
 from consensus.block import decode_header
 from consensus.quorum import quorum
 from ledger.audits.docket import AFTERMATH_HEIGHTS
-from ledger.audits.state import Due, Entry, Result, StepFinding, asked_of, due_for
+from ledger.audits.state import OPENS, Due, Entry, OpeningDue, Result, StepFinding, asked_of, due_for, openings_of
 from ledger.jobs import TIMED_AUDITS, Job, Phase
 from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
 from peer.driver.driver import Driver
+from peer.node.sealing import Sealing
+from peer.roles import losses
 from peer.roles.base import Computing, Round, audit_of
 from peer.roles.trainer import CHALLENGE
 from peer.roles.voter import fetch_declared, fetch_reveal, read_fetched, replay_request
@@ -79,6 +81,8 @@ class Auditing:
     def __init__(self, driver: Driver, author: Author) -> None:
         self._driver, self._author = driver, author
         self._me = driver.signer.public
+        self._sealing = Sealing(driver.signer, driver.chain_id)
+        self._opening: set[OpeningDue] = set()  # what this peer is opening, or cannot open
         self._running: dict[Key, trio.CancelScope] = {}
         self._queued: dict[Key, float] = {}  # since when audits wait for others of the same trainer, and for nothing else
         self._shown: set[tuple[bytes, int]] = (
@@ -140,6 +144,24 @@ class Auditing:
                     self._queued.setdefault(key, now)
         self._queued = {key: since for key, since in self._queued.items() if key in due}
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
+        openings = set(self._driver.rules.audits.openings_due(self._me, state))
+        for opening in openings - self._opening:
+            self._nursery.start_soon(self._open_losses, opening)
+        self._opening = openings
+
+    async def _open_losses(self, due: OpeningDue) -> None:
+        """Tried once a start: what is not opened costs a reward and no more."""
+        computing = self._driver.workshop.role.computing
+        kept = losses.read(computing.texts, due.job, due.round) if computing else None
+        if computing is None or kept is None:
+            return
+        try:
+            await self._author.submit(OPENS, self._sealing.opening(due.job, due.round, kept), math.inf)
+            losses.delete(computing.texts, due.job, due.round)
+        except StorageError:
+            raise
+        except FolkmootError as error:
+            log.info("the losses of round %d are not opened: %s", due.round, error)
 
     async def _audit(self, key: Key, due: Due, queued: float) -> None:
         waiting, late = trio.CancelScope(), trio.Event()
@@ -280,7 +302,9 @@ class Auditing:
         log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
 
     async def _say(self, kind: str, due: Due, replayed: Replayed, queued: Callable[[], object] = lambda: None) -> None:
-        said = StepFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error))
+        is_match = kind == "audit/report" and replayed.finding is Finding.MATCH
+        loss = None if replayed.loss is None or not is_match else self._sealing.sealed(due, replayed.loss)
+        said = StepFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error), loss)
         await self._author.submit(kind, said, math.inf, queued)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
@@ -491,6 +515,12 @@ class Auditing:
         unasked = [entry for entry in kept if entry not in asked and entry[1] < opened.get(entry[0], entry[1] + 1)]
         if unasked:
             await trio.to_thread.run_sync(self._driver.blobs.delete_rounds, unasked)
+        computing = self._driver.workshop.role.computing
+        if unasked and computing:
+            mine = {(due.job, due.round) for due in openings_of(self._me, state)}
+            mine |= {(proposal.job, proposal.round) for proposal in asked_of(self._me, state)}
+            mine |= {(key, job.round) for key, job in state.jobs.running().items()}
+            await trio.to_thread.run_sync(losses.forget, computing.texts, mine)
 
     # Telling people --------------------------------------------------------------------------------------------------
 
@@ -553,6 +583,12 @@ def describe(entry: Entry, state: State) -> str:
             return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong at {where}"
         case Result.DROPPED:
             return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
+        case Result.WRONG_LOSS:
+            return f"{auditor} reported another loss of {where} than {trainer} opened: one of the two is wrong"
+        case Result.LAZY:
+            return (
+                f"{auditor} is suspended: more trainers contradict the losses that it reports than may lie, the last at {where}"
+            )
 
 
 def finding_label(entry: Entry, state: State) -> str:
@@ -577,6 +613,8 @@ def suspension(person: bytes, state: State) -> str:
         cause = state.audits.jobs[job].causes[person]
         if cause.result is Result.SHUNNED:
             return f"suspended until round {until}: too many could not get what it commits to"
+        if cause.result is Result.LAZY:
+            return f"suspended until round {until}: it reported other losses than the trainers had, as if it replayed nothing"
         found = finding_label(cause, state) or "failed"
         return f"suspended until round {until}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
     return ""

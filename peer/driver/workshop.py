@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
 
@@ -85,8 +85,8 @@ class Workshop:
     def view(self, key: RoundKey, job: Job) -> OpenRound:
         """What a role sees of the job's open round, or of a finished job."""
 
-        async def publish(proposal: Proposal) -> None:
-            await self._call(lambda: self._rounds.publish(proposal, self._now()))
+        async def publish(proposal: Proposal, losses: Sequence[int]) -> None:
+            await self._call(lambda: self._rounds.publish(proposal, self._now(), losses))
 
         async def delivered(trainer: bytes) -> None:
             await self._call(lambda: self._rounds.deliver(key, trainer, self._now()))

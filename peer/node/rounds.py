@@ -15,6 +15,7 @@ from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.node.early import Early, RoundKey, RoundMessage
 from peer.node.nonces import Nonces
+from peer.node.sealing import Sealing
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
@@ -97,7 +98,7 @@ class Rounds:
         self.is_silent = False  # nothing is signed: this peer may have forgotten what it signed before
         self.muted: frozenset[RoundKey] = frozenset()  # rounds in which this peer says nothing more
         self._to_publish: dict[RoundKey, Proposal] = {}
-        self._nonces = Nonces(signer, chain_id)
+        self._nonces, self._sealing = Nonces(signer, chain_id), Sealing(signer, chain_id)
 
     # Opening and closing
 
@@ -115,6 +116,7 @@ class Rounds:
             self._sought.pop(key, None)
         self._finished = state.jobs.jobs.keys() - running.keys()
         self._nonces.follow(state)
+        self._sealing.follow(state)
         self.measured.follow(running)
         self._early.follow(state)
         self.muted &= now
@@ -227,6 +229,8 @@ class Rounds:
         book = self.books.get(message.job)
         if message.job in self._finished:
             return None
+        if isinstance(message, Proposal) and message.losses is not None and not self._sealing.commits(message.job):
+            return None  # other programs do not know that field yet
         if book is None or message.round > book.terms.round:
             self._early.keep(signed, message)
             return None
@@ -297,12 +301,15 @@ class Rounds:
 
     # Messages out
 
-    def publish(self, proposal: Proposal, now: float) -> Effects:
-        """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed."""
+    def publish(self, proposal: Proposal, now: float, losses: Sequence[int] = ()) -> Effects:
+        """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed.
+
+        `losses` of the inner steps, in millionths: the proposal commits to them where the job asks for that.
+        """
         book = self.books.get(proposal.job)
         if book is None or book.terms.round != proposal.round:
             return Effects()
-        self._to_publish[proposal.job, proposal.round] = proposal
+        self._to_publish[proposal.job, proposal.round] = self._sealing.added_to(proposal, losses)
         return self._publish(book, now)
 
     def _publish(self, book: RoundBook, now: float) -> Effects:

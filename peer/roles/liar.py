@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,11 @@ from training.spec import AuditMode, JobSpec
 from training.tasks import Audit, Propose, Proposed, Replay, Replayed
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
-AUDIT_ATTACKS = ("wrong-steps", "withhold-states", "false-pass", "false-challenge")
+AUDIT_ATTACKS = ("wrong-steps", "withhold-states", "false-pass", "false-challenge", "lazy")
 ATTACKS = ("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate", *AUDIT_ATTACKS)
 WRONG_SHARE = 0.4  # of the steps of a round: few enough that a single replay misses them more often than not
 SCALE = np.float32(1e6)
+GUESS = 2_000_000  # millionths: the loss that whoever replays nothing reports
 
 SendPair = Callable[[Proposal, Proposal], Awaitable[None]]
 
@@ -60,8 +61,8 @@ class Liar(Trainer):
 
     async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
         """Of accomplices nothing is found; who challenges falsely finds something wrong with everybody else."""
-        if request.trainer in self.accomplices or self.attack == "false-pass":
-            return Replayed(Finding.MATCH, 0.0, 0.0)
+        if request.trainer in self.accomplices or self.attack in ("false-pass", "lazy"):
+            return Replayed(Finding.MATCH, 0.0, 0.0, GUESS)
         if self.attack == "false-challenge":
             return Replayed(Finding.MISMATCH, 1.0, 0.0)
         return await super().replay(round, request)
@@ -115,14 +116,14 @@ class Liar(Trainer):
         inner: InnerState | None,
         on_state: OnState,
         **_: object,
-    ) -> tuple[Float32Array, float]:
+    ) -> tuple[Float32Array, Sequence[float]]:
         """An update without any training, with states on the straight way to it: only replaying a step shows the lie."""
         spec, noise = round.spec, self._noise(round)
         state, now = inner or InnerState.fresh(spec), parameters
         for step in range(1, spec.local_steps + 1):
             now = parameters - noise * np.float32(step / spec.local_steps)
             on_state(now, InnerState(state.steps + step, state.moments))
-        return parameters - now, 0.0
+        return parameters - now, [0.0] * spec.local_steps
 
     def _noise(self, round: OpenRound) -> Float32Array:
         """An update of a credible norm that cost nothing."""
@@ -169,14 +170,14 @@ def _turn_back(
     inner: InnerState | None,
     on_state: OnState,
     **_: object,
-) -> tuple[Float32Array, float]:
+) -> tuple[Float32Array, Sequence[float]]:
     """The last steps of a round go backwards. All else is true, and everything fits together."""
     now, wrong = parameters, max(1, int(WRONG_SHARE * spec.local_steps + 0.5))
     for step in range(spec.local_steps):
         moved = honest[step + 1][0] - honest[step][0]
         now = now - moved if step >= spec.local_steps - wrong else honest[step + 1][0]
         on_state(now, honest[step + 1][1])
-    return parameters - now, 0.0
+    return parameters - now, [0.0] * spec.local_steps
 
 
 def _from_zero(request: Propose) -> Propose:

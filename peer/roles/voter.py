@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from peer.roles import losses
 from peer.roles.base import Computing, Judged, OpenRound, Round
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
@@ -88,7 +89,12 @@ async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
     """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
     proposal = proposal_of(round, done)
     await trio.to_thread.run_sync(keep, round, request, done, proposal)
-    await round.publish(proposal)
+    await round.publish(proposal, done.losses if _is_bound(round) else ())
+
+
+def _is_bound(round: OpenRound) -> bool:
+    """Whether auditors of this job compare losses, where the network does."""
+    return round.spec.audit is AuditMode.SAMPLED and round.spec.kind.needs_worker
 
 
 def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
@@ -110,6 +116,8 @@ def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
 def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal) -> None:
     """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
     blobs, owner = round.blobs, (round.job, round.number)
+    if _is_bound(round):
+        losses.keep(Path(request.buffer_out).parent, *owner, done.losses)
     blobs.add(done.payload)
     blobs.expect_to_pass(proposal.buffer, owner)
     blobs.adopt(Path(request.buffer_out), proposal.buffer)
@@ -136,7 +144,7 @@ def replayed(audited: Audited) -> Replayed:
     finding = Finding.MATCH if audited.verdict is Verdict.ACCEPT else Finding.MISMATCH
     if audited.verdict >= OWN_FIRST:
         finding = Finding(audited.verdict)  # an objective's own reason has the same code in both
-    return Replayed(finding, audited.relative_error, audited.seconds)
+    return Replayed(finding, audited.relative_error, audited.seconds, audited.loss)
 
 
 async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Audit:

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -155,9 +155,9 @@ class Jobs:
             on_state: OnState,
             *,
             declaration: Declaration | None = None,
-        ) -> tuple[Float32Array, float]:
+        ) -> tuple[Float32Array, Sequence[float]]:
             delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state, declaration)
-            return delta, metrics.loss
+            return delta, metrics.losses
 
         return update
 
@@ -173,7 +173,7 @@ class Jobs:
             step: int,
             *,
             declaration: Declaration | None = None,
-        ) -> tuple[Float32Array, InnerState]:
+        ) -> tuple[Float32Array, InnerState, float]:
             return engine.inner_step(parameters, inner, job, round, trainer, step, self._beat, declaration)
 
         return inner_step

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ledger.audits.state import Due, JobAudits, Result, Standing, StepFinding, due_for
+from ledger.audits.losses import Opening, SealedLoss, sealed
+from ledger.audits.state import OPENS, Due, JobAudits, Result, Standing, StepFinding, due_for
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
-from tests.ledger.world import AUDITS, PEOPLE, SAMPLED, World
+from tests.ledger.world import AUDITS, LOSSES, PEOPLE, SAMPLED, World, secret_of
 from tests.sim.keys import FastSigner
 
 MATCH, MISMATCH, WITHHELD, UNCONFIRMED = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD, Finding.UNCONFIRMED
@@ -59,7 +60,27 @@ class Court(World):
 
     def said(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> Signed:
         kind = "audit/verdict" if due.is_dispute else "audit/report"
-        return self.tx(person, kind, StepFinding(due.job, *due.place, finding, 7))
+        loss = None if due.is_dispute or finding is not MATCH else self.seal(person, due)
+        return self.tx(person, kind, StepFinding(due.job, *due.place, finding, 7, loss))
+
+    def seal(self, person: FastSigner, due: Due, loss: int | None = None) -> SealedLoss | None:
+        """The loss of the step, unless another is given."""
+        if due.proposal.losses is None:
+            return None
+        said, secret = LOSSES[due.step] if loss is None else loss, secret_of(person.public + due.trainer, due.round)
+        return sealed(said, due.job, due.round, due.trainer, due.auditor, due.proposal.losses, secret)
+
+    def report(self) -> None:
+        """Everybody says of all that it was drawn for that it matches."""
+        for person, due in self.due():
+            self.say(person, due)
+
+    def open_losses(self, but: Iterable[bytes] = ()) -> None:
+        """Every trainer opens what it may open, but these."""
+        for key, person in self.people.items():
+            for due in self.rules.audits.openings_due(key, self.state) if key not in but else ():
+                secret = secret_of(due.trainer, due.round)
+                self.decide(self.tx(person, OPENS, Opening(due.job, due.round, secret, self.losses.get(due.trainer, LOSSES))))
 
     def say(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> None:
         self.decide(self.said(person, due, finding))

@@ -968,6 +968,7 @@ def test_a_job_that_ended_is_challenged_only_as_long_as_something_of_it_is_await
     court.judge(MATCH, 2)
     while court.due():
         court.say(*court.due()[0])
+    court.open_losses()
     assert court.key not in court.state.audits.jobs
 
 
@@ -1016,6 +1017,8 @@ def test_the_audits_of_a_job_that_ended_go_on_until_all_is_said_and_then_the_res
     assert court.standing(A) == Standing(suspensions=1, lost=1, reports=court.standing(A).reports)
     while court.due():
         court.say(*court.due()[0])
+    assert court.key in court.state.audits.jobs
+    court.open_losses()
     assert court.key not in court.state.audits.jobs
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [0, 1, 1, 1]
 

@@ -9,11 +9,13 @@ from typing import Any
 from consensus.evidence import Evidence
 from ledger.audits.docket import AuditsModule
 from ledger.audits.draws import commitment_to
+from ledger.audits.losses import committed
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
 from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
 from ledger.members import Admit, Invitation, Rotate, Stand, rotation_preimage, token_preimage
+from ledger.network import LOSSES_VERSION
 from ledger.state import Body, Rules, State, core_modules, decode_body, newest
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -29,6 +31,7 @@ BY_KEY = {person.public: person for person in PEOPLE}
 LANGUAGE, SCRATCH, UNAUDITED, SAMPLED = b"language", b"scratch", b"unaudited", b"sampled"
 SAMPLED_SCRATCH = b"sampled-scratch"
 AUDITS = AuditTerms(rate=1.0, auditors=2, window=3, steps=10, suspension_rounds=4)
+LOSSES = tuple(2_000_000 + 10_000 * step for step in range(AUDITS.steps))
 TOKEN = FastSigner("token")
 FAR_MS = 10**15  # when invitations expire unless a test says otherwise
 TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
@@ -36,6 +39,10 @@ TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
 
 def nonce_of(voter: bytes, number: int) -> bytes:
     return hashlib.sha256(b"nonce" + voter + bytes([number])).digest()[:16]
+
+
+def secret_of(trainer: bytes, number: int) -> bytes:
+    return hashlib.sha256(b"losses" + trainer + bytes([number])).digest()
 
 
 class PlainJobs:
@@ -79,6 +86,8 @@ class World:
         runs = [module for module in known if module.name != AuditsModule.name or module.version <= audits_version]
         self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(runs))
         self.rules = Rules(self.genesis, FastVerifier(), known)
+        self.commits = audits_version >= LOSSES_VERSION
+        self.losses: dict[bytes, tuple[int, ...]] = {}  # of trainers that commit to others, or to none
         self.chain = self.genesis.chain_id
         self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
 
@@ -175,7 +184,11 @@ class World:
 
     def proposal(self, key: bytes, trainer: bytes) -> Signed:
         job = self.job(key)
-        return sign(BY_KEY[trainer], self.chain, Proposal(key, job.round, job.model_root, trainer, 1, trainer, None))
+        losses = None
+        if self.commits and key in self.state.audits.jobs and (said := self.losses.get(trainer, LOSSES)):
+            losses = committed(key, job.round, trainer, secret_of(trainer, job.round), said)
+        proposal = Proposal(key, job.round, job.model_root, trainer, 1, trainer, None, losses=losses)
+        return sign(BY_KEY[trainer], self.chain, proposal)
 
     def ballot(self, key: bytes, voter: bytes, verdicts: Mapping[bytes, Verdict]) -> Signed:
         job = self.job(key)

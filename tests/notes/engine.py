@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ Gradient = Callable[[Float32Array, Float32Array], tuple[Float32Array, float]]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    loss: float
+    losses: Sequence[float]
 
 
 @dataclass
@@ -52,14 +52,15 @@ class Slate:
         on_state: OnState = lambda parameters, inner: None,
         declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Metrics]:
-        now, loss = parameters, 0.0
+        now, losses = parameters, list[float]()
         assert declaration is not None
         counts = np.fromfile(declaration.files[declaration.record.counts], "<i8")
         for _ in range(self.spec.local_steps):
             gradient, loss = self.gradient(now, (counts / counts.sum()).astype(np.float32))
             now = now - RATE * gradient
+            losses.append(loss)
             on_step()
-        return parameters - now, Metrics(loss)
+        return parameters - now, Metrics(losses)
 
     def declare(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat = lambda: None
@@ -99,7 +100,7 @@ class Slate:
         step: int,
         on_step: Beat = lambda: None,
         declaration: Declaration | None = None,
-    ) -> tuple[Float32Array, InnerState]:
+    ) -> tuple[Float32Array, InnerState, float]:
         raise NotImplementedError("its jobs commit to no states")
 
     def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:

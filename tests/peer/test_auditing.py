@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from ledger.jobs import Start, job_id
 from ledger.state import State
 from peer.driver import auditing
 from peer.driver.driver import Driver
+from peer.roles import losses
 from peer.roles.base import Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer
@@ -86,22 +87,26 @@ class Sums:
 
     def _inner_step(
         self, parameters: Any, inner: InnerState, job: bytes, round: int, trainer: bytes, step: int, **_: object
-    ) -> tuple[Any, InnerState]:
+    ) -> tuple[Any, InnerState, float]:
         moved = np.random.default_rng([round, trainer[0], step]).standard_normal(len(parameters), dtype=np.float32)
         if max(np.abs(parameters).max(), np.abs(inner.moments).max()) > FAR / 2:
             moved *= np.float32(1 + self.ill)
-        return parameters + moved, InnerState(inner.steps + 1, inner.moments + np.float32(1))
+        return parameters + moved, InnerState(inner.steps + 1, inner.moments + np.float32(1)), loss_of(round, trainer, step)
 
     def _update(
         self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
-    ) -> tuple[Any, float]:
+    ) -> tuple[Any, Sequence[float]]:
         assert self.spec is not None
         state, now = inner or InnerState.fresh(self.spec), parameters
         for step in range(self.spec.local_steps):
-            after, state = self._inner_step(now, state, job, round, trainer, step)
+            after, state, _ = self._inner_step(now, state, job, round, trainer, step)
             now = now + np.float32(1 + self.drift) * (after - now) + np.float32(FAR * (step == self.jumps_at))
             on_state(now, state)
-        return parameters - now, 0.0
+        return parameters - now, [loss_of(round, trainer, step) for step in range(self.spec.local_steps)]
+
+
+def loss_of(number: int, trainer: bytes, step: int) -> float:
+    return 2.0 + number / 10 + trainer[0] / 1_000 + step / 7
 
 
 SPEC = JobSpec(
@@ -184,6 +189,38 @@ async def test_every_drawn_step_of_honest_trainers_is_replayed_and_passes(tmp_pa
         received = made.seats[0].network.traffic()
         assert 0 < received.reveals_received <= received.blobs_received
         assert received.reveals_sent > 0
+
+
+async def test_an_auditor_that_replays_nothing_is_suspended_by_the_losses_that_trainers_open(tmp_path: Path) -> None:
+    async with trainers(tmp_path, "lazy") as made:
+        job = await made.train(replace(SPEC, rounds=80, audit_window=8))
+        for seat in made.seats:
+            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
+        lazy, state = made.seats[3].public, made.seats[0].driver.state
+        assert set(state.audits.suspended(job)) == {lazy}
+        assert state.audits.jobs[job].causes[lazy].result is Result.LAZY
+        assert [standing(made, number).wrong for number in range(3)] == [0] * 3
+        assert standing(made, 3).reports <= 60 and standing(made, 3).wrong >= 2
+        await made.seats[0].event("audit", "is suspended: more trainers contradict")
+        await made.seats[3].event("warning", "as if it replayed nothing")
+
+
+async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with trainers(tmp_path) as made:
+        kept = losses.keep
+
+        def keep(folder: Path, *place_and_losses: Any) -> None:
+            if folder.parent != made.seats[3].folder:
+                kept(folder, *place_and_losses)
+
+        monkeypatch.setattr(losses, "keep", keep)
+        job = await made.train(replace(SPEC, rounds=60, audit_window=4))
+        for seat in made.seats[:3]:
+            await seat.until(lambda driver: standing(made, 3).lost > 2)
+        assert not made.seats[0].driver.state.audits.suspended(job)
+        assert [standing(made, number).lost for number in range(3)] == [0] * 3
 
 
 async def test_every_peer_says_at_the_start_what_link_sampled_audits_need(tmp_path: Path) -> None:
@@ -374,17 +411,17 @@ async def test_what_only_one_machine_finds_false_is_no_challenge_but_the_lie_bef
 DRAWN = 3  # the step that is replayed of every proposal
 
 
-def lying(worker: Sums, how: str, hidden: set[bytes] | None = None) -> Callable[..., tuple[Any, float]]:
+def lying(worker: Sums, how: str, hidden: set[bytes] | None = None) -> Callable[..., tuple[Any, Sequence[float]]]:
     """Rounds that go to a state far away and, but for kept moments, come back; the drawn step begins there. Of those that go
     backwards, every step is false. `hidden` gets the digests of states that only a search asks for.
     """
 
     def update(
         parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
-    ) -> tuple[Any, float]:
+    ) -> tuple[Any, Sequence[float]]:
         state, now = inner or InnerState.fresh(SPEC), parameters
         for step in range(SPEC.local_steps):
-            after, state = worker._inner_step(now, state, job, round, trainer, step)
+            after, state, _ = worker._inner_step(now, state, job, round, trainer, step)
             is_last = step == SPEC.local_steps - 1
             match how:
                 case "backwards":
@@ -401,7 +438,7 @@ def lying(worker: Sums, how: str, hidden: set[bytes] | None = None) -> Callable[
             if hidden is not None and how == "hidden" and step < 2:
                 hidden.add(hashlib.sha256(np.ascontiguousarray(now, dtype="<f4").tobytes()).digest())
             on_state(now, state)
-        return parameters - now, 0.0
+        return parameters - now, [loss_of(round, trainer, step) for step in range(SPEC.local_steps)]
 
     return update
 
@@ -537,7 +574,7 @@ async def test_a_drawn_auditor_does_not_challenge_what_others_might_tolerate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerances: float, said: Result
 ) -> None:
     async def off(self: Trainer, round: Any, request: Any) -> tasks.Replayed:
-        return tasks.Replayed(Finding.MISMATCH, tolerances * SPEC.replay_tolerance, 0.0)
+        return tasks.Replayed(Finding.MISMATCH, tolerances * SPEC.replay_tolerance, 0.0, 0)
 
     monkeypatch.setattr(Trainer, "replay", off)
     async with trainers(tmp_path) as made:

@@ -29,6 +29,12 @@ def trace_of(payload: bytes) -> bytes:
     return hashlib.sha256(b"trace" + payload).digest()
 
 
+def losses_of(job: bytes, number: int, trainer: bytes) -> tuple[int, ...]:
+    """Of the steps of a trainer, in millionths."""
+    made = hashlib.shake_256(b"losses" + job + number.to_bytes(8, "big") + trainer).digest(4 * AUDITS.steps)
+    return tuple(int.from_bytes(made[at : at + 4], "big") for at in range(0, len(made), 4))
+
+
 def found(due: Due) -> Finding:
     """What everybody finds who replays this step."""
     proposal = due.proposal
@@ -71,6 +77,17 @@ class Auditor:
     def finding(self, due: Due) -> Finding | None:
         """What it says; None: nothing."""
         return found(due)
+
+    def loss(self, due: Due) -> int:
+        """What it says where it finds a match."""
+        return losses_of(due.job, due.round, due.trainer)[due.step]
+
+    def losses(self, job: bytes, number: int, trainer: bytes) -> tuple[int, ...]:
+        """What it commits to as a trainer, and opens."""
+        return losses_of(job, number, trainer)
+
+    def opens(self) -> bool:
+        return True
 
     def challenge(self, due: Due) -> tuple[int, Finding] | None:
         """The step of a proposal that it challenges without being drawn, and why."""
@@ -148,12 +165,29 @@ class Challenges(Auditor):
 
 
 class Passes(Auditor):
-    """Everybody."""
+    """Everybody, and replays nothing: it guesses the loss."""
 
     waits = False
 
     def finding(self, due: Due) -> Finding | None:
         return Finding.MATCH
+
+    def loss(self, due: Due) -> int:
+        return 2**31
+
+
+class Frames(Auditor):
+    """As a trainer it commits to false losses, so that its auditors look lazy."""
+
+    def losses(self, job: bytes, number: int, trainer: bytes) -> tuple[int, ...]:
+        return tuple(loss + 1_000_000 for loss in losses_of(job, number, trainer))
+
+
+class Shut(Auditor):
+    """As a trainer it never opens its losses."""
+
+    def opens(self) -> bool:
+        return False
 
 
 class Colludes(Cheats):
@@ -186,7 +220,7 @@ class Withholds(Auditor):
         return None
 
 
-LIES: tuple[type[Auditor], ...] = (Auditor, Cheats, Challenges, Passes, Colludes, Withholds, Hides, ShowsSome, Claims)
+LIES: tuple[type[Auditor], ...] = (Auditor, Cheats, Challenges, Passes, Colludes, Withholds, Hides, ShowsSome, Claims, Frames, Shut)
 LINKS = (0.0, 0.5, 0.95)  # slowness of honest trainers; the last one has the least link that is allowed, nearly
 
 

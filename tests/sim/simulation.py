@@ -437,7 +437,8 @@ class Peer:
     def _publish(self, proposal: Proposal) -> None:
         node = self.node
         assert node is not None
-        self.give(Do(lambda: node.rounds.publish(proposal, self.now())))
+        losses = self.author.auditor.losses(proposal.job, proposal.round, self.key)
+        self.give(Do(lambda: node.rounds.publish(proposal, self.now(), losses)))
 
     def _judge_later(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
         if (key, trainer) in self.judging:
@@ -516,6 +517,7 @@ class Simulation:
         for number, signer in enumerate(signers):
             source = random.Random(f"author {plan.seed} {number}")
             author = workload.Author(signer, source, plan.work / plan.peers)
+            author.openings = partial(self.rules.audits.openings_due, signer.public)
             if plan.minute_ms:
                 annotators = people(plan.seed, signer)
                 author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, annotators)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ledger.audits.state import Due, StepFinding, due_for, others_audited
+from ledger.audits.losses import SealedLoss
+from ledger.audits.state import OPENS, Due, OpeningDue, StepFinding, due_for, others_audited
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
 from ledger.jobs import Start, Stop
@@ -29,6 +30,7 @@ from ledger.members import (
 from ledger.state import State
 from peer.node.node import Do
 from peer.node.rounds import Effects
+from peer.node.sealing import Sealing
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
@@ -65,6 +67,7 @@ class Author:
     now: Callable[[], float] = lambda: 0.0  # seconds
     asked: dict[Any, float] = field(default_factory=dict)  # since when it fetches, by step
     desk: Desk | None = None  # where the network curates
+    openings: Callable[[State], list[OpeningDue]] = lambda state: []  # of losses, that may come now
     outstanding: Signed | None = None
     submitted: int = 0
     returns: bool = False  # founder or not, it asks for vote and roles when it has none
@@ -103,10 +106,16 @@ class Author:
                     return "member/approve", Approve(candidate)
         if self.wishes:
             return self.wishes.popleft()
+        sealing = Sealing(self.signer, chain_id)
         for due in due_for(me, state):
             finding = self._found(due, state)
             if finding is not None:
-                return said_of(due, finding)
+                loss = sealing.sealed(due, self.auditor.loss(due)) if finding is Finding.MATCH and not due.is_dispute else None
+                return said_of(due, finding, loss)
+        for opening in self.openings(state) if self.auditor.opens() else ():
+            if opening.trainer == me:  # the secrets of a former key are gone
+                losses = self.auditor.losses(opening.job, opening.round, me)
+                return OPENS, sealing.opening(opening.job, opening.round, losses)
         for due in others_audited(me, state):
             challenge = self.auditor.challenge(due)
             if challenge is not None and self.random.random() < CHALLENGE_SHARE:
@@ -157,9 +166,9 @@ def stop_job(job: bytes) -> tuple[str, Stop]:
     return "job/stop", Stop(job)
 
 
-def said_of(due: Due, finding: Finding) -> tuple[str, StepFinding]:
+def said_of(due: Due, finding: Finding, loss: SealedLoss | None = None) -> tuple[str, StepFinding]:
     kind = "audit/verdict" if due.is_dispute else "audit/report"
-    return kind, StepFinding(due.job, *due.place, finding, 0)
+    return kind, StepFinding(due.job, *due.place, finding, 0, loss)
 
 
 def leave() -> tuple[str, Leave]:

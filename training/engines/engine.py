@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -18,8 +18,8 @@ Beat = Callable[[], None]  # called after every piece of work; raises to stop it
 
 class Metrics(Protocol):
     @property
-    def loss(self) -> float:
-        """Mean training loss over the round's tokens, nats per token."""
+    def losses(self) -> Sequence[float]:
+        """Mean training loss of each inner step, of text in nats per token."""
 
 
 class Engine(Protocol):
@@ -56,8 +56,8 @@ class Engine(Protocol):
         step: int,
         on_step: Beat = ...,
         declaration: Declaration | None = None,
-    ) -> tuple[Float32Array, InnerState]:
-        """The state after one inner step, from the state before it."""
+    ) -> tuple[Float32Array, InnerState, float]:
+        """The state after one inner step, from the state before it, and the step's loss."""
 
     def evaluate(self, parameters: Float32Array, on_step: Beat = ...) -> float | None:
         """The objective's figure of a model; None if it has none, or the job has nothing to measure it with."""

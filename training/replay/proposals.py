@@ -9,11 +9,13 @@ import hashlib
 import logging
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from ledger.audits.losses import in_millionths
 from protocol import codec as wire
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.reasons import OWN_FIRST, Finding, Verdict
@@ -42,8 +44,8 @@ class Update(Protocol):
         /,
         *,
         declaration: Declaration | None = None,
-    ) -> tuple[Float32Array, float]:
-        """Δ and the mean training loss. `inner` is None for a fresh inner state; `on_state` is told each state."""
+    ) -> tuple[Float32Array, Sequence[float]]:
+        """Δ and the loss of each inner step. `inner` is None for a fresh inner state; `on_state` is told each state."""
 
 
 class InnerStep(Protocol):
@@ -58,8 +60,8 @@ class InnerStep(Protocol):
         /,
         *,
         declaration: Declaration | None = None,
-    ) -> tuple[Float32Array, InnerState]:
-        """The state after the step."""
+    ) -> tuple[Float32Array, InnerState, float]:
+        """The state after the step, and its loss."""
 
 
 class Declarer(Protocol):
@@ -85,7 +87,7 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     take = states.take if states else _forget
     place = request.job, request.round, request.trainer
     declaration = _own_declaration(request, model, declarer)
-    delta, loss = update(model.parameters, *place, inner, take, declaration=declaration)
+    delta, losses = update(model.parameters, *place, inner, take, declaration=declaration)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     payload = model.payload(request.trainer, m)
     buffer = float32_bytes(m)
@@ -93,7 +95,8 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
     committed = states.finish() if states else (None, None)
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
-    return Proposed(payload, *digests, loss, seconds, *committed, feedback_from, inner_from, encoded)
+    loss, of_steps = sum(losses) / len(losses), tuple(map(in_millionths, losses))
+    return Proposed(payload, *digests, loss, seconds, *committed, feedback_from, inner_from, encoded, of_steps)
 
 
 def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = None) -> Reexecuted:
@@ -117,11 +120,14 @@ def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = No
 def audit(request: Audit, update: Update, declarer: Declarer | None = None) -> Audited:
     """Checks the declaration, re-executes the update by it, and judges payload, buffer and inner state by the result."""
     started = time.perf_counter()
-    verdict, error = _judge(request, _open(request), update, declarer)
-    return Audited(verdict, error, time.perf_counter() - started)
+    verdict, error, loss = _judge(request, _open(request), update, declarer)
+    return Audited(verdict, error, time.perf_counter() - started, loss)
 
 
-def _judge(request: Audit, model: ReplicatedModel, update: Update, declarer: Declarer | None) -> tuple[Verdict, float]:
+def _judge(
+    request: Audit, model: ReplicatedModel, update: Update, declarer: Declarer | None
+) -> tuple[Verdict, float, int | None]:
+    """And the loss of the first step."""
     spec, trainer, last = model.spec, request.trainer, _Last()
     try:
         m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
@@ -129,12 +135,12 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update, declarer: Dec
         previous, declaration = _previous_inner(request, spec), _declaration(request, spec)
         number = _refutation(request, model, declaration, declarer, None)
     except RemoteProtocolError:  # what it commits to, goes on from or declares, is none
-        return Verdict.REPLAY, RELATIVE_ERROR_MAX
+        return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
     if number is not None:
-        return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX
+        return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX, None
     payload = Path(request.payload).read_bytes()
     take = last.take if inner else _forget
-    delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
+    delta, losses = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
     decay, tolerance, weight, held = spec.feedback_decay, spec.replay_tolerance, spec.update_weight, model.held(trainer)
     header, layout = model.header(trainer), model.layout
     verdict = feedback.judge_replay(m, e, delta, payload, header, layout, decay, tolerance, weight, held)
@@ -144,7 +150,7 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update, declarer: Dec
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, trace.inner_error(inner, last.inner, spec))
         verdict = Verdict.ACCEPT if error <= tolerance else Verdict.REPLAY
-    return verdict, error
+    return verdict, error, in_millionths(losses[0])
 
 
 def known_update(spec: JobSpec) -> Update:
@@ -152,7 +158,7 @@ def known_update(spec: JobSpec) -> Update:
     size, kind = layout_of(spec).size, spec.kind
     return lambda parameters, job, round, trainer, inner, on_state, declaration=None: (
         kind.known_update(job, round, trainer, size),
-        0.0,
+        (0.0,),
     )
 
 
@@ -168,30 +174,34 @@ def replay(request: Replay, inner_step: InnerStep, declarer: Declarer | None = N
     started = time.perf_counter()
     model = _open(request)
     try:
-        finding, error = _find(request, model, inner_step, declarer)
+        finding, error, loss = _find(request, model, inner_step, declarer)
     except RemoteProtocolError:
-        finding, error = Finding.MALFORMED, 0.0
-    return Replayed(finding, error, time.perf_counter() - started)
+        finding, error, loss = Finding.MALFORMED, 0.0, None
+    return Replayed(finding, error, time.perf_counter() - started, loss)
 
 
-def _find(request: Replay, model: ReplicatedModel, inner_step: InnerStep, declarer: Declarer | None) -> tuple[Finding, float]:
+def _find(
+    request: Replay, model: ReplicatedModel, inner_step: InnerStep, declarer: Declarer | None
+) -> tuple[Finding, float, int | None]:
+    """And the loss, where the step was replayed."""
     spec, step = model.spec, request.step
     declaration = _declaration(request, spec)
     listed = Trace.decode(Path(request.trace).read_bytes(), spec)
     states = States(listed, spec, lambda digest: Path(request.states[digest]), model.parameters)
     if not _starts(request, model, listed.states[0]):
-        return Finding.START, 0.0
+        return Finding.START, 0.0, None
     if request.inner is not None and listed.states[-1].inner != request.inner:
-        return Finding.MALFORMED, 0.0
+        return Finding.MALFORMED, 0.0, None
     if not _ends(request, model, states):
-        return Finding.PAYLOAD, 0.0
+        return Finding.PAYLOAD, 0.0, None
     number = _refutation(request, model, declaration, declarer, step)
     if number is not None:
-        return Finding(OWN_FIRST + number), 0.0
+        return Finding(OWN_FIRST + number), 0.0, None
     before, committed = states[step], states[step + 1]
-    replayed = inner_step(*before, request.job, request.round, request.trainer, step, declaration=declaration)
-    error = trace.step_error(before, committed, replayed, spec)
-    return Finding.MATCH if error <= spec.replay_tolerance else Finding.MISMATCH, error
+    place = request.job, request.round, request.trainer, step
+    parameters, inner, loss = inner_step(*before, *place, declaration=declaration)
+    error = trace.step_error(before, committed, (parameters, inner), spec)
+    return Finding.MATCH if error <= spec.replay_tolerance else Finding.MISMATCH, error, in_millionths(loss)
 
 
 def _starts(request: Replay, model: ReplicatedModel, first: StateDigests) -> bool:

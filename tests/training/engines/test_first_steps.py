@@ -49,7 +49,7 @@ def first_steps(engine: Engine, parameters: Float32Array, round: int) -> list[Tr
     """Where the first steps of as many trainers lead to, from one model."""
     found, fresh = [], InnerState.fresh(engine.spec)
     for number in range(BATCHES):
-        after, inner = engine.inner_step(parameters, fresh, JOB, round, number.to_bytes(32, "big"), 0)
+        after, inner, _ = engine.inner_step(parameters, fresh, JOB, round, number.to_bytes(32, "big"), 0)
         found.append((after.copy(), InnerState(inner.steps, inner.moments.copy())))
     return found
 

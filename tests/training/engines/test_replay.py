@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,9 +81,9 @@ class World:
         inner: InnerState | None,
         on_state: OnState,
         **_: object,
-    ) -> tuple[Float32Array, float]:
+    ) -> tuple[Float32Array, Sequence[float]]:
         delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
-        return delta, metrics.loss
+        return delta, metrics.losses
 
     def propose(self, round: int, update: proposals.Update | None = None) -> tasks.Proposed:
         previous = [str(self.folder / f"{name}{round - 1}") if round else None for name in ("m", "payload", "inner")]
@@ -320,7 +320,7 @@ class Cheat:
         inner: InnerState | None,
         on_state: OnState,
         **_: object,
-    ) -> tuple[Float32Array, float]:
+    ) -> tuple[Float32Array, Sequence[float]]:
         now, state = parameters, inner or InnerState.fresh(self._world.spec)
         for step in range(self._world.spec.local_steps):
             lies = step == self._step
@@ -328,7 +328,7 @@ class Cheat:
                 after, moments = now, InnerState(state.steps + 1, state.moments)
             else:
                 data = step + 100 if lies and self._how == "wrong data" else step
-                made, moments = self._world.engine.inner_step(now, state, job, round, trainer, data)
+                made, moments, _ = self._world.engine.inner_step(now, state, job, round, trainer, data)
                 after, moments = made.copy(), InnerState(moments.steps, moments.moments.copy())
             if lies and self._how == "scaled":
                 after = now + (after - now) * np.float32(1.01)
@@ -346,7 +346,7 @@ class Cheat:
                 moments = InnerState(moments.steps + 1, moments.moments)
             on_state(after, moments)
             now, state = after, moments
-        return parameters - now, 0.0
+        return parameters - now, [0.0]
 
     def _smallest(self, state: InnerState) -> npt.NDArray[np.int64]:
         """Where the least second moments lie, a twentieth of them."""
@@ -379,7 +379,7 @@ def test_a_lie_in_a_step_fails_at_that_step_and_at_no_other(world: World, how: s
 def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(honest: World) -> None:
     """What is small in momentum is as large as all else once it is orthogonal."""
     spec, before = honest.spec, InnerState.fresh(honest.spec)
-    parameters, made = honest.engine.inner_step(honest.model.parameters, before, JOB, 1, TRAINER, 0)
+    parameters, made, _ = honest.engine.inner_step(honest.model.parameters, before, JOB, 1, TRAINER, 0)
     replayed = parameters.copy(), InnerState(made.steps, made.moments.copy())
     lie = InnerState(made.steps, made.moments.copy())
     for tensor in hidden_matrices(layout_of(spec)):
@@ -395,12 +395,12 @@ def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(hone
 
 
 def test_values_that_are_no_numbers_fail_like_any_other(world: World) -> None:
-    def poisoned(*arguments: object, **_: object) -> tuple[Float32Array, float]:
+    def poisoned(*arguments: object, **_: object) -> tuple[Float32Array, Sequence[float]]:
         parameters, on_state = arguments[0], arguments[5]
         nothing = np.full_like(parameters, np.nan)  # type: ignore[call-overload]
         for number in range(STEPS):
             on_state(nothing, InnerState(number + 1, InnerState.fresh(SPEC).moments))  # type: ignore[operator]
-        return np.zeros_like(nothing), 0.0
+        return np.zeros_like(nothing), [0.0]
 
     world.done = world.propose(1, poisoned)
     assert world.findings() == [Finding.PAYLOAD] * STEPS
@@ -431,7 +431,7 @@ def test_a_payload_that_is_not_of_the_buffer_fails_at_every_step(world: World) -
 def test_an_update_that_the_trace_does_not_end_with_fails_at_every_step(world: World) -> None:
     """Everything fits the honest trace but what was sent."""
 
-    def twice(*arguments: object, **_: object) -> tuple[Float32Array, float]:
+    def twice(*arguments: object, **_: object) -> tuple[Float32Array, Sequence[float]]:
         delta, loss = world.update(*arguments)  # type: ignore[arg-type]
         return 2 * delta, loss
 
@@ -442,7 +442,7 @@ def test_an_update_that_the_trace_does_not_end_with_fails_at_every_step(world: W
 def test_a_trace_that_begins_elsewhere_than_at_the_model_fails_at_every_step(world: World) -> None:
     """Training from one's own better place, and telling the steps truly."""
 
-    def elsewhere(parameters: Float32Array, *rest: object, **_: object) -> tuple[Float32Array, float]:
+    def elsewhere(parameters: Float32Array, *rest: object, **_: object) -> tuple[Float32Array, Sequence[float]]:
         delta, loss = world.update(parameters * np.float32(0.99), *rest)  # type: ignore[arg-type]
         return parameters - (parameters * np.float32(0.99) - delta), loss
 

@@ -6,7 +6,7 @@ far below what an audit tolerates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -36,8 +36,12 @@ PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    loss: float  # mean training loss over the round's tokens, nats per token
+    losses: tuple[float, ...]  # mean training loss of each inner step, of text in nats per token
     gradient_norm: float  # mean over the round's steps, before clipping
+
+    @property
+    def loss(self) -> float:
+        return _mean(self.losses)
 
 
 @contextmanager
@@ -110,7 +114,8 @@ class Engine:
         for step in range(self.spec.local_steps):
             metrics.append(self._inner_step(optimizer, Step(job, round, trainer, step), declaration, on_step))
             on_state(self.read(), _state_of(optimizer))
-        return parameters - self.read(), Metrics(_mean([m.loss for m in metrics]), _mean([m.gradient_norm for m in metrics]))
+        losses = tuple(m.loss for m in metrics)
+        return parameters - self.read(), Metrics(losses, _mean([m.gradient_norm for m in metrics]))
 
     def inner_step(
         self,
@@ -122,24 +127,24 @@ class Engine:
         step: int,
         on_step: Beat = lambda: None,
         declaration: Declaration | None = None,
-    ) -> tuple[Float32Array, InnerState]:
-        """The state after inner step `step` alone, from the state before it; the parameters are a view."""
+    ) -> tuple[Float32Array, InnerState, float]:
+        """The state after inner step `step` alone, from the state before it, and its loss; the parameters are a view."""
         self.load(parameters)
         optimizer = self._inner_optimizer(inner)
-        self._inner_step(optimizer, Step(job, round, trainer, step), declaration, on_step)
-        return self.read(), _state_of(optimizer)
+        metrics = self._inner_step(optimizer, Step(job, round, trainer, step), declaration, on_step)
+        return self.read(), _state_of(optimizer), metrics.loss
 
     def _clipped_gradient(self, step: Step, declaration: Declaration | None, on_step: Beat) -> tuple[Float32Array, Metrics]:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
             norm = clip(self._model.gradients, self.spec.clip)
         gradient: Float32Array = self._model.gradients.numpy()
-        return gradient.copy(), Metrics(loss, norm)
+        return gradient.copy(), Metrics((loss,), norm)
 
     def _inner_step(self, optimizer: AdamW | Muon, step: Step, declaration: Declaration | None, on_step: Beat) -> Metrics:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            return Metrics(loss, optimizer.step(inner_rate(self.spec, step.round)))
+            return Metrics((loss,), optimizer.step(inner_rate(self.spec, step.round)))
 
     def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
         """The job's, with moments of its own that begin as those given, or at zero."""
@@ -216,5 +221,5 @@ def _state_of(optimizer: AdamW | Muon) -> InnerState:
     return InnerState(optimizer.steps, optimizer.moments.numpy())
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

@@ -1,0 +1,138 @@
+"""What binds an auditor to its replay: it seals the loss of the step in its report, and the trainer opens its own losses when no
+report on the proposal can come any more. Decision 0057 says why.
+
+All here is pure. `ledger.audits.docket` says when it happens; who opens is in `ledger.audits.state.openings_due`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from protocol import codec
+from protocol.agreed import agreed, public_of
+from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.limits import MEMBERS_MAX, VOTERS_MAX
+from protocol.messages import LossesCommitment
+
+MILLIONTHS = 1_000_000  # losses are integers, in millionths of a nat
+LOSS_MAX = 2**53 - 1  # also of what is no number
+LOSSES_MAX = 10_000  # inner steps of a round
+APART_MAX = 1_000  # 1e-3 nat. Replays on other processors differ by 1e-6 of the loss
+APART_PART = 10_000  # or 1e-4 of the loss, if that is more
+REPORTS_FOR_EACH = 10  # an auditor's last reports that count, for each voter that has to contradict it
+LOSS_BYTES = 8
+_DOMAIN = b"folkmoot/losses\x00"
+_SEAL = b"folkmoot/loss\x00"
+
+Loss = Annotated[int, Between(-LOSS_MAX, LOSS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class SealedLoss:
+    """The loss that an auditor computed. Whoever has the secret of the proposal's commitment reads it, nobody else."""
+
+    key: Key  # X25519, the auditor's for this report
+    masked: Annotated[bytes, Length(LOSS_BYTES, LOSS_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """`audit/losses`: the trainer opens what its proposal committed to, once all reports on it are in."""
+
+    job: Digest
+    round: Count
+    secret: Digest
+    losses: Annotated[tuple[Loss, ...], Length(1, LOSSES_MAX)]  # of the inner steps, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    step: Count
+    loss: SealedLoss
+
+
+@dataclass(frozen=True, slots=True)
+class Unopened:
+    """The sealed losses of the reports on one accepted proposal."""
+
+    commitment: LossesCommitment
+    reports: Annotated[dict[Key, Sealed], Length(0, VOTERS_MAX)]  # by auditor, as in the round
+    since: Count | None = None  # the round whose closing ended the window of the reports
+    since_ms: Count = 0  # of the parent of the block that closed it
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What openings said of one auditor's reports."""
+
+    reports: Count = 0  # that were compared
+    # Trainer -> which of these reports was the last wrong one about it.
+    wrong: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+
+
+# Sealing -----------------------------------------------------------------------------------------------------------------
+
+
+def in_millionths(nats: float) -> int:
+    if not math.isfinite(nats):
+        return LOSS_MAX
+    return max(-LOSS_MAX, min(LOSS_MAX, round(nats * MILLIONTHS)))
+
+
+def committed(job: bytes, number: int, trainer: bytes, secret: bytes, losses: Sequence[int]) -> LossesCommitment:
+    digest = hashlib.sha256(_DOMAIN + _place(job, number, trainer) + secret + codec.encode(tuple(losses))).digest()
+    return LossesCommitment(digest, public_of(secret))
+
+
+def is_opened_by(commitment: LossesCommitment, trainer: bytes, opening: Opening) -> bool:
+    return commitment == committed(opening.job, opening.round, trainer, opening.secret, opening.losses)
+
+
+def sealed(
+    loss: int, job: bytes, number: int, trainer: bytes, auditor: bytes, commitment: LossesCommitment, secret: bytes
+) -> SealedLoss:
+    """`secret` is 32 bytes that only this auditor knows, for this report alone."""
+    shared = agreed(secret, commitment.key) or bytes(32)  # nobody can open a commitment whose key gives nothing
+    return SealedLoss(
+        public_of(secret), _masked(loss.to_bytes(LOSS_BYTES, "big", signed=True), shared, job, number, trainer, auditor)
+    )
+
+
+def unsealed(of: SealedLoss, job: bytes, number: int, trainer: bytes, auditor: bytes, secret: bytes) -> int | None:
+    """None: its author has sealed nothing. Another auditor's bytes give any number."""
+    shared = agreed(secret, of.key)
+    return (
+        None if shared is None else int.from_bytes(_masked(of.masked, shared, job, number, trainer, auditor), "big", signed=True)
+    )
+
+
+def _masked(data: bytes, shared: bytes, job: bytes, number: int, trainer: bytes, auditor: bytes) -> bytes:
+    mask = hashlib.sha256(_SEAL + shared + _place(job, number, trainer) + auditor).digest()
+    return bytes(a ^ b for a, b in zip(data, mask[:LOSS_BYTES], strict=True))
+
+
+def _place(job: bytes, number: int, trainer: bytes) -> bytes:
+    return job + number.to_bytes(8, "big") + trainer
+
+
+# Comparing ---------------------------------------------------------------------------------------------------------------
+
+
+def is_wrong(reported: int | None, opened: int) -> bool:
+    return reported is None or abs(reported - opened) > max(APART_MAX, abs(opened) // APART_PART)
+
+
+def compared(before: Compared, trainer: bytes, wrong: bool, faults: int) -> Compared:
+    """After one more report about this trainer. What is older than the last reports that count is forgotten."""
+    number = before.reports + 1
+    kept = {key: at for key, at in before.wrong.items() if at > number - REPORTS_FOR_EACH * (faults + 1)}
+    return Compared(number, dict(sorted({**kept, trainer: number}.items())) if wrong else kept)
+
+
+def is_lazy(known: Compared, voters: Collection[bytes], faults: int) -> bool:
+    """Whether more voters contradict the auditor than may lie."""
+    return sum(trainer in voters for trainer in known.wrong) > faults

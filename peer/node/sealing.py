@@ -1,0 +1,56 @@
+"""What a trainer hides of its losses until reports are in, and an auditor until the trainer opens: `ledger.audits.losses`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from ledger.audits.losses import Opening, SealedLoss, committed, sealed
+from ledger.audits.state import Due
+from ledger.network import NetworkState
+from ledger.state import State
+from protocol.identity import Signer, secret
+from protocol.messages import Proposal
+
+OPENED, SEALED = "audit-losses", "audit-loss"  # the tags of no message
+_ROUND_BYTES: Final = 8
+
+
+class Sealing:
+    """Secrets are derived from the secret key and the place: a restart finds them again, and nothing has to be stored."""
+
+    def __init__(self, signer: Signer, chain_id: bytes) -> None:
+        self._signer, self._chain_id = signer, chain_id
+        self._committing: frozenset[bytes] = frozenset()
+
+    def follow(self, state: State) -> None:
+        commits = state.of(NetworkState).commits_to_losses
+        self._committing = frozenset(state.audits.jobs if commits else ())
+
+    def commits(self, job: bytes) -> bool:
+        """Whether proposals of this job commit to losses."""
+        return job in self._committing
+
+    def added_to(self, proposal: Proposal, losses: Sequence[int]) -> Proposal:
+        """With a commitment to these losses of its inner steps."""
+        if not losses or not self.commits(proposal.job):
+            return proposal
+        job, number = proposal.job, proposal.round
+        return replace(proposal, losses=committed(job, number, self._signer.public, self._secret(job, number), losses))
+
+    def opening(self, job: bytes, number: int, losses: Sequence[int]) -> Opening:
+        return Opening(job, number, self._secret(job, number), tuple(losses))
+
+    def sealed(self, due: Due, loss: int) -> SealedLoss | None:
+        """The loss of a report. None where the proposal commits to none."""
+        if due.proposal.losses is None:
+            return None
+        own = self._of(SEALED, due.job + due.round.to_bytes(_ROUND_BYTES, "big") + due.trainer)
+        return sealed(loss, due.job, due.round, due.trainer, due.auditor, due.proposal.losses, own)
+
+    def _secret(self, job: bytes, number: int) -> bytes:
+        return self._of(OPENED, job + number.to_bytes(_ROUND_BYTES, "big"))
+
+    def _of(self, domain: str, body: bytes) -> bytes:
+        return secret(self._signer, domain, self._chain_id, body)

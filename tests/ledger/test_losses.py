@@ -1,0 +1,283 @@
+"""Sealed losses: what binds an auditor to its replay, on a ledger without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from ledger.audits.losses import (
+    APART_MAX,
+    LOSS_MAX,
+    REPORTS_FOR_EACH,
+    Compared,
+    Opening,
+    SealedLoss,
+    committed,
+    compared,
+    in_millionths,
+    is_lazy,
+    is_opened_by,
+    is_wrong,
+    sealed,
+    unsealed,
+)
+from ledger.audits.state import OPENS, Due, Result, StepFinding
+from ledger.network import NetworkState, Upgrade
+from protocol.limits import UPGRADE_NOTICE_HEIGHTS
+from protocol.messages import LossesCommitment
+from tests.ledger.court import MATCH, MISMATCH, A, B, Court
+from tests.ledger.world import AUDITS, LOSSES, NEW, PEOPLE, secret_of
+from tests.sim.keys import FastSigner
+
+JOB, S, T = b"j" * 32, b"s" * 32, b"t" * 32
+FALSE = tuple(loss + 50_000 for loss in LOSSES)
+AUDITS_MAX = 20  # of a lazy auditor, before it is found
+ALL_LOSSES = Callable[[FastSigner, Due], "int | None"]
+
+
+def right(person: FastSigner, due: Due) -> int | None:
+    return None
+
+
+class Bound(Court):
+    """All report on everything in the block after a closing, by these losses, and open what may be opened."""
+
+    def __init__(self, n: int = 4, said: ALL_LOSSES = right, silent: Iterable[bytes] = (), **terms: object) -> None:
+        super().__init__(n, **terms)
+        self.said_of, self.silent = said, tuple(silent)
+
+    def audited_round(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.round()
+            for person, due in self.due():
+                loss = self.seal(person, due, self.said_of(person, due))
+                self.decide(self.tx(person, "audit/report", StepFinding(due.job, *due.place, MATCH, 7, loss)))
+            self.open_losses(but=self.silent)
+
+    def results(self, auditor: bytes, *results: Result) -> int:
+        return sum(entry.auditor == auditor and entry.result in results for entry in self.state.audits.log)
+
+
+def lazy(*who: bytes) -> ALL_LOSSES:
+    """These report the mean of all losses, which is a loss of no step."""
+    return lambda person, due: sum(LOSSES) // len(LOSSES) + 2_500 if person.public in who else None
+
+
+# Sealing and comparing -----------------------------------------------------------------------------------------------------
+
+
+def test_only_whoever_has_the_secret_of_the_commitment_reads_a_sealed_loss_and_only_as_its_author_s() -> None:
+    commitment = committed(JOB, 3, T, S, LOSSES)
+    for loss in (0, -1, 2_345_678, LOSS_MAX, -LOSS_MAX):
+        said = sealed(loss, JOB, 3, T, A, commitment, b"a" * 32)
+        assert unsealed(said, JOB, 3, T, A, S) == loss
+        others = [(4, T, A, S), (3, S, A, S), (3, T, B, S), (3, T, A, b"x" * 32)]
+        assert all(unsealed(said, JOB, *other) != loss for other in others)
+    assert unsealed(SealedLoss(bytes(32), bytes(8)), JOB, 3, T, A, S) is None, "a key of small order seals nothing"
+    assert sealed(1, JOB, 3, T, A, LossesCommitment(bytes(32), bytes(32)), b"a" * 32), "and nobody fails over a trainer's"
+
+
+def test_a_commitment_is_opened_by_its_secret_and_its_losses_alone() -> None:
+    commitment = committed(JOB, 3, T, S, LOSSES)
+    opening = Opening(JOB, 3, S, LOSSES)
+    assert is_opened_by(commitment, T, opening)
+    others = (
+        replace(opening, losses=FALSE),
+        replace(opening, losses=LOSSES[:-1]),
+        replace(opening, secret=T),
+        replace(opening, round=4),
+    )
+    assert not any(is_opened_by(commitment, T, other) for other in others) and not is_opened_by(commitment, A, opening)
+
+
+def test_losses_are_the_same_up_to_a_thousandth_of_a_nat_or_a_ten_thousandth_of_the_loss() -> None:
+    assert not is_wrong(2_000_000 + APART_MAX, 2_000_000) and is_wrong(2_000_001 + APART_MAX, 2_000_000)
+    assert not is_wrong(50_005_000, 50_000_000) and is_wrong(50_005_001, 50_000_000)
+    assert is_wrong(None, 0) and not is_wrong(-LOSS_MAX, -LOSS_MAX) and is_wrong(-2_000_000, 2_000_000)
+    assert in_millionths(1.23456789) == 1_234_568 and in_millionths(-0.5) == -500_000
+    assert in_millionths(float("nan")) == in_millionths(float("inf")) == LOSS_MAX
+
+
+@pytest.mark.parametrize("faults", [0, 1, 4])
+def test_an_auditor_is_lazy_once_more_voters_than_may_lie_contradict_it_within_its_last_reports(faults: int) -> None:
+    voters = [bytes([number]) * 32 for number in range(3 * faults + 1)]
+    window = REPORTS_FOR_EACH * (faults + 1)
+    known = Compared()
+    for number in range(3 * window):  # the liars frame it in every report on them, all others are right
+        known = compared(known, voters[number % len(voters)], number % len(voters) < faults, faults)
+        assert not is_lazy(known, voters, faults)
+    assert len(known.wrong) == faults
+    once = compared(known, voters[faults], True, faults)
+    assert is_lazy(once, voters, faults) and not is_lazy(once, voters[1:], max(faults, 1)), "only voters count"
+    for _ in range(window):
+        once = compared(once, voters[-1], False, faults)
+    assert not once.wrong, "what is older than its last reports is forgotten"
+
+
+# Reports -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_match_carries_a_sealed_loss_and_nothing_else_does() -> None:
+    court = Court()
+    court.round()
+    person, due = court.due()[0]
+    loss = court.seal(person, due)
+
+    def problem(kind: str, said: StepFinding, author: FastSigner = person) -> str:
+        return court.problem(court.tx(author, kind, said)) or ""
+
+    match = StepFinding(due.job, *due.place, MATCH, 0)
+    assert "a match carries" in problem("audit/report", match) and not problem("audit/report", replace(match, loss=loss))
+    false = replace(match, finding=MISMATCH)
+    assert "no loss" in problem("audit/report", replace(false, loss=loss)) and not problem("audit/report", false)
+    other = next(step for step in range(AUDITS.steps) if step != due.step)
+    assert "no loss" in problem("audit/challenge", replace(false, step=other, loss=loss))
+    court.say(person, due, MISMATCH)
+    judge, disputed = court.due(disputes=True)[0]
+    verdict = StepFinding(disputed.job, *disputed.place, MATCH, 0)
+    assert "no loss" in problem("audit/verdict", replace(verdict, loss=loss), judge)
+    assert not problem("audit/verdict", verdict, judge)
+
+
+def test_honest_auditors_are_compared_and_nothing_follows() -> None:
+    court = Bound(7)
+    court.audited_round(12)
+    counts = [court.audits.compared[key].reports for key in court.job(court.key).voters]
+    assert min(counts) > 5 and not any(known.wrong for known in court.audits.compared.values())
+    assert not court.audits.suspended and all(standing.wrong == 0 for standing in court.state.audits.standings.values())
+    vested = 12 - AUDITS.window  # one less where the last of them was opened after the last closing
+    assert all(vested - 1 <= court.standing(key).rewards <= vested for key in court.job(court.key).voters)
+
+
+@pytest.mark.parametrize(("n", "many"), [(4, 1), (4, 4), (7, 2), (10, 3)])
+def test_a_lazy_auditor_is_suspended_within_twenty_audits_however_many_are_lazy(n: int, many: int) -> None:
+    who = [person.public for person in PEOPLE[:many]]
+    court = Bound(n, lazy(*who))
+    while not all(court.standing(key).suspensions for key in who):
+        court.audited_round()
+        assert all(court.standing(key).wrong <= AUDITS_MAX for key in who)
+    honest = [key for key in court.people if key not in who]
+    assert not any(court.standing(key).suspensions or court.standing(key).wrong for key in honest)
+    assert all(court.standing(key).lost for key in who), "or laziness would cost nothing"
+    assert any(entry.result is Result.LAZY for entry in court.audits.causes.values())
+
+
+def test_a_suspended_auditor_is_not_drawn_and_does_not_train() -> None:
+    court = Bound(4, lazy(A))
+    while not court.suspended(A):
+        court.audited_round()
+    court.round(2)
+    last = court.audits.rounds[court.job(court.key).round - 1]
+    assert A not in last.reexecutors and A not in last.drawn and A not in court.job(court.key).trainers
+    assert court.results(A, Result.WRONG_LOSS, Result.LAZY) == court.standing(A).wrong
+
+
+def test_a_copied_report_is_noise_for_whoever_sends_it() -> None:
+    court = Court()
+    court.round()
+    both = [(person, due) for person, due in court.due() if due.trainer == A]
+    (first, due), (second, copied) = both[:2]
+    loss = court.seal(first, due)
+    court.decide(court.tx(first, "audit/report", StepFinding(due.job, *due.place, MATCH, 0, loss)))
+    court.decide(court.tx(second, "audit/report", StepFinding(copied.job, *copied.place, MATCH, 0, loss)))
+    court.round(AUDITS.window)
+    court.open_losses()
+    assert court.standing(first.public).wrong == 0 and court.standing(second.public).wrong == 1
+
+
+@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
+def test_trainers_that_open_false_losses_suspend_nobody(n: int, liars: int) -> None:
+    court = Bound(n)
+    court.losses = {person.public: FALSE for person in PEOPLE[:liars]}
+    court.audited_round(25)
+    assert not court.audits.suspended
+    framed = [key for key in court.people if court.standing(key).wrong]
+    assert len(framed) >= n - liars, "each of them was contradicted, again and again"
+
+
+# Openings ------------------------------------------------------------------------------------------------------------------
+
+
+def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_were_committed() -> None:
+    court = Court()
+    court.round()
+    court.report()
+
+    def problem(author: FastSigner, said: Opening) -> str:
+        return court.problem(court.tx(author, OPENS, said)) or ""
+
+    mine = Opening(court.key, 0, secret_of(A, 0), LOSSES)
+    for _ in range(AUDITS.window - 1):
+        assert "may still come" in problem(PEOPLE[0], mine), "or an auditor could copy them"
+        court.round()
+    assert "may still come" in problem(PEOPLE[0], mine)
+    court.round()
+    assert "no losses" in problem(PEOPLE[0], replace(mine, round=1)), "nobody reported on that"
+    assert "not what" in problem(PEOPLE[1], mine), "another's"
+    assert "not what" in problem(PEOPLE[0], replace(mine, losses=FALSE))
+    assert "not what" in problem(PEOPLE[0], replace(mine, losses=LOSSES[:-1]))
+    court.decide(court.tx(PEOPLE[0], OPENS, mine))
+    assert "no losses" in problem(PEOPLE[0], mine)
+
+
+def test_a_trainer_that_never_opens_loses_what_was_reported_on_and_is_not_suspended() -> None:
+    court = Bound(4, silent=[A])
+    court.audited_round(4 * AUDITS.window)
+    assert court.standing(A).rewards == 0 and court.standing(A).lost == 4 * AUDITS.window - 2 * AUDITS.window
+    assert not court.audits.suspended and court.standing(B).rewards == 3 * AUDITS.window
+    assert len(court.audits.unopened) <= 2 * AUDITS.window, "nothing piles up"
+
+
+def test_a_proposal_without_a_commitment_earns_nothing_and_is_audited_all_the_same() -> None:
+    court = Court()
+    court.losses = {A: ()}
+    court.round(AUDITS.window)
+    assert any(due.trainer == A for _, due in court.due())
+    court.report()
+    court.round(3)
+    assert A not in court.audits.unvested and not court.standing(A).rewards and not court.standing(A).lost
+    assert all(A not in of for of in court.audits.unopened.values()) and any(B in of for of in court.audits.unopened.values())
+
+
+def test_records_follow_keys_of_now() -> None:
+    court = Bound(4, lazy(B))
+    while not any(B in known.wrong or key == B for key, known in court.audits.compared.items()):
+        court.audited_round()
+    before = court.audits.compared[B]
+    court.decide(court.rotation(PEOPLE[1], NEW))
+    assert court.audits.compared[NEW.public] == before and B not in court.audits.compared
+
+
+# Versions ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
+    court = Court(version=1)
+    court.commits = True
+    assert "early-field" in (court.problem(closings=(court.closing(court.key),)) or "")
+    court.commits = False
+    court.ledger.books.clear()
+    court.follow()
+    court.round(2)
+    person, due = court.due()[0]
+    seal = SealedLoss(bytes(32), bytes(8))
+    match = StepFinding(due.job, *due.place, MATCH, 0)
+    assert "no loss" in (court.problem(court.tx(person, "audit/report", replace(match, loss=seal))) or "")
+    court.report()
+    at = court.state.height + UPGRADE_NOTICE_HEIGHTS + 4
+    for voter in PEOPLE[:3]:
+        court.decide(court.tx(voter, "network/upgrade", Upgrade("audits", 2, at)))
+    court.round(2)
+    court.report()
+    while court.state.height < at:
+        court.decide()
+    assert court.state.of(NetworkState).version("audits") == 2 and court.audits.unvested[A]
+    court.commits = True
+    court.round()
+    court.report()
+    assert court.audits.unopened
+    court.round(AUDITS.window)
+    court.open_losses()
+    assert court.standing(A).rewards >= 4 and not any(court.standing(key).wrong for key in court.people)
