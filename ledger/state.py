@@ -382,7 +382,7 @@ class Rules:
         terms = job.terms(closing.job)
         ballots, cut_offs, proposals = self.open_closing(closing)
         if any(proposal.losses is not None for proposal in proposals.values()) and not state.of(NetworkState).commits_to_losses:
-            raise RemoteProtocolError("early-field", "a proposal commits to losses, which this network does not know yet")
+            raise Refused("a proposal commits to losses, which this network does not know yet")
         problem = check_closing(terms, closing, ballots, cut_offs, proposals)
         if problem:
             raise Refused(f"round {closing.round}: {problem}")

@@ -36,7 +36,7 @@ from curation.reputation import confusions, divided, weight
 from curation.tasks import Task, assignment_id, leaf_of, task_id
 from curation.whole import estimated
 from ledger import jobs, members
-from ledger.audits import draws
+from ledger.audits import draws, losses
 from ledger.audits import state as audits
 from ledger.audits.transitions import TRANSITIONS
 from ledger.blocks.pool import signed_digest, transaction_digest
@@ -116,6 +116,10 @@ RECORDS: tuple[type, ...] = (
     audits.RoundAudits,
     audits.Drawn,
     audits.Dispute,
+    losses.SealedLoss,
+    losses.Unopened,
+    losses.SealedReport,
+    losses.Compared,
     audits.Standing,
     audits.Entry,
     JobSpec,

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from consensus.quorum import faults_tolerated
 from ledger.audits import draws, losses
 from ledger.audits.draws import Commitment
-from ledger.audits.losses import Compared, Opening, Sealed, SealedLoss, Unopened
+from ledger.audits.losses import Compared, LossesOpening, SealedLoss, SealedReport, Unopened
 from ledger.audits.state import (
     CHALLENGES_OPEN_MAX,
     DRAWN_MAX,
@@ -77,7 +77,7 @@ class AuditsModule(Module[AuditsState]):
 
     name = "audits"
     version = LOSSES_VERSION
-    contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, StepFinding), OPENS: Opening}
+    contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, StepFinding), OPENS: LossesOpening}
     state_type = AuditsState
 
     def __init__(self, rules: JobRules) -> None:
@@ -90,7 +90,7 @@ class AuditsModule(Module[AuditsState]):
         return old
 
     def apply(self, state: AuditsState, said: Said, view: View, context: Context) -> Change:
-        found: StepFinding | Opening = said.content
+        found: StepFinding | LossesOpening = said.content
         job = view.of(JobsState).jobs.get(found.job)
         if job is None or found.job not in state.jobs:
             raise Refused("no audits of such a job are open")
@@ -102,7 +102,7 @@ class AuditsModule(Module[AuditsState]):
                 docket.rule(said.author, found)
             case "audit/challenge", StepFinding():
                 docket.challenge(said.author, found)
-            case _, Opening():
+            case _, LossesOpening():
                 docket.open_losses(said.author, found)
         return Change(docket.done())
 
@@ -122,7 +122,7 @@ class AuditsModule(Module[AuditsState]):
         started = [fact.job for fact in context.of(JobStarted)]
         return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
 
-    def can_wait(self, content: StepFinding | Opening) -> bytes:
+    def can_wait(self, content: StepFinding | LossesOpening) -> bytes:
         """Until the job's next closing: windows are counted in rounds, so nothing is late before that."""
         return content.job
 
@@ -497,9 +497,9 @@ class Docket:
     def _seal(self, report: StepFinding, auditor: bytes, loss: SealedLoss, commitment: LossesCommitment) -> None:
         of = self._unopened.setdefault(report.round, {})
         known = of.get(report.trainer, Unopened(commitment, {}))
-        of[report.trainer] = replace(known, reports={**known.reports, auditor: Sealed(report.step, loss)})
+        of[report.trainer] = replace(known, reports={**known.reports, auditor: SealedReport(report.step, loss)})
 
-    def open_losses(self, author: bytes, opening: Opening) -> None:
+    def open_losses(self, author: bytes, opening: LossesOpening) -> None:
         """A trainer opens what its proposal committed to, and each report on it is compared."""
         of = self._unopened.get(opening.round, {})
         trainer = self._speaking_for(of, author)
@@ -523,7 +523,7 @@ class Docket:
         is_awaited = drawn is not None and bool(drawn.steps)
         return not is_awaited and (self._job.phase is not Phase.RUNNING or not self._has_rounds(number))
 
-    def _compare(self, auditor: bytes, trainer: bytes, report: Sealed, opening: Opening) -> None:
+    def _compare(self, auditor: bytes, trainer: bytes, report: SealedReport, opening: LossesOpening) -> None:
         current, faults = self._members.current, faults_tolerated(len(self._job.voters))
         person, about = current(auditor), current(trainer)
         said = losses.unsealed(report.loss, self._key, opening.round, trainer, auditor, opening.secret)

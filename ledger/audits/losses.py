@@ -40,7 +40,7 @@ class SealedLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class LossesOpening:
     """`audit/losses`: the trainer opens what its proposal committed to, once all reports on it are in."""
 
     job: Digest
@@ -50,7 +50,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedReport:
     step: Count
     loss: SealedLoss
 
@@ -60,7 +60,7 @@ class Unopened:
     """The sealed losses of the reports on one accepted proposal."""
 
     commitment: LossesCommitment
-    reports: Annotated[dict[Key, Sealed], Length(0, VOTERS_MAX)]  # by auditor, as in the round
+    reports: Annotated[dict[Key, SealedReport], Length(0, VOTERS_MAX)]  # by auditor, as in the round
     since: Count | None = None  # the round whose closing ended the window of the reports
     since_ms: Count = 0  # of the parent of the block that closed it
 
@@ -88,7 +88,7 @@ def committed(job: bytes, number: int, trainer: bytes, secret: bytes, losses: Se
     return LossesCommitment(digest, public_of(secret))
 
 
-def is_opened_by(commitment: LossesCommitment, trainer: bytes, opening: Opening) -> bool:
+def is_opened_by(commitment: LossesCommitment, trainer: bytes, opening: LossesOpening) -> bool:
     return commitment == committed(opening.job, opening.round, trainer, opening.secret, opening.losses)
 
 

@@ -198,7 +198,7 @@ class StepFinding:
 
 
 KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a StepFinding
-OPENS = "audit/losses"  # of an Opening
+OPENS = "audit/losses"  # of a LossesOpening
 
 
 # Work that is due for a peer ------------------------------------------------------------------------------------------

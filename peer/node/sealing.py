@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from ledger.audits.losses import Opening, SealedLoss, committed, sealed
+from ledger.audits.losses import LossesOpening, SealedLoss, committed, sealed
 from ledger.audits.state import Due
 from ledger.network import NetworkState
 from ledger.state import State
@@ -39,8 +39,8 @@ class Sealing:
         job, number = proposal.job, proposal.round
         return replace(proposal, losses=committed(job, number, self._signer.public, self._secret(job, number), losses))
 
-    def opening(self, job: bytes, number: int, losses: Sequence[int]) -> Opening:
-        return Opening(job, number, self._secret(job, number), tuple(losses))
+    def opening(self, job: bytes, number: int, losses: Sequence[int]) -> LossesOpening:
+        return LossesOpening(job, number, self._secret(job, number), tuple(losses))
 
     def sealed(self, due: Due, loss: int) -> SealedLoss | None:
         """The loss of a report. None where the proposal commits to none."""

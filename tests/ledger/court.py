@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ledger.audits.losses import Opening, SealedLoss, sealed
+from ledger.audits.losses import LossesOpening, SealedLoss, sealed
 from ledger.audits.state import OPENS, Due, JobAudits, Result, Standing, StepFinding, due_for
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
@@ -80,7 +80,9 @@ class Court(World):
         for key, person in self.people.items():
             for due in self.rules.audits.openings_due(key, self.state) if key not in but else ():
                 secret = secret_of(due.trainer, due.round)
-                self.decide(self.tx(person, OPENS, Opening(due.job, due.round, secret, self.losses.get(due.trainer, LOSSES))))
+                self.decide(
+                    self.tx(person, OPENS, LossesOpening(due.job, due.round, secret, self.losses.get(due.trainer, LOSSES)))
+                )
 
     def say(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> None:
         self.decide(self.said(person, due, finding))

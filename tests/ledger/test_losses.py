@@ -12,7 +12,7 @@ from ledger.audits.losses import (
     LOSS_MAX,
     REPORTS_FOR_EACH,
     Compared,
-    Opening,
+    LossesOpening,
     SealedLoss,
     committed,
     compared,
@@ -81,7 +81,7 @@ def test_only_whoever_has_the_secret_of_the_commitment_reads_a_sealed_loss_and_o
 
 def test_a_commitment_is_opened_by_its_secret_and_its_losses_alone() -> None:
     commitment = committed(JOB, 3, T, S, LOSSES)
-    opening = Opening(JOB, 3, S, LOSSES)
+    opening = LossesOpening(JOB, 3, S, LOSSES)
     assert is_opened_by(commitment, T, opening)
     others = (
         replace(opening, losses=FALSE),
@@ -205,10 +205,10 @@ def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_we
     court.round()
     court.report()
 
-    def problem(author: FastSigner, said: Opening) -> str:
+    def problem(author: FastSigner, said: LossesOpening) -> str:
         return court.problem(court.tx(author, OPENS, said)) or ""
 
-    mine = Opening(court.key, 0, secret_of(A, 0), LOSSES)
+    mine = LossesOpening(court.key, 0, secret_of(A, 0), LOSSES)
     for _ in range(AUDITS.window - 1):
         assert "may still come" in problem(PEOPLE[0], mine), "or an auditor could copy them"
         court.round()
@@ -256,7 +256,7 @@ def test_records_follow_keys_of_now() -> None:
 def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
     court = Court(version=1)
     court.commits = True
-    assert "early-field" in (court.problem(closings=(court.closing(court.key),)) or "")
+    assert "does not know yet" in (court.problem(closings=(court.closing(court.key),)) or "")
     court.commits = False
     court.ledger.books.clear()
     court.follow()
