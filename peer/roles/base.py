@@ -53,13 +53,9 @@ class OpenRound(Round):
     """An open one. Whatever awaits here is cancelled when the round closes."""
 
     terms: RoundTerms
-<<<<<<< HEAD
     ready: Callable[[], Awaitable[None]]  # this peer can show what another proposal commits to in time
-    publish: Callable[[Proposal], Awaitable[None]]  # our proposal: durable, then sent
-=======
     # Our proposal, and the losses of its inner steps where it is to commit to them: durable, then sent.
     publish: Callable[[Proposal, Sequence[int]], Awaitable[None]]
->>>>>>> b8780c4 (Audits: reports carry the loss of their step, sealed, and trainers open theirs; a lazy auditor is suspended)
     delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
     measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people
 
