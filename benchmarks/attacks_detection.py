@@ -58,7 +58,7 @@ class Detection:
 
 
 def jobs() -> dict[str, JobSpec]:
-    """Every preset that has audits under sampled ones, at the rate it says; `local` says what a job says that names none, the default, here
+    """Every preset that has audits, under sampled ones at the rate it says; `local` says what a job says that names none, here
     with 30 steps, too. And 15 at the rate of `per-step`, at which their speed has a bound.
     """
     base = JobSpec(name="detection", data=bytes(32))

@@ -220,7 +220,19 @@ class Withholds(Auditor):
         return None
 
 
-LIES: tuple[type[Auditor], ...] = (Auditor, Cheats, Challenges, Passes, Colludes, Withholds, Hides, ShowsSome, Claims, Frames, Shut)
+LIES: tuple[type[Auditor], ...] = (
+    Auditor,
+    Cheats,
+    Challenges,
+    Passes,
+    Colludes,
+    Withholds,
+    Hides,
+    ShowsSome,
+    Claims,
+    Frames,
+    Shut,
+)
 LINKS = (0.0, 0.5, 0.95)  # slowness of honest trainers; the last one has the least link that is allowed, nearly
 
 
