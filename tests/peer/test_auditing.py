@@ -333,7 +333,8 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
 async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_however_many_rounds_go_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "ANSWER_MS", 1_500)
+    monkeypatch.setattr(host, "ANSWER_MS", 4_000)
+    monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold-states") as made:
         job, driver = await made.train(replace(SPEC, rounds=400, audit_window=2)), made.seats[0].driver
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
@@ -341,33 +342,42 @@ async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_how
         (height, entry), *_ = sorted(at.items())
         closed = next(item.height for item in driver.store.rounds(400) if item.round == entry.round)
         times = [decode_header(driver.store.header(of) or b"").time_ms for of in (closed, height)]
-        assert times[1] - times[0] >= 1_500 and entry.finding is Finding.WITHHELD
+        assert times[1] - times[0] >= 4_000 and entry.finding is Finding.WITHHELD
         assert driver.state.jobs.jobs[job].round > entry.round + 2
         assert {standing(made, number).suspensions for number in range(3)} == {0}
+
+
+def refuse_reveals(monkeypatch: pytest.MonkeyPatch, seat: Seat, refused: Callable[[bytes], bool]) -> None:
+    exchange: Any = seat.network._exchange  # type: ignore[attr-defined]
+    answer = exchange.on_get_blob
+
+    def answer_some(peer: bytes, request: GetBlob) -> None:
+        if refused(peer) and seat.blobs.is_reveal(request.digest):
+            exchange._send(peer, NoBlob(request.digest), Priority.CONTROL)
+        else:
+            answer(peer, request)
+
+    monkeypatch.setattr(exchange, "on_get_blob", answer_some)
 
 
 async def test_a_step_that_is_shown_to_one_auditor_alone_is_shown_to_the_judges_by_that_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "ANSWER_MS", 3_000)
     async with trainers(tmp_path, "wrong-steps") as made:
-        me, liar = made.seats[0].public, made.seats[3]
+        seat, liar, me, finished = made.seats[0], made.seats[3], made.seats[0].public, trio.Event()
         monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: dict.fromkeys({me} & tickets.keys(), SPEC.local_steps - 1))
-        exchange: Any = liar.network._exchange  # type: ignore[attr-defined]
-        answer = exchange.on_get_blob
-
-        def answer_one(peer: bytes, request: GetBlob) -> None:
-            if peer == me or not liar.blobs.is_reveal(request.digest):
-                answer(peer, request)
-            else:
-                exchange._send(peer, NoBlob(request.digest), Priority.CONTROL)
-
-        monkeypatch.setattr(exchange, "on_get_blob", answer_one)
-        job = await made.train(replace(SPEC, rounds=400))
-        await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
-        cause = made.seats[0].driver.state.audits.jobs[job].causes[liar.public]
-        assert cause.finding is Finding.MISMATCH and cause.result is Result.SUSPENDED
-        await poll(lambda: not made.seats[0].auditing._shown)
+        refuse_reveals(monkeypatch, liar, lambda peer: peer != me)
+        refuse_reveals(monkeypatch, seat, lambda peer: not finished.is_set())
+        job = await made.train(replace(SPEC, rounds=1))
+        await seat.until(lambda driver: bool(driver.state.audits.jobs.get(job, JobAudits()).disputes))
+        (dispute, *_) = seat.driver.state.audits.jobs[job].disputes
+        await poll(lambda: (job, dispute.round) not in {key[:2] for key in seat.auditing._running})
+        await trio.to_thread.run_sync(seat.driver.workshop.delete_passed)
+        finished.set()
+        await ended(made, job)
+        (entry,) = [entry for entry in seat.driver.state.audits.log if entry.result is Result.SUSPENDED]
+        assert entry.finding is Finding.MISMATCH and entry.trainer == liar.public
+        await poll(lambda: not seat.auditing._shown)
 
 
 async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
