@@ -564,8 +564,8 @@ class Docket:
                     if self.may_open(number, trainer):
                         of[trainer] = replace(known, since=closed, since_ms=now_ms or 0)
                 elif known.since + self._terms.window <= closed and (now_ms or 0) >= known.since_ms + time_ms:
-                    self._lose(number, trainer)
                     del of[trainer]
+                    self._lose(number, trainer)
 
     def _lose(self, number: int, trainer: bytes) -> None:
         assert TRANSITIONS[Stage.SEALED, Event.TIME].effects == (Effect.LOSE_REWARD,)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from peer.node.node import Node
 
 
+USUAL_LOSS = 2_000_000  # millionths
+ROUNDING = 100  # as replays of the same step differ, but more of it
+
+
 def payload_of(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
     return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
 
@@ -32,7 +36,7 @@ def trace_of(payload: bytes) -> bytes:
 def losses_of(job: bytes, number: int, trainer: bytes) -> tuple[int, ...]:
     """Of the steps of a trainer, in millionths."""
     made = hashlib.shake_256(b"losses" + job + number.to_bytes(8, "big") + trainer).digest(4 * AUDITS.steps)
-    return tuple(int.from_bytes(made[at : at + 4], "big") for at in range(0, len(made), 4))
+    return tuple(USUAL_LOSS + int.from_bytes(made[at : at + 4], "big") % 500_000 for at in range(0, len(made), 4))
 
 
 def found(due: Due) -> Finding:
@@ -80,7 +84,7 @@ class Auditor:
 
     def loss(self, due: Due) -> int:
         """What it says where it finds a match."""
-        return losses_of(due.job, due.round, due.trainer)[due.step]
+        return losses_of(due.job, due.round, due.trainer)[due.step] + due.auditor[0] % ROUNDING - ROUNDING // 2
 
     def losses(self, job: bytes, number: int, trainer: bytes) -> tuple[int, ...]:
         """What it commits to as a trainer, and opens."""
@@ -173,7 +177,7 @@ class Passes(Auditor):
         return Finding.MATCH
 
     def loss(self, due: Due) -> int:
-        return 2**31
+        return USUAL_LOSS
 
 
 class Frames(Auditor):

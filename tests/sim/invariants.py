@@ -130,6 +130,7 @@ class Invariants:
     longest_wait: int = 0  # heights, of any transaction
     justified: int = 0  # prepares in later views whose reason was checked
     unseen: int = 0  # those whose reason nobody was shown: of a leader that crashed before it sent its proposal
+    _opened: set[tuple[bytes, int, bytes]] = field(default_factory=set)  # losses: (job, round, trainer)
     _audits: Any = None  # the state of the audits that was looked at last
     # What came to each honest peer: by height, view and block.
     _offered: dict[tuple[bytes, int, int, bytes], list[Proposed]] = field(default_factory=dict)
@@ -303,6 +304,13 @@ class Invariants:
         if kind == "member/retire":
             subject, lowers, _ = codec.unpack(content, len(content))
             self._wishes[signer] = (subject, lowers)
+        if kind == "audit/losses":
+            job, number, *_ = codec.unpack(content, len(content))
+            self._opened.add((job, number, signer))
+        if kind == "audit/report":
+            job, number, trainer, *_ = codec.unpack(content, len(content))
+            if (job, number, trainer) in self._opened:
+                raise Violation("opened early", f"height {height} holds a report on losses that are open")
 
     def _check_evidence(self, height: int, first: list[bytes], second: list[bytes]) -> None:
         if first[1] in self.honest and first[1] not in self.excused:

@@ -13,9 +13,11 @@ from tests.sim.audits import (
     Claims,
     Colludes,
     Distrusts,
+    Frames,
     Hides,
     Passes,
     ShowsSome,
+    Shut,
     Withholds,
     found,
 )
@@ -28,9 +30,12 @@ BLOCKS = 70
 
 
 class Unasked(Challenges):
-    """Only where it was not drawn."""
+    """Only where it was not drawn. It has no time for its own losses."""
 
     finding = Auditor.finding
+
+    def opens(self) -> bool:
+        return False
 
 
 class Undrawn(Distrusts):
@@ -102,9 +107,23 @@ def test_who_re_executes_all_of_what_it_distrusts_has_cheats_suspended_where_no_
     assert sum(standing.upheld for standing in of_honest) >= 2
 
 
-def test_who_passes_everybody_hurts_nobody() -> None:
-    _, (liar,), of_honest = run(Passes)
-    assert liar.reports and not any(standing.suspensions or standing.refuted for standing in (liar, *of_honest))
+@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
+def test_who_passes_everybody_without_replaying_is_suspended_within_twenty_audits(n: int, liars: int) -> None:
+    _, of_liars, of_honest = run(Passes, n, liars)
+    assert all(standing.suspensions and standing.lost and standing.wrong <= 20 for standing in of_liars)
+    assert not any(standing.suspensions or standing.refuted or standing.wrong for standing in of_honest)
+
+
+def test_who_opens_false_losses_has_nobody_suspended() -> None:
+    _, (liar,), of_honest = run(Frames)
+    assert sum(standing.wrong for standing in of_honest) > 5
+    assert not any(standing.suspensions for standing in (liar, *of_honest))
+
+
+def test_who_never_opens_its_losses_loses_rewards_and_is_not_suspended() -> None:
+    _, (liar,), of_honest = run(Shut)
+    assert liar.lost > min(standing.lost for standing in of_honest) and not liar.suspensions
+    assert not any(standing.suspensions or standing.wrong for standing in of_honest)
 
 
 def test_who_reports_nothing_and_reveals_nothing_is_not_drawn_and_not_waited_for() -> None:

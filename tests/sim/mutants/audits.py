@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ledger.audits import docket
+from ledger.audits import docket, losses
 from ledger.audits.docket import Docket
-from ledger.audits.state import Dispute, StepFinding
+from ledger.audits.losses import Compared
+from ledger.audits.state import Dispute, Entry, Result, StepFinding
 from ledger.audits.transitions import Event
 from ledger.jobs import AuditTerms
 from protocol.reasons import Finding
-from tests.sim.audits import Auditor, Blind, Challenges, Cheats, Claims, Distrusts
+from tests.sim import workload
+from tests.sim.audits import Auditor, Blind, Challenges, Cheats, Claims, Distrusts, Frames
 from tests.sim.mutants.agreement import with_liar
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario
@@ -20,6 +22,8 @@ from tests.sim.simulation import Simulation
 CALM_SAMPLED = Scenario(blocks=30)
 BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
+FRAMED = with_liar("signs-again", blocks=40)
+HONEST = ("honest suspended",)
 
 
 def _challenges(simulation: Simulation) -> None:
@@ -59,6 +63,49 @@ def _every_challenge_is_false(planter: Planter) -> None:
 
     planter.replace(Docket, "_move_dispute", both)
     planter.simulation(_false_steps)
+
+
+def _one_trainer_convicts(planter: Planter) -> None:
+    planter.replace(losses, "is_lazy", lambda known, voters, faults: bool(known.wrong))
+    planter.simulation(_frames)
+
+
+def _reports_count(planter: Planter) -> None:
+    """One trainer contradicts an auditor as often as it likes."""
+
+    def compared(before: Compared, trainer: bytes, wrong: bool, faults: int) -> Compared:
+        number = before.reports + 1
+        return Compared(number, {**before.wrong, number.to_bytes(32, "big"): number} if wrong else before.wrong)
+
+    planter.replace(losses, "compared", compared)
+    planter.replace(losses, "is_lazy", lambda known, voters, faults: len(known.wrong) > faults)
+    planter.simulation(_frames)
+
+
+def _exact_losses(planter: Planter) -> None:
+    planter.replace(losses, "is_wrong", lambda reported, opened: reported != opened)
+
+
+def _opened_early(planter: Planter) -> None:
+    planter.replace(Docket, "may_open", lambda self, number, trainer: True)
+    planter.replace(workload, "OPENED_SHARE", 1.0)
+
+
+def _shut_is_guilty(planter: Planter) -> None:
+    """A trainer that does not open its losses in time is suspended, as if it was not away."""
+
+    def lose(self: Docket, number: int, trainer: bytes) -> None:
+        person = self._members.current(trainer)
+        if person not in self._suspended:
+            self._suspend(person, Entry(self._height, self._key, number, trainer, trainer, 0, Result.LAZY))
+
+    planter.replace(Docket, "_lose", lose)
+
+
+def _frames(simulation: Simulation) -> None:
+    for peer in simulation.peers:
+        if not peer.is_honest:
+            peer.author.auditor = Frames()
 
 
 def _false_steps(simulation: Simulation) -> None:
@@ -158,4 +205,9 @@ AUDITS = (
         _windows_ignored,
         CALM_SAMPLED,
     ),
+    Mutant("one-trainer-convicts", "an auditor is lazy if one trainer says so", HONEST, _one_trainer_convicts, FRAMED),
+    Mutant("reports-count", "an auditor is lazy if one trainer says so often", HONEST, _reports_count, FRAMED),
+    Mutant("exact-losses", "a loss is wrong if any bit differs", HONEST, _exact_losses, FRAMED),
+    Mutant("losses-early", "losses may be opened while reports come in", ("opened early",), _opened_early, FRAMED),
+    Mutant("shut-is-guilty", "a trainer that opens nothing is suspended", HONEST, _shut_is_guilty, FRAMED),
 )
