@@ -80,7 +80,7 @@ def test_whose_link_is_nearly_as_slow_as_is_allowed_is_not_suspended_and_passes(
 
 @pytest.mark.parametrize(
     ("lies", "n", "liars", "blocks"),
-    [(Hides, 4, 1, BLOCKS), (Hides, 7, 2, BLOCKS), (ShowsSome, 4, 1, BLOCKS), (ShowsSome, 7, 2, 110)],
+    [(Hides, 4, 1, BLOCKS), (Hides, 7, 2, 110), (ShowsSome, 4, 1, BLOCKS), (ShowsSome, 7, 2, 110)],
 )
 def test_who_shows_nothing_or_its_false_steps_to_some_is_suspended(lies: type[Auditor], n: int, liars: int, blocks: int) -> None:
     _, of_liars, of_honest = run(lies, n, liars, blocks, slowness=0.3)

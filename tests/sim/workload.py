@@ -49,7 +49,7 @@ UNTIL_MS = 2**53 - 1
 REVOKED_FOR_MS = 5_000  # so that some of what was revoked expires within a history
 RENAMED, REVOKED = 10, 15  # of a hundred numbers to add: those below are a new name, those below that an invitation taken back
 CURATED_SHARE = 0.6  # of the moments at which a peer could put something forward
-OPENED_SHARE = 0.5  # of the moments at which losses could be opened: otherwise reports would wait for all of them
+OPENED_SHARE = 0.3  # of the moments at which losses could be opened: otherwise reports would wait for all of them
 CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused does other things as well
 
 
