@@ -53,6 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "local": PRESETS["local"] | {"outer_rate": RATE},
     "sparse": {"local_steps": 30, **OF_SPARSE},
     "per-step": PRESETS["per-step"],
+    "unaudited": PRESETS["unaudited"] | {"outer_rate": RATE},
 }
 MODES = (
     *(codec.Mode(Compression.DENSE, bits, CHUNK) for bits in BITS),

@@ -19,7 +19,7 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, li
     [
         ({}, 4, "one-bit payloads with error feedback fall at 4 liars of 13"),
         (PRESETS["local"], 4, "one-bit payloads with error feedback fall"),
-        (PRESETS["sparse"], 7, "sparse payloads with error feedback fall"),
+        ({"compression": Compression.SPARSE}, 7, "sparse payloads with error feedback fall"),
         ({**PRESETS["per-step"], "audit": AuditMode.OFF}, 13, "rule 'centered-clipping' was not measured to hold"),
         ({"rule": Rule.MEAN}, 4, "rule 'mean' was not measured to hold"),
         (
