@@ -207,7 +207,7 @@ class Replay(Request[Replayed]):
     step: Count
     model_directory: Path  # of that round
     payload: Path
-    buffer: Path
+    buffer: Digest  # it follows from the last state and what the trainer continues from
     previous_buffer: Path | None
     previous_payload: Path | None
     trace: Path

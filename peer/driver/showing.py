@@ -92,7 +92,7 @@ class Showing:
 
     async def ready(self, spec: JobSpec, served_seconds: float) -> None:
         """Returns when this trainer may propose: at once, mostly, and at the latest when its audits of now are over."""
-        least = reveal_bytes_max(spec) / served_seconds
+        least = spec.least_uplink * 1_000_000 / 16  # the half of it that is for audits, in bytes
         with trio.move_on_after(2 * served_seconds):
             while self._uplink.seconds_owed(least) > OWED_SHARE * served_seconds or self._is_full(spec):
                 await self._noted.wait()

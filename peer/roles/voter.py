@@ -149,12 +149,14 @@ def replayed(audited: Audited) -> Replayed:
 
 async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Audit:
     """What re-executing a proposal needs, fetched."""
+    await fetch_reveal(round, proposal.buffer, 4 * round.model.layout.size, trainer)
     work = await _fetch_work(round, trainer, proposal)
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
             await fetch_reveal(round, digest, inner_bytes(round.spec), trainer)
     return Audit(
         **work,
+        buffer=str(round.blobs.path(proposal.buffer)),
         inner=str(round.blobs.path(proposal.inner)) if proposal.inner else None,
         previous_inner=str(round.blobs.path(proposal.inner_from)) if proposal.inner_from else None,
     )
@@ -177,6 +179,7 @@ async def replay_request(round: Round, trainer: bytes, proposal: Proposal, step:
         await fetch_reveal(round, digest, size, trainer)
     return Replay(
         **work,
+        buffer=proposal.buffer,
         step=step,
         trace=str(blobs.path(proposal.trace)),
         states={digest: str(blobs.path(digest)) for digest in states},
@@ -186,10 +189,9 @@ async def replay_request(round: Round, trainer: bytes, proposal: Proposal, step:
 
 
 async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[str, Any]:
-    """What was committed to, and what the trainer's work continues from: the fields that both requests have."""
+    """What the trainer declared, and what its work continues from: the fields that both requests have."""
     size, blobs = 4 * round.model.layout.size, round.blobs
     previous = round.model.records.get(trainer) if proposal.feedback is not None else None
-    await fetch_reveal(round, proposal.buffer, size, trainer)
     if previous:
         await fetch_reveal(round, previous.buffer, size, trainer)
         await round.fetch(previous.payload, payload_bytes_max(round.model.layout, Mode.of(round.spec)), (trainer,))
@@ -200,7 +202,6 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
         "trainer": trainer,
         "model_directory": str(round.model_directory),
         "payload": str(blobs.path(proposal.payload)),
-        "buffer": str(blobs.path(proposal.buffer)),
         "previous_buffer": str(blobs.path(previous.buffer)) if previous else None,
         "previous_payload": str(blobs.path(previous.payload)) if previous else None,
     }

@@ -444,7 +444,7 @@ def found(world: World, proposal: Proposal, step: int) -> Finding:
         step=step,
         model_directory=str(world.round.model_directory),
         payload=str(blobs.path(proposal.payload)),
-        buffer=str(blobs.path(proposal.buffer)),
+        buffer=proposal.buffer,
         previous_buffer=None,
         previous_payload=None,
         trace=str(blobs.path(proposal.trace)),

@@ -18,7 +18,7 @@ MESSAGES = [
     tasks.Reexecute(bytes(32), 1, bytes(32), "/model", "/inner", "/states"),
     tasks.Audit(bytes(32), 1, bytes(32), "/model", "/payload", "/buffer", None, None),
     tasks.Replay(
-        bytes(32), 1, bytes(32), 3, "/model", "/payload", "/buffer", None, None, "/trace", {bytes(32): "/state"}, bytes(32), None
+        bytes(32), 1, bytes(32), 3, "/model", "/payload", bytes(32), None, None, "/trace", {bytes(32): "/state"}, bytes(32), None
     ),
     tasks.Evaluate(bytes(32), "/model"),
     tasks.Generate(bytes(32), "/model", "Grüße", 10, 0.5, 7),

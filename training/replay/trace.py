@@ -73,12 +73,14 @@ def needed(trace: Trace, step: int, spec: JobSpec) -> dict[bytes, int]:
 
 
 def reveal_bytes_max(spec: JobSpec) -> int:
-    """What one auditor fetches of a proposal, but for what its declaration names: `needed`, the trace, and the buffers."""
+    """What one auditor fetches of a proposal, but for what its declaration names: `needed`, the trace, and the buffer before; of
+    one step both buffers.
+    """
     vector = 4 * layout_of(spec).size
-    buffers = vector * (2 if spec.feedback_decay > 0 else 1)
+    previous = vector if spec.feedback_decay > 0 else 0
     if spec.traces_states:
-        return buffers + trace_bytes_max(spec) + 3 * vector + 2 * inner_bytes(spec)
-    return buffers + 2 * inner_bytes(spec) * spec.keeps_inner_state
+        return previous + trace_bytes_max(spec) + 3 * vector + 2 * inner_bytes(spec)
+    return previous + vector + 2 * inner_bytes(spec) * spec.keeps_inner_state
 
 
 def _read_parameters(trace: Trace, step: int) -> Iterable[StateDigests]:

@@ -138,7 +138,7 @@ class World:
             step=step,
             model_directory=str(self.folder / "model1"),
             payload=str(self.folder / "payload1"),
-            buffer=str(self.folder / "m1"),
+            buffer=hashlib.sha256((self.folder / "m1").read_bytes()).digest(),
             previous_buffer=str(self.folder / "m0"),
             previous_payload=str(self.folder / "payload0"),
             trace=str(self.folder / "trace"),
