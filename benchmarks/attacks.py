@@ -31,7 +31,7 @@ from benchmarks import attacks_detection as on_detection
 from benchmarks import attacks_digits as on_digits
 from benchmarks import attacks_gpt as on_gpt
 from benchmarks.attack_suite import ATTACKS
-from benchmarks.attacks_detection import Detection
+from benchmarks.attacks_detection import Detection, FoundLazy, Laziness
 from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
 from benchmarks.settings import with_settings
@@ -47,7 +47,8 @@ from training.spec import PRESETS, AuditMode, JobSpec, Rule
 TABLES = ("detection", "digits", "gpt")
 PEERS = (4, 7, 10)
 LIARS_DRAWN = 1_000  # for each row of the detection table
-ROUNDS = {"local": 30, "sparse": 10, "per-step": 120, "unaudited": 120}  # GPT, by preset
+LIVES_DRAWN = 200  # for each row of the table with lazy auditors
+ROUNDS = {"local": 30, "per-step": 120, "unaudited": 120}  # GPT, by preset
 AUDIT_RATE = 0.2  # with two auditors: .4 replayed steps for each accepted proposal
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
@@ -237,6 +238,33 @@ def detection_table(rows: list[Detection]) -> Table:
     return table
 
 
+def laziness_table(rows: list[Laziness]) -> Table:
+    title = f"who cheats, where {on_detection.LAPSES:.0%} of the reports lapse, beside lazy auditors: until when, and its damage"
+    table = Table(title=title)
+    for heading in ("preset", "n", "f", "cheats in", "lazy", "half in", "99 % in", "false updates", "99 %", "lazy found, 99 %"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        needed = "never" if row.rounds_needed is None else f"{row.rounds_needed} rounds"
+        found = "" if row.lazy_audits is None else f"{row.lazy_audits} reports"
+        sizes = row.preset, str(row.peers), str(row.liars), row.lie, str(row.lazy)
+        table.add_row(*sizes, f"{row.suspended_median} rounds", needed, f"{row.lies:.1f}", str(row.lies_most), found)
+    return table
+
+
+def found_lazy_table(rows: list[FoundLazy]) -> Table:
+    table = Table(title="a lazy auditor is suspended within so many compared reports, 99 of 100 times")
+    for heading in ("n", "f", "it is one of f that deviate", "it is one more"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(str(row.peers), str(row.faults), str(row.among), str(row.beside))
+    return table
+
+
+def _found(row: FoundLazy) -> str:
+    text = f"a lazy auditor is found in ≤ {on_detection.LAZY_AUDITS} audits, n={row.peers}: {row.among}"
+    return verdict(row.among <= on_detection.LAZY_AUDITS, text)
+
+
 def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -> list[str]:
     """What must hold, and whether it did."""
     full = [row for row in gpt if row.audit == AuditMode.FULL.value]
@@ -340,7 +368,7 @@ def main() -> int:
         done = earlier(options.json, about) if options.resume else {}
     except UserError as error:
         parser.error(str(error))
-    started, detection = time.time(), list[Detection]()
+    started, detection, laziness, found_lazy = time.time(), list[Detection](), list[Laziness](), list[FoundLazy]()
     digits = [Digits(**row) for row in done.get("digits", ())]
     digits_order = on_digits.places(options.rules, options.columns)
     runs = [Run(**{**run, "outcome": on_gpt.Outcome(**run["outcome"])}) for run in done.get("runs", ())]
@@ -351,10 +379,13 @@ def main() -> int:
         runs.sort(key=lambda run: (run.preset, run.outcome.peers, ATTACKS.index(run.outcome.attack), run.seed))
         figures: dict[str, Any] = {"digits": [asdict(row) for row in digits]}
         figures |= {"gpt": [asdict(row) for row in gpt_rows(bases, runs)], "detection": [asdict(row) for row in detection]}
+        figures |= {"laziness": [asdict(row) for row in laziness], "found_lazy": [asdict(row) for row in found_lazy]}
         write(options.json, started, {**about, **figures, "runs": [asdict(run) for run in runs]})
 
     if "detection" in tables:
         detection += on_detection.detections(options.peers, LIARS_DRAWN)
+        laziness += on_detection.lazinesses(options.peers, LIVES_DRAWN)
+        found_lazy += [on_detection.found_lazy(n, LIARS_DRAWN) for n in options.peers if faults_tolerated(n)]
         keep()
     if "digits" in tables:
         known = {row.place for row in digits}
@@ -374,10 +405,11 @@ def main() -> int:
                 keep()
     console = Console(width=150)
     shown = ((digits_table, digits), (gpt_table, gpt := gpt_rows(bases, runs)), (detection_table, detection))
+    shown += ((laziness_table, laziness), (found_lazy_table, found_lazy))
     for table, rows in shown:
         if rows:
             console.print(table(rows))
-    return conclude(verdicts(digits, gpt, detection))
+    return conclude([*verdicts(digits, gpt, detection), *map(_found, found_lazy)])
 
 
 if __name__ == "__main__":

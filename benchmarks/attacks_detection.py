@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from consensus.quorum import faults_tolerated
-from ledger.audits import draws
+from ledger.audits import draws, losses
+from ledger.audits.losses import Compared
 from training.spec import PRESETS, AuditMode, JobSpec
 
 JOB = bytes(32)
@@ -24,6 +25,11 @@ UNSEEN_ROUNDS = 2  # of them: the first, whose draw can be foreseen, and the las
 FOUND_MIN = 0.99  # of the liars, and the share that `rounds_needed` is for
 ROUNDS_MAX = 1_000  # that a liar is looked for: a rate of nearly 0 finds nobody
 NONCE_BYTES = 16
+# Of the second table.
+LAPSES = 0.2  # share of the reports that come too late: an auditor's core is busy
+GUESSED = 0.01  # share of a lazy auditor's guesses that are within 1e-3 nat, measured on the default job
+LAZY_AUDITS = 20  # in which a lazy auditor is to be found
+JUDGED_ROUNDS = 1  # from a report to its verdict
 MANY_STEPS, ONE_STEP = f"{CHEATED:.0%} of its steps", "one step"
 
 
@@ -110,3 +116,137 @@ def detections(peers: Sequence[int], count: int) -> Iterator[Detection]:
         for lie in LIES:
             for n in filter(faults_tolerated, peers):
                 yield detection(preset, spec, n, count, lie)
+
+
+# Lapses and lazy auditors ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Laziness:
+    """A fifth of all reports lapse. Beside f liars, who back one another, so many others say `match` and replay nothing."""
+
+    preset: str
+    peers: int
+    liars: int
+    lazy: int
+    lie: str
+    suspended_median: int  # rounds until the liar is
+    rounds_needed: int | None  # until `FOUND_MIN` of the liars were; None: longer than was looked
+    lies: float  # updates with false steps that the model took meanwhile, on average
+    lies_most: int  # of `FOUND_MIN` of the liars
+    lazy_audits: int | None  # reports of a lazy auditor until it is suspended, of `FOUND_MIN` of them; None: there is none
+
+
+@dataclass
+class _Lazy:
+    known: Compared = field(default_factory=Compared)
+    reports: int = 0
+    found_after: int | None = None
+    back_in: int = 0  # the round in which its suspension is over
+    suspensions: int = 0
+
+
+def laziness(preset: str, spec: JobSpec, peers: int, lazy: int, count: int, lie: str) -> Laziness:
+    """What became of `count` liars, each among others, and of the lazy auditors beside them."""
+    chance = random.Random(f"lazy {preset} {peers} {lazy} {lie}")
+    lives = [_lazy_life(spec, peers, lazy, lie, chance) for _ in range(count)]
+    at = math.ceil(FOUND_MIN * count) - 1
+    ends, told = sorted(life[0] for life in lives), sorted(life[1] for life in lives)
+    audits = sorted(number for life in lives for number in life[2])
+    needed = ends[at]
+    return Laziness(
+        preset,
+        peers,
+        faults_tolerated(peers),
+        lazy,
+        lie,
+        ends[count // 2],
+        needed if needed < ROUNDS_MAX else None,
+        sum(told) / count,
+        told[at],
+        audits[math.ceil(FOUND_MIN * len(audits)) - 1] if audits else None,
+    )
+
+
+def _lazy_life(spec: JobSpec, peers: int, lazy: int, lie: str, chance: random.Random) -> tuple[int, int, list[int]]:
+    """(rounds until the liar, peer 0, is suspended; its false updates until then; reports of each lazy auditor until it was).
+
+    Peers 1 to f − 1 are its accomplices: they pass it, and open to the lazy what these guessed. Then come the lazy ones, and the
+    honest. A round's losses are opened when its window is over.
+    """
+    liars, window = faults_tolerated(peers), spec.audit_window
+    lazies = {peer: _Lazy() for peer in range(liars, liars + lazy)}
+    opened: dict[int, list[tuple[int, int]]] = {}  # round -> (lazy auditor, trainer) of the losses that are opened then
+    told, found_in = 0, None
+    for number in range(1, ROUNDS_MAX + 1):
+        for auditor, trainer in opened.pop(number, ()):
+            _compare(lazies[auditor], trainer, trainer < liars, liars, chance, number, spec)
+        if found_in == number:
+            break
+        present = [peer for peer in range(peers) if peer not in lazies or lazies[peer].back_in <= number]
+        drawn = min(1.0, spec.audit_rate * spec.auditors / (len(present) - 1))
+        for peer in present:
+            if peer in lazies:
+                seen = [
+                    trainer for trainer in present if trainer != peer and chance.random() < drawn and chance.random() >= LAPSES
+                ]
+                opened.setdefault(number + window + 1, []).extend((peer, trainer) for trainer in seen)
+        false = LIES[lie](spec.local_steps, chance)
+        told += bool(false)
+        honest = [peer for peer in present if peer >= liars + lazy]
+        replayed = [chance.randrange(spec.local_steps) for _ in honest if chance.random() < drawn and chance.random() >= LAPSES]
+        if number > 1 and found_in is None and any(step in false for step in replayed):
+            found_in = number + 1 + JUDGED_ROUNDS
+    else:
+        number = ROUNDS_MAX
+    return number, told, [of.found_after for of in lazies.values() if of.found_after is not None]
+
+
+def _compare(of: _Lazy, trainer: int, backs: bool, liars: int, chance: random.Random, number: int, spec: JobSpec) -> None:
+    """One opened report of a lazy auditor; `backs`: the trainer opens what the auditor had guessed."""
+    if of.back_in > number:
+        return
+    of.reports += 1
+    wrong = not backs and chance.random() >= GUESSED
+    of.known = losses.compared(of.known, trainer.to_bytes(32, "big"), wrong, liars)
+    if losses.is_lazy(of.known, of.known.wrong.keys(), liars):
+        of.found_after = of.found_after or of.reports
+        of.back_in = number + 1 + (spec.suspension_rounds << of.suspensions)
+        of.suspensions, of.known = of.suspensions + 1, Compared()
+
+
+def lazinesses(peers: Sequence[int], count: int) -> Iterator[Laziness]:
+    """With none and with f lazy auditors."""
+    for preset, spec in jobs().items():
+        for lie in LIES:
+            for n in filter(faults_tolerated, peers):
+                for lazy in (0, faults_tolerated(n)):
+                    yield laziness(preset, spec, n, lazy, count, lie)
+
+
+@dataclass(frozen=True)
+class FoundLazy:
+    """How many reports of a lazy auditor are compared until it is suspended, 99 of 100 times."""
+
+    peers: int
+    faults: int
+    among: int  # it is one of f that deviate: f − 1 trainers open whatever it guessed
+    beside: int  # it is one more: f do
+
+
+def found_lazy(peers: int, count: int) -> FoundLazy:
+    faults = faults_tolerated(peers)
+    return FoundLazy(peers, faults, _reports_needed(peers, faults - 1, count), _reports_needed(peers, faults, count))
+
+
+def _reports_needed(peers: int, backing: int, count: int) -> int:
+    chance, faults, ends = random.Random(f"found {peers} {backing}"), faults_tolerated(peers), list[int]()
+    for _ in range(count):
+        known, lazy = Compared(), False
+        while not lazy:
+            trainer = chance.randrange(peers - 1)
+            wrong = trainer >= backing and chance.random() >= GUESSED
+            known = losses.compared(known, trainer.to_bytes(32, "big"), wrong, faults)
+            lazy = losses.is_lazy(known, known.wrong.keys(), faults)
+        ends.append(known.reports)
+    return sorted(ends)[math.ceil(FOUND_MIN * count) - 1]

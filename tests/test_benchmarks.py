@@ -770,6 +770,24 @@ def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
     assert often.suspended >= attacks_detection.FOUND_MIN > 2 * seldom.suspended
 
 
+@pytest.mark.parametrize(("peers", "honest", "trainers"), [(4, 3, 3), (7, 5, 6), (10, 7, 9)])
+def test_lazy_auditors_are_found_as_often_as_the_closed_form_says(peers: int, honest: int, trainers: int) -> None:
+    """Once f + 1 of the honest trainers have contradicted it: coupons of which the accomplices' are no use."""
+    found, faults = attacks_detection.found_lazy(peers, 1_000), faults_tolerated(peers)
+    mean = sum(trainers / (honest - number) for number in range(faults + 1))
+    assert mean < found.among <= attacks_detection.LAZY_AUDITS and found.among < found.beside
+
+
+def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:
+    spec = attacks_detection.jobs()["local"]
+    alone = attacks_detection.laziness("local", spec, 7, 0, 300, attacks_detection.ONE_STEP)
+    beside = attacks_detection.laziness("local", spec, 7, 2, 300, attacks_detection.ONE_STEP)
+    chance = 1 - (1 - 0.8 * 2 / 6 / 10) ** 5  # of five honest auditors, of whom a fifth lapse
+    assert alone.lies == pytest.approx(1 + 1 / chance + 1, rel=0.15), "the first round, and the one until the verdict"
+    assert beside.lies > 1.1 * alone.lies and alone.lazy_audits is None
+    assert 0 < (beside.lazy_audits or 0) <= attacks_detection.LAZY_AUDITS
+
+
 @pytest.mark.parametrize("peers", [4, 7, 10])
 def test_one_false_step_in_a_round_is_found_much_later(peers: int) -> None:
     """And any change fits into one step."""

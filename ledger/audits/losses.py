@@ -21,7 +21,7 @@ from protocol.messages import LossesCommitment
 MILLIONTHS = 1_000_000  # losses are integers, in millionths of a nat
 LOSS_MAX = 2**53 - 1  # also of what is no number
 LOSSES_MAX = 10_000  # inner steps of a round
-APART_MAX = 1_000  # 1e-3 nat. Replays on other processors differ by 1e-6 of the loss
+APART_MAX = 1_000  # 1e-3 nat. Replays on other processors differ by 2e-7 of the loss, step losses by a tenth of a nat
 APART_PART = 10_000  # or 1e-4 of the loss, if that is more
 REPORTS_FOR_EACH = 10  # an auditor's last reports that count, for each voter that has to contradict it
 LOSS_BYTES = 8
