@@ -219,12 +219,13 @@ class StandingView:
 
     peer: str
     rewards: int  # accepted proposals that nobody found false in time
-    lost: int  # rewards that a suspension cost
+    lost: int  # rewards that a suspension cost, or losses that it did not open
     suspensions: int
     reports: int  # as a drawn auditor
     lapsed: int  # audits it did not report on
     upheld: int  # its challenges that ended in a suspension
     refuted: int  # its challenges that were found false
+    wrong: int = 0  # its reports whose loss is another than the trainer opened
 
 
 @dataclass(frozen=True, slots=True)

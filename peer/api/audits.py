@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ledger.audits.state import CHALLENGES_OPEN_MAX, Entry, JobAudits, Standing
 from ledger.state import State
@@ -51,7 +51,8 @@ def suspensions(state: State) -> tuple[SuspensionView, ...]:
         audits = state.audits.jobs.get(key, JobAudits())
         for trainer, until in sorted(audits.suspended.items()):
             if until > job.round:
-                found.append(SuspensionView(until, _audit(audits.causes[trainer], state)))
+                cause = replace(audits.causes[trainer], trainer=trainer)  # a lazy auditor is suspended as a trainer, too
+                found.append(SuspensionView(until, _audit(cause, state)))
     return tuple(found)
 
 

@@ -221,15 +221,15 @@ def _bytes(hex: str) -> str:
 
 def _standing(view: StandingView) -> str:
     trained = f"{view.rewards} rewards, {view.lost} lost, {view.suspensions} suspensions"
-    audited = f"{view.reports} reports, {view.lapsed} lapsed, {view.upheld} challenges upheld, {view.refuted} refuted"
+    audited = f"{view.reports} reports, {view.lapsed} lapsed, {view.upheld} challenges upheld, {view.refuted} refuted, {view.wrong} wrong losses"
     return f"{trained}; {audited}"
 
 
 def standings(views: Iterable[StandingView], names: Names) -> Fitted:
     peer = Column("peer", may_be_cut=True)
-    table = Fitted(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted")
+    table = Fitted(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted", "wrong")
     for view in views:
-        counts = (view.rewards, view.lost, view.suspensions, view.reports, view.lapsed, view.upheld, view.refuted)
+        counts = (view.rewards, view.lost, view.suspensions, view.reports, view.lapsed, view.upheld, view.refuted, view.wrong)
         table.add_row(names[view.peer], *map(str, counts))
     return table
 
@@ -265,7 +265,7 @@ def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
             str(cause.round),
             str(cause.step),
             names[cause.auditor],
-            f"shunned: {finding}" if cause.result == "shunned" else finding,
+            f"{cause.result}: {finding}" if cause.result in ("shunned", "lazy") else finding,
         )
     return table
 
