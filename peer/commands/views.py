@@ -221,8 +221,9 @@ def _bytes(hex: str) -> str:
 
 def _standing(view: StandingView) -> str:
     trained = f"{view.rewards} rewards, {view.lost} lost, {view.suspensions} suspensions"
-    audited = f"{view.reports} reports, {view.lapsed} lapsed, {view.upheld} challenges upheld, {view.refuted} refuted, {view.wrong} wrong losses"
-    return f"{trained}; {audited}"
+    audited = f"{view.reports} reports, {view.wrong} with a wrong loss, {view.lapsed} lapsed"
+    challenged = f"{view.upheld} challenges upheld, {view.refuted} refuted"
+    return f"{trained}; {audited}, {challenged}"
 
 
 def standings(views: Iterable[StandingView], names: Names) -> Fitted:
