@@ -1,0 +1,62 @@
+"""What a node hides of losses, and when: its commitments, its seals, and other peers' fields that come too early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ledger.audits.losses import committed, is_opened_by, is_wrong, unsealed
+from peer.node.rounds import Effects, Rounds
+from peer.node.sealing import Sealing
+from protocol.identity import sign
+from protocol.messages import Proposal
+from tests.ledger.court import Court
+from tests.ledger.world import LOSSES, PEOPLE, UNAUDITED
+from tests.sim.keys import FastSigner
+
+
+def sealing_of(court: Court, person: FastSigner) -> Sealing:
+    sealing = Sealing(person, court.chain)
+    sealing.follow(court.state)
+    return sealing
+
+
+def proposal_of(court: Court, key: bytes) -> Proposal:
+    job = court.job(key)
+    return Proposal(key, job.round, job.model_root, bytes(32), 1, bytes(32), None)
+
+
+def test_a_proposal_commits_where_audits_are_sampled_and_the_network_knows_of_losses() -> None:
+    court, old = Court(), Court(version=1)
+    bare = proposal_of(court, court.key)
+    said = sealing_of(court, PEOPLE[0]).added_to(bare, LOSSES)
+    assert said.losses is not None and replace(said, losses=None) == bare
+    unaudited = Court(spec=UNAUDITED)
+    for other, key, losses in ((unaudited, unaudited.key, LOSSES), (court, court.key, ()), (old, old.key, LOSSES)):
+        assert sealing_of(other, PEOPLE[0]).added_to(proposal_of(other, key), losses).losses is None
+
+
+def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what_was_sealed_for_it() -> None:
+    court = Court()
+    trainer, auditor = PEOPLE[0], PEOPLE[1]
+    said = sealing_of(court, trainer).added_to(proposal_of(court, court.key), LOSSES)
+    court.round()
+    due = next(due for person, due in court.due(trainer.public) if person is auditor)
+    assert said.losses is not None
+    loss = sealing_of(court, auditor).sealed(replace(due, proposal=said), LOSSES[due.step])
+    opening = sealing_of(court, trainer).opening(court.key, 0, LOSSES)
+    assert is_opened_by(said.losses, trainer.public, opening) and loss is not None
+    found = unsealed(loss, court.key, 0, trainer.public, auditor.public, opening.secret)
+    assert not is_wrong(found, LOSSES[due.step])
+    assert sealing_of(court, auditor).sealed(replace(due, proposal=replace(said, losses=None)), 0) is None
+
+
+def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None:
+    """Whoever passed it on to them would lose the link."""
+    for court in (Court(), Court(version=1)):
+        rounds = Rounds(PEOPLE[1], court.chain, {})
+        rounds.follow(court.state)
+        rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
+        losses = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSSES)
+        with_losses = replace(proposal_of(court, court.key), losses=losses)
+        heard = rounds.receive(sign(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
+        assert isinstance(heard, Effects) is court.commits
