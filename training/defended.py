@@ -1,8 +1,8 @@
 """Which jobs statistics alone were measured to defend: what may be started with audit 'off'.
 
-A row is what `python -m benchmarks.attacks` found: under the worst of all its attacks the digits lost at most `LOST_MAX` points
-to a run without liars, and the language model's loss grew at most to `WORSE_MAX` times. What was not measured is refused, by the
-peer that is asked to start the job; jobs that are on the log already go on.
+A row is what `python -m benchmarks.attacks --only digits` found: under the worst attack at most `LOST_MAX` points are lost
+to a run without liars. Of models of text the loss must also grow at most to `WORSE_MAX` times (`--only gpt`), and none held that.
+What was not measured is refused, by the peer that is asked to start the job; jobs that are on the log already go on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from training.spec import AuditMode, Compression, JobSpec, Memory, Outer, Rule
+from training.spec import KEEP_MAX, AuditMode, Compression, JobSpec, Memory, Outer, Rule
 
 LOST_MAX: Final = 2.0  # points of accuracy
 WORSE_MAX: Final = 1.05
@@ -43,19 +43,18 @@ class Fell:
     what: str
 
 
-HELD: Final[tuple[Held, ...]] = ()
-FELL: Final[tuple[Fell, ...]] = (
+ESTIMATES: Final = (Memory.ESTIMATES, Compression.DENSE, 1, KEEP_MAX, 1, Outer.ADAMW, 0.8)
+HELD: Final = tuple(Held(*ESTIMATES, trainers, liars) for trainers, liars in ((4, 1), (13, 4)))
+TEXT_FELL: Final = "at 1 liar of 4 the language model's loss grows to 1.14 times, and at most 1.05 counts as defended"
+FELL: Final = (
     Fell(
-        Memory.RESIDUAL,
-        Compression.DENSE,
-        1,
-        "one-bit payloads with error feedback fall at 4 liars of 13, to 8 % of the digits for 97 %",
+        Memory.RESIDUAL, Compression.DENSE, 1, "one bit with error feedback falls at 4 liars of 13, to 8 % of the digits for 97 %"
     ),
     Fell(
         Memory.RESIDUAL,
         Compression.SPARSE,
         1,
-        "sparse payloads with error feedback fall at 4 liars of 13, to 20 % of the digits for 96 %",
+        "sparse payloads with error feedback fall at 4 liars of 13 (top 1/56 of the digits)",
     ),
 )
 
@@ -83,7 +82,7 @@ def _why(spec: JobSpec, trainers: int) -> str | None:
     if not any(spec.liars <= row.liars and trainers >= row.trainers for row in rows):
         measured = ", ".join(f"{row.liars} of {row.trainers}" for row in rows)
         return f"of {trainers} trainers that is more than was measured to hold ({measured})"
-    return None
+    return TEXT_FELL if spec.kind.makes_text else None
 
 
 def _is_like(row: Held, spec: JobSpec) -> bool:

@@ -17,8 +17,8 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, li
 @pytest.mark.parametrize(
     ("fields", "trainers", "why"),
     [
-        ({}, 4, "one-bit payloads with error feedback fall at 4 liars of 13"),
-        (PRESETS["local"], 4, "one-bit payloads with error feedback fall"),
+        ({}, 4, "one bit with error feedback falls at 4 liars of 13"),
+        (PRESETS["local"], 4, "one bit with error feedback falls"),
         ({"compression": Compression.SPARSE}, 7, "sparse payloads with error feedback fall"),
         ({**PRESETS["per-step"], "audit": AuditMode.OFF}, 13, "rule 'centered-clipping' was not measured to hold"),
         ({"rule": Rule.MEAN}, 4, "rule 'mean' was not measured to hold"),
@@ -42,6 +42,14 @@ def test_what_was_not_shown_to_hold_is_refused_with_the_way_out(fields: dict[str
     assert ("audit 'full'" in problem) is (replace(OFF, **fields).data is not None)
 
 
+def test_of_a_model_of_text_nothing_held_so_far() -> None:
+    preset = replace(OFF, **PRESETS["unaudited"])
+    assert "language model's loss grows to 1.14 times" in str(undefended(preset, 4))
+    assert "language model's loss grows to 1.14 times" in str(undefended(replace(preset, liars=4), 13))
+    assert undefended(replace(preset, objective="scratch", liars=4), 13) is None
+    assert "more than was measured to hold (1 of 4, 4 of 13)" in str(undefended(replace(preset, liars=2), 7))
+
+
 @pytest.mark.parametrize("audit", [AuditMode.FULL, AuditMode.SAMPLED])
 def test_where_updates_are_reexecuted_no_statistics_need_to_hold(audit: AuditMode) -> None:
     assert undefended(replace(OFF, audit=audit), 4) is None
@@ -56,12 +64,13 @@ def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers(monkeypat
     dense, sparse = (Compression.DENSE, 1, 4096), (Compression.SPARSE, 1, 256)
     rows = [Held(Memory.RESIDUAL, *mode, 1, OFF.outer, 0.95, *lie) for mode, lie in ((dense, (7, 2)), (sparse, (4, 1)))]
     monkeypatch.setattr(defended, "HELD", rows)
-    two = replace(OFF, liars=2)
-    assert undefended(OFF, 7) is undefended(two, 7) is undefended(two, 8) is None
-    for spec, trainers in ((two, 6), (replace(OFF, liars=3), 10)):
+    one = replace(OFF, objective="scratch")  # of text nothing held
+    two = replace(one, liars=2)
+    assert undefended(one, 7) is undefended(two, 7) is undefended(two, 8) is None
+    for spec, trainers in ((two, 6), (replace(one, liars=3), 10)):
         assert "trainers that is more than was measured to hold (2 of 7)" in str(undefended(spec, trainers))
     for other in ({"local_steps": 2}, {"memory": Memory.ESTIMATES}, {"outer": Outer.SGD}, {"feedback_decay": 0.9}, {"bits": 8}):
-        assert undefended(replace(OFF, **other), 7) is not None, other
-    few = replace(OFF, compression=Compression.SPARSE, keep=256)
+        assert undefended(replace(one, **other), 7) is not None, other
+    few = replace(one, compression=Compression.SPARSE, keep=256)
     assert undefended(few, 4) is undefended(replace(few, keep=512), 4) is None
     assert undefended(replace(few, keep=255), 4) is not None
