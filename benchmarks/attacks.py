@@ -34,7 +34,7 @@ from benchmarks.attack_suite import ATTACKS
 from benchmarks.attacks_detection import Detection, FoundLazy, Laziness
 from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
-from benchmarks.settings import with_settings
+from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import text_file
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
@@ -42,13 +42,13 @@ from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import defended
-from training.spec import PRESETS, AuditMode, JobSpec, Rule
+from training.spec import AuditMode, JobSpec, Rule
 
 TABLES = ("detection", "digits", "gpt")
 PEERS = (4, 7, 10)
 LIARS_DRAWN = 1_000  # for each row of the detection table
 LIVES_DRAWN = 200  # for each row of the table with lazy auditors
-ROUNDS = {"local": 30, "per-step": 120, "unaudited": 120}  # GPT, by preset
+ROUNDS = {"local": 30, "per-step": 120, "estimates": 120}  # GPT, by preset
 AUDIT_RATE = 0.2  # with two auditors: .4 replayed steps for each accepted proposal
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
@@ -280,7 +280,7 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
 
 
 def _may_start(row: Gpt) -> bool:
-    off = {**PRESETS[row.preset], "audit": AuditMode.OFF, "liars": row.liars}
+    off = {**MEASURED[row.preset], "audit": AuditMode.OFF, "liars": row.liars}
     return defended.undefended(JobSpec(name="attacks", data=bytes(32), **off), row.peers) is None
 
 
@@ -324,7 +324,7 @@ def _detected(row: Detection) -> str:
 
 def job(preset: str, options: argparse.Namespace) -> JobSpec:
     """Raises `UserError`."""
-    settings = {**PRESETS[preset], "rounds": options.rounds or ROUNDS[preset], "audit_rate": options.audit_rate}
+    settings = {**MEASURED[preset], "rounds": options.rounds or ROUNDS[preset], "audit_rate": options.audit_rate}
     return with_settings(JobSpec(name="attacks", data=bytes(32), **settings), options.set)
 
 

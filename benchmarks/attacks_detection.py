@@ -64,12 +64,11 @@ class Detection:
 
 
 def jobs() -> dict[str, JobSpec]:
-    """Every preset that has audits, under sampled ones at the rate it says; `local` says what a job says that names none, here
+    """Every preset under sampled audits, at the rate it says; `local` says what a job says that names none, here
     with 30 steps, too. And 15 at the rate of `per-step`, at which their speed has a bound.
     """
     base = JobSpec(name="detection", data=bytes(32))
-    audited = {name: preset for name, preset in PRESETS.items() if preset.get("audit") != AuditMode.OFF}
-    found = {name: replace(base, **{**preset, "audit": AuditMode.SAMPLED}) for name, preset in audited.items()}
+    found = {name: replace(base, **{**preset, "audit": AuditMode.SAMPLED}) for name, preset in PRESETS.items()}
     found["local, H=30"] = replace(found["local"], local_steps=30)
     if seldom := found.get("per-step"):
         found["local, seldom"] = replace(found["local"], local_steps=15, audit_rate=seldom.audit_rate, auditors=seldom.auditors)

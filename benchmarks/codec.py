@@ -34,7 +34,7 @@ from rich.table import Table
 
 from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
-from benchmarks.settings import with_settings
+from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import JOB, InnerStates, Rounds, engine_of, held_out_nats, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
 from peer.demo.demo import end_like_ctrl_c
@@ -134,7 +134,7 @@ def ours(name: str, local_steps: int, preset: str, outer: bool = True, inner: In
 
 def shipped(preset: str, name: str = "", **settings: Any) -> Method:
     """The preset as a job has it in which one may lie, if nobody sets anything beside it but these."""
-    spec = completed({**PRESETS[preset], **settings})
+    spec = completed({**MEASURED[preset], **settings})
 
     def run(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
         return train(budget, budget.spec(spec["local_steps"], seed, **{**without(spec), "liars": 1}))
@@ -271,7 +271,7 @@ MULOCO_GRID = {**DILOCO_GRID, "inner_rate": MUON_RATES}
 METHODS = (
     Method(FP32_EVERY_STEP, 1, single),
     Method(ALONE, 1, alone),
-    *map(shipped, PRESETS),
+    *map(shipped, MEASURED),
     shipped("local", ", audits sampled", audit=AuditMode.SAMPLED),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
     ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),

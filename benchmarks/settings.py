@@ -7,9 +7,10 @@ from dataclasses import fields, replace
 
 from peer.api.new_job import parse_overrides
 from peer.commands.job_fields import set_overrides
-from training.spec import JobSpec
+from training.spec import ESTIMATES, PRESETS, JobSpec
 from training.transformer import ModelSpec
 
+MEASURED = {**PRESETS, "estimates": ESTIMATES}  # by the name that a table gives them
 OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))
 
 

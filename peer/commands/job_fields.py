@@ -15,7 +15,6 @@ from protocol.errors import UserError
 PRESETS = {
     "local": "one bit of every element after ten steps of one's own; for most links, from 30 rounds on (default)",
     "per-step": "four bits of every gradient; most progress a sample, for fast links, from 300 rounds on",
-    "unaudited": "one bit of every gradient, nobody re-executes: statistics alone stand against liars; from 300 rounds on",
 }
 PRESET = Argument(
     "--preset",

@@ -86,7 +86,9 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     await trainer.client.cancel((await trainer.client.jobs())[-1].job)
 
 
-@pytest.mark.parametrize("spec, names", [(UNAUDITED, ("unaudited",)), (LANGUAGE, ()), (SAMPLED, ()), (SCRATCH, ())])
+@pytest.mark.parametrize(
+    "spec, names", [(UNAUDITED, ("per-step", "memory=estimates")), (LANGUAGE, ()), (SAMPLED, ()), (SCRATCH, ())]
+)
 def test_running_jobs_without_any_audit_are_told_from_the_others(spec: bytes, names: tuple[str, ...]) -> None:
     world = World()
     world.start(spec=spec)
@@ -155,11 +157,13 @@ SPARSE = ("local", "compression=sparse", "inner_state=keep", "beta1=0.9")
 
 
 @pytest.mark.parametrize(
-    "settings", [("per-step",), ("unaudited",), (*SPARSE, "audit=full", "inner=muon"), (*SPARSE, "audit=sampled")], ids=str
+    "settings",
+    [("per-step",), ("per-step", "memory=estimates"), (*SPARSE, "audit=full", "inner=muon"), (*SPARSE, "audit=sampled")],
+    ids=str,
 )
 async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(trainer: Daemon, settings: tuple[str, ...]) -> None:
     preset, *fields = settings
-    steps = "1" if preset in ("per-step", "unaudited") else "2"
+    steps = "1" if preset == "per-step" else "2"
     chosen = [word for field in fields for word in ("--set", field)]
     tiny = [f"local_steps={steps}" if word == "local_steps=1" else word for word in TINY]
     status, _, error = train(trainer, "--preset", preset, "--rounds", "3", *tiny, *chosen)

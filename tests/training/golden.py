@@ -37,7 +37,7 @@ from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.replicated.schedule import inner_rate
 from training.sequences import batch_offsets
-from training.spec import BITS, PRESETS, Compression, InnerStatePolicy, JobSpec, Outer, Rule
+from training.spec import BITS, ESTIMATES, PRESETS, Compression, InnerStatePolicy, JobSpec, Outer, Rule
 from training.transformer import ModelSpec
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -53,7 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "local": PRESETS["local"] | {"outer_rate": RATE},
     "sparse": {"local_steps": 30, **OF_SPARSE},
     "per-step": PRESETS["per-step"],
-    "unaudited": PRESETS["unaudited"] | {"outer_rate": RATE},
+    "estimates": ESTIMATES | {"outer_rate": RATE},
 }
 MODES = (
     *(codec.Mode(Compression.DENSE, bits, CHUNK) for bits in BITS),

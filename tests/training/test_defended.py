@@ -9,7 +9,7 @@ import pytest
 
 from training import defended
 from training.defended import Held, undefended
-from training.spec import PRESETS, AuditMode, Compression, JobSpec, Memory, Outer, Rule
+from training.spec import ESTIMATES, PRESETS, AuditMode, Compression, JobSpec, Memory, Outer, Rule
 
 OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, liars=1)
 
@@ -43,7 +43,7 @@ def test_what_was_not_shown_to_hold_is_refused_with_the_way_out(fields: dict[str
 
 
 def test_of_a_model_of_text_nothing_held_so_far() -> None:
-    preset = replace(OFF, **PRESETS["unaudited"])
+    preset = replace(OFF, **ESTIMATES)
     assert "language model's loss grows to 1.14 times" in str(undefended(preset, 4))
     assert "language model's loss grows to 1.14 times" in str(undefended(replace(preset, liars=4), 13))
     assert undefended(replace(preset, objective="scratch", liars=4), 13) is None

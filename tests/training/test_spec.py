@@ -10,6 +10,7 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
 from training.replay.inner_state import inner_bytes
 from training.spec import (
+    ESTIMATES,
     MUON_RATE,
     PRESETS,
     SIGN_RATE,
@@ -203,8 +204,8 @@ def test_a_preset_is_a_job_that_can_be_started_and_only_names_what_it_changes_or
 def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, Any], bits: int) -> None:
     """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing. Estimates have more."""
     assert replace(JOB, **completed({"local_steps": 1, **fields})).checked().bits == bits
-    for name in ("per-step", "unaudited"):
-        assert completed(PRESETS[name]) == PRESETS[name]
+    for fields in (PRESETS["per-step"], ESTIMATES):
+        assert completed(fields) == fields
 
 
 @pytest.mark.parametrize(
