@@ -86,9 +86,7 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     await trainer.client.cancel((await trainer.client.jobs())[-1].job)
 
 
-@pytest.mark.parametrize(
-    "spec, names", [(UNAUDITED, ("per-step", "memory=estimates")), (LANGUAGE, ()), (SAMPLED, ()), (SCRATCH, ())]
-)
+@pytest.mark.parametrize("spec, names", [(UNAUDITED, ("unaudited",)), (LANGUAGE, ()), (SAMPLED, ()), (SCRATCH, ())])
 def test_running_jobs_without_any_audit_are_told_from_the_others(spec: bytes, names: tuple[str, ...]) -> None:
     world = World()
     world.start(spec=spec)
