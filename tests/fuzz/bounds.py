@@ -56,6 +56,6 @@ def _inside(kind: Any, origin: Any, arguments: tuple[Any, ...], plain: Any) -> I
 
 
 def _each(kinds: list[Any], plain: list[Any], start: int) -> Iterator[Change]:
-    for index, kind in enumerate(kinds, start):
+    for index, kind in enumerate(kinds[: len(plain) - start], start):  # added fields may be left out
         for what, changed in _outside(kind, plain[index], None):
             yield what, [*plain[:index], changed, *plain[index + 1 :]]
