@@ -83,12 +83,16 @@ class Display:
             self._expelled.add(key)
             self.say(f"{self._names[key]} is expelled: every peer holds two messages of it that exclude each other")
 
+    @property
+    def _why_suspended(self) -> str:
+        if self._demo.options.attack == "lazy":
+            return "more trainers contradict the losses that it reports than may lie, so it replays nothing"
+        return "an audit of its steps found them false or withheld"
+
     def _say_who_is_suspended(self, job: JobView) -> None:
         for key, until in job.suspended.items():
             if self._suspended.get(key) != until:
-                self.say(
-                    f"{self._names[key]} is suspended until round {until}: an audit of its steps found them false or withheld"
-                )
+                self.say(f"{self._names[key]} is suspended until round {until}: {self._why_suspended}")
         self._suspended = dict(job.suspended)
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
@@ -226,7 +230,7 @@ class Display:
                 name, Text(f"expelled at height {height}: the chain holds two messages of it that exclude each other", "red")
             )
         for name, count in report.suspensions.items():
-            table.add_row(name, Text(f"suspended {_times(count)}: an audit of its steps found them false or withheld", "red"))
+            table.add_row(name, Text(f"suspended {_times(count)}: {self._why_suspended}", "red"))
         for name, count in report.false_challenges.items():
             table.add_row(name, Text(f"challenged honest work {_times(count)}", "red"))
         heights = sorted(set(report.heights.values()))

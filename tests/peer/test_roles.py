@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import trio
 
-from peer.roles import samples
+from peer.roles import losses, samples
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer, _Job, require_space
@@ -65,7 +65,7 @@ class World:
         self.fetched.append(digest)
         assert (self.round.blobs.size(digest) or 0) <= size_max
 
-    async def _publish(self, proposal: Proposal) -> None:
+    async def _publish(self, proposal: Proposal, losses: Sequence[int]) -> None:
         assert self.round.blobs.size(proposal.payload) == proposal.payload_bytes, "durable before it is sent"
         assert self.round.blobs.size(proposal.buffer) is not None
         self.published.append(proposal)
@@ -220,13 +220,13 @@ class Steps:
 
     def _update(
         self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
-    ) -> tuple[Any, float]:
+    ) -> tuple[Any, Sequence[float]]:
         spec = ReplicatedModel.open(Path(self.requests[-1].model_directory)).spec
         state, now = inner or InnerState.fresh(spec), parameters
         for _ in range(spec.local_steps):
             now, state = now + np.float32(1), InnerState(state.steps + 1, state.moments + np.float32(1))
             on_state(now, state)
-        return parameters - now, 0.0
+        return parameters - now, [0.0] * spec.local_steps
 
 
 def opened(world: World, tmp_path: Path, host: ModelHost, number: int) -> tuple[Trainer, Steps]:
@@ -297,7 +297,8 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     assert len(list((tmp_path / "texts").iterdir())) == 6
     steps.ask = ask  # type: ignore[method-assign]
     await role.propose(world.round)
-    assert {path.name for path in (tmp_path / "texts").iterdir()} == {"ab.txt", f"{CHALLENGE}now"}, "what runs now stays"
+    left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != losses.SUFFIX}
+    assert left == {"ab.txt", f"{CHALLENGE}now"}, "what runs now stays"
 
 
 @pytest.mark.parametrize("audit", [AuditMode.SAMPLED, AuditMode.FULL])
@@ -332,7 +333,12 @@ async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(
     second = world.published[-1]
     assert (second.feedback, second.inner_from) == (first.buffer, first.inner)
     assert InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
-    assert list((tmp_path / "texts").iterdir()) == [], "nothing is left where the worker wrote"
+    left = list((tmp_path / "texts").iterdir())
+    assert all(path.suffix == losses.SUFFIX for path in left), "nothing is left where the worker wrote"
+    kept = [losses.read(tmp_path / "texts", JOB, number) for number in (0, 1)]
+    assert kept == ([(0, 0, 0)] * 2 if audit is AuditMode.SAMPLED else [None, None])
+    losses.forget(tmp_path / "texts", {(JOB, 1)})
+    assert losses.read(tmp_path / "texts", JOB, 0) is None
 
     request = await audit_request(world.round, ME.public, second)
     assert (request.inner, request.previous_inner) == (str(blobs.path(second.inner or b"")), str(blobs.path(first.inner)))
@@ -368,7 +374,7 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
     host.create(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
 
-    async def power_cut(proposal: Proposal) -> None:
+    async def power_cut(proposal: Proposal, losses: Sequence[int]) -> None:
         disk.cut(tmp_path / "buffers", names_stay)
         blobs = Blobs(tmp_path / "blobs", tmp_path / "buffers")
         blobs.verify_together()
@@ -453,8 +459,8 @@ def found(world: World, proposal: Proposal, step: int) -> Finding:
         inner_from=proposal.inner_from,
     )
 
-    def inner_step(parameters: Any, inner: InnerState, *_: object, **__: object) -> tuple[Any, InnerState]:
-        return parameters + np.float32(1), InnerState(inner.steps + 1, inner.moments + np.float32(1))
+    def inner_step(parameters: Any, inner: InnerState, *_: object, **__: object) -> tuple[Any, InnerState, float]:
+        return parameters + np.float32(1), InnerState(inner.steps + 1, inner.moments + np.float32(1)), 0.0
 
     return proposals.replay(request, inner_step).finding
 
