@@ -481,7 +481,7 @@ class Docket:
         reexecutors = {self._members.current(key) for key in audits.reexecutors}
         return len(_apart(self._claims_with(dispute)) & reexecutors) > audits.faults
 
-    # Losses. Decision 0059: a loss convicts an auditor alone, and only where more voters contradict it than may lie.
+    # Losses. Decision 0061: a loss convicts an auditor alone, and only where more voters contradict it than may lie.
 
     def _require_loss(self, report: StepFinding, proposal: Proposal) -> None:
         is_bound = self._binds and report.finding is Finding.MATCH and proposal.losses is not None

@@ -1,5 +1,5 @@
 """What binds an auditor to its replay: it seals the loss of the step in its report, and the trainer opens its own losses when no
-report on the proposal can come any more. Decision 0059 says why.
+report on the proposal can come any more. Decision 0061 says why.
 
 All here is pure. `ledger.audits.docket` says when it happens; who opens is in `ledger.audits.state.openings_due`.
 """
