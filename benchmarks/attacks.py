@@ -370,12 +370,13 @@ def main() -> int:
         parser.error(str(error))
     started, detection, laziness, found_lazy = time.time(), list[Detection](), list[Laziness](), list[FoundLazy]()
     digits = [Digits(**row) for row in done.get("digits", ())]
-    digits_order = on_digits.places(options.rules, options.columns)
+    everything = on_digits.places(rules, tuple(COLUMNS))
+    wanted = on_digits.places(options.rules, options.columns)
     runs = [Run(**{**run, "outcome": on_gpt.Outcome(**run["outcome"])}) for run in done.get("runs", ())]
     tables = (options.only,) if options.only else TABLES
 
     def keep() -> None:
-        digits.sort(key=lambda row: digits_order.index(row.place))
+        digits.sort(key=lambda row: everything.index(row.place))
         runs.sort(key=lambda run: (run.preset, run.outcome.peers, ATTACKS.index(run.outcome.attack), run.seed))
         figures: dict[str, Any] = {"digits": [asdict(row) for row in digits]}
         figures |= {"gpt": [asdict(row) for row in gpt_rows(bases, runs)], "detection": [asdict(row) for row in detection]}
@@ -389,7 +390,7 @@ def main() -> int:
         keep()
     if "digits" in tables:
         known = {row.place for row in digits}
-        places = [place for place in digits_order if place not in known]
+        places = [place for place in wanted if place not in known]
         for _, row in side_by_side(partial(digits_row, options.seeds, options.digits_rounds), places, options.jobs):
             digits.append(row)
             keep()
